@@ -1,0 +1,1 @@
+"""revremat: reversible networks and rematerialization for JAX."""

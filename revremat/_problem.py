@@ -1,0 +1,48 @@
+"""Problem: what is trained, before any decision about memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Loss = Callable[..., Any]
+"""`loss(*specs) -> scalar`, differentiable in its first argument."""
+
+Step = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A loss, the arguments it takes, and how it becomes the step that is run.
+
+    Attributes:
+      loss: `loss(*specs) -> scalar`, differentiable in its first argument.
+      specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s, with shardings
+        where the target has more than one device.
+      step: Turns a loss (this one, or a rewritten one with the same signature) into
+        `(step_fn, step_specs)`: the function that is compiled and run, and its
+        arguments. By default `jax.value_and_grad(loss)` on `specs`.
+      donate: Positions among the step's arguments whose buffers it may reuse.
+      name: What reports call it.
+    """
+
+    loss: Loss
+    specs: tuple[Any, ...]
+    step: Callable[[Loss], tuple[Step, tuple[Any, ...]]] | None = None
+    donate: tuple[int, ...] = ()
+    name: str = field(default="", kw_only=True)
+
+    def make_step(self, loss: Loss | None = None) -> tuple[Step, tuple[Any, ...]]:
+        """The step function and its arguments, for this loss or a rewritten one.
+
+        Args:
+          loss: A function with the signature of `self.loss`; by default that one.
+
+        Returns:
+          `(step_fn, step_specs)`, ready for `jax.jit(step_fn, donate_argnums=donate)`.
+        """
+        loss = self.loss if loss is None else loss
+        if self.step is not None:
+            return self.step(loss)
+        import jax
+
+        return jax.value_and_grad(loss), self.specs

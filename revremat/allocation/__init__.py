@@ -1,0 +1,1 @@
+"""Where in memory: safe reuse and optimal offsets for buffers with known lifetimes."""

@@ -1,0 +1,1 @@
+"""What to propose for a residual, and how to decide."""

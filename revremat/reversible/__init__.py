@@ -1,0 +1,1 @@
+"""How a block can be inverted."""

@@ -1,0 +1,1 @@
+"""Where arrays live: meshes and rules."""

@@ -1,0 +1,1 @@
+"""What the compiler made: targets, compiles, liveness and time."""
