@@ -1,1 +1,15 @@
-"""Where arrays live: meshes and rules."""
+"""Where things live: meshes, rules, and state that is born sharded."""
+
+from revremat.sharding._mesh import complete_axes as complete_axes
+from revremat.sharding._mesh import make_mesh as make_mesh
+from revremat.sharding._rules import FSDP as FSDP
+from revremat.sharding._rules import ByPath as ByPath
+from revremat.sharding._rules import Replicate as Replicate
+from revremat.sharding._rules import Rule as Rule
+from revremat.sharding._rules import place as place
+from revremat.sharding._rules import resolve as resolve
+from revremat.sharding._state import abstract_state as abstract_state
+from revremat.sharding._state import bytes_per_device as bytes_per_device
+from revremat.sharding._state import init_sharded as init_sharded
+from revremat.sharding._state import shardings_of as shardings_of
+from revremat.sharding._state import with_shardings as with_shardings

@@ -1,0 +1,284 @@
+"""Measurement: what the target's compiler says one step takes, in bytes and time."""
+
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+PHASES = (
+    "argument",
+    "forward",
+    "recompute",
+    "backward",
+    "update",
+    "output",
+    "constant",
+)
+"""Where in a training step a buffer comes from, in the order reports list them."""
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One region of memory that is in use when the step's memory is at its peak.
+
+    Attributes:
+      bytes: Size on one device.
+      shape: Of the array it holds, on one device.
+      dtype: As JAX spells it (`bfloat16`).
+      phase: One of `PHASES`: the part of the step that makes the value.
+      scope: Module path, from named scopes or else from the functions' names;
+        for an argument, the path of the leaf in the step's arguments.
+      op: The operation that makes the value (`dot_general`).
+      source: `file:line` in the user's code, or "" where the compiler names none.
+      space: `device` or `host`.
+    """
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    phase: str
+    scope: str
+    op: str = ""
+    source: str = ""
+    space: str = "device"
+
+
+@dataclass(frozen=True)
+class Buffers(Sequence[Buffer]):
+    """Some of the buffers alive at the peak; the largest first."""
+
+    items: tuple[Buffer, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Their sizes added up."""
+        return sum(b.bytes for b in self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Buffers": ...
+    def __getitem__(self, index: int | slice) -> "Buffer | Buffers":
+        if isinstance(index, slice):
+            return Buffers(self.items[index])
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Buffer]:
+        return iter(self.items)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one step on one device, as the target's compiler laid them out.
+
+    Attributes:
+      argument_bytes: Arguments in device memory.
+      output_bytes: Results in device memory.
+      alias_bytes: Results that take over an argument's buffer (donation).
+      temp_bytes: The arena for everything in between, holes included.
+      host_bytes: Arguments, results and temporaries in host memory.
+      fragmentation_bytes: The part of `temp_bytes` that is holes at the peak.
+      buffers: What is alive at the peak, largest first; without host memory it adds
+        up to `total_bytes - fragmentation_bytes`. Empty where the compiler's buffer
+        assignment was not at hand (an already compiled object).
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    host_bytes: int = 0
+    fragmentation_bytes: int = 0
+    buffers: tuple[Buffer, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """What the step needs on each device: argument + output - alias + temp."""
+        return (
+            self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+        )
+
+    def where(
+        self,
+        *,
+        phase: str | None = None,
+        scope: str | None = None,
+        source: str | None = None,
+        dtype: str | None = None,
+        space: str = "device",
+    ) -> Buffers:
+        """The buffers alive at the peak that match every given pattern.
+
+        Args:
+          phase: One of `PHASES`, or a shell pattern over them (`"re*"`).
+          scope: Shell pattern over module paths; it may stop above the leaf, so
+            `"layer*/attn"` finds `layer_3/attn/softmax` as well.
+          source: Shell pattern over `file:line`.
+          dtype: Shell pattern over dtypes.
+          space: `device`, `host`, or `*` for both.
+
+        Returns:
+          `Buffers`; their `.bytes` is the sum.
+
+        Raises:
+          ValueError: `phase` matches none of `PHASES`.
+        """
+        if phase is not None and not fnmatch.filter(PHASES, phase):
+            known = ", ".join(PHASES)
+            raise ValueError(f"unknown phase {phase!r}: write one of {known}")
+
+        def matches(value: str, pattern: str | None, deeper: str | None = None) -> bool:
+            if pattern is None or fnmatch.fnmatchcase(value, pattern):
+                return True
+            return deeper is not None and fnmatch.fnmatchcase(value, deeper)
+
+        return Buffers(
+            tuple(
+                b
+                for b in self.buffers
+                if matches(b.phase, phase)
+                and matches(b.scope, scope, f"{scope}/*")
+                and matches(b.source, source)
+                and matches(b.dtype, dtype)
+                and matches(b.space, space)
+            )
+        )
+
+    def by(self, *keys: str) -> dict[tuple[str, ...], int]:
+        """Device bytes at the peak, added up by attributes of `Buffer`.
+
+        Args:
+          *keys: Names of `Buffer`'s text attributes, as in `by("phase", "scope")`.
+
+        Returns:
+          Bytes for each combination that occurs, the largest first.
+        """
+        sums: dict[tuple[str, ...], int] = {}
+        for buffer in self.where():
+            key = tuple(str(getattr(buffer, k)) for k in keys)
+            sums[key] = sums.get(key, 0) + buffer.bytes
+        return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+
+@dataclass(frozen=True)
+class Time:
+    """Estimated time of one step on one device, in microseconds.
+
+    The estimate is a roofline per scheduled instruction on a compute stream, with
+    asynchronous collectives and host transfers on streams of their own.
+
+    Attributes:
+      step_us: From first to last instruction.
+      compute_us: On the compute stream, recompute included.
+      recompute_us: Forward work done a second time for the backward pass.
+      hidden_recompute_us: The part of it that runs while a collective is in flight.
+      collective_us: Collectives, hidden or not.
+      exposed_collective_us: The compute stream waits for them this long.
+      transfer_us: Copies between host and device.
+      exposed_transfer_us: The compute stream waits for them this long.
+      flops: Floating-point operations, a multiply-add as two.
+      calibrated: Factors come from a measured card rather than from a data sheet.
+    """
+
+    step_us: float
+    compute_us: float
+    recompute_us: float = 0.0
+    hidden_recompute_us: float = 0.0
+    collective_us: float = 0.0
+    exposed_collective_us: float = 0.0
+    transfer_us: float = 0.0
+    exposed_transfer_us: float = 0.0
+    flops: float = 0.0
+    calibrated: bool = False
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One step on one target: what it needs, how long it takes, whether it fits.
+
+    Attributes:
+      program: What the step is called.
+      target: The target as it is written (`h100:8`).
+      device: The card's name.
+      num_devices: Devices the step is spread over.
+      device_bytes: Memory of one device.
+      reserve_bytes: What the runtime needs beside the program.
+      memory: Bytes.
+      time: Microseconds.
+      compile_seconds: Spent on the compile, now or when it was cached.
+      cached: Read from the compile cache.
+      versions: Of what compiled it.
+      notes: What a reader must know to believe the figures.
+    """
+
+    program: str
+    target: str
+    device: str
+    num_devices: int
+    device_bytes: int
+    reserve_bytes: int
+    memory: Memory
+    time: Time
+    compile_seconds: float = 0.0
+    cached: bool = False
+    versions: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of one device less the reserve."""
+        return self.device_bytes - self.reserve_bytes
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What is left of the usable memory; negative when the step does not fit."""
+        return self.usable_bytes - self.memory.total_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step and the reserve fit on the device."""
+        return self.headroom_bytes >= 0
+
+    def to_json(self) -> str:
+        """All of it as JSON text, with a schema version; `from_json` reads it back."""
+        data = dataclasses.asdict(self)
+        data["memory"]["total_bytes"] = self.memory.total_bytes
+        return json.dumps({"schema": SCHEMA_VERSION, **data}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> "Measurement":
+        """Reads what `to_json` wrote.
+
+        Raises:
+          ValueError: The text is no measurement, or one of a newer schema.
+        """
+        try:
+            data: dict[str, Any] = json.loads(text)
+            schema = data.pop("schema")
+            if schema > SCHEMA_VERSION:
+                raise ValueError(
+                    f"this measurement has schema {schema}, but this revremat reads up "
+                    f"to {SCHEMA_VERSION}: update revremat"
+                )
+            memory = data.pop("memory")
+            memory.pop("total_bytes")
+            buffers = tuple(
+                Buffer(**{**b, "shape": tuple(b["shape"])})
+                for b in memory.pop("buffers")
+            )
+            return Measurement(
+                **{**data, "notes": tuple(data["notes"])}
+                | {
+                    "memory": Memory(**memory, buffers=buffers),
+                    "time": Time(**data["time"]),
+                }
+            )
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"not a measurement: {error}") from None

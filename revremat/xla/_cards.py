@@ -1,0 +1,193 @@
+"""Card: the facts about one kind of device that a compiler and a clock need."""
+
+import functools
+import json
+import os
+import tomllib
+from dataclasses import dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+
+from revremat._errors import UserError
+
+GPU_CARDS = ("v100", "a100", "a6000", "h100", "h800", "h200", "b200")
+TPU_CARDS = ("v4", "v5e", "v5p", "v6e")
+
+
+@dataclass(frozen=True)
+class Card:
+    """One kind of device: what it has, and how much of it a program gets.
+
+    Attributes:
+      key: How targets write it (`h100`).
+      platform: `cuda`, `tpu` or `cpu`.
+      name: The maker's name for it.
+      device_memory_size: Bytes of memory of one device.
+      memory_bandwidth: Bytes/s.
+      peak_flops: FLOP/s by dtype, a multiply-add as two; `float32` is outside the
+        matrix units.
+      link_bandwidth: Bytes/s one way to the other devices of a host.
+      network_bandwidth: Bytes/s one way from one device to another host.
+      pcie_bandwidth: Bytes/s between a device and its host's memory.
+      launch_us: Time from one kernel to the next.
+      matmul_efficiency: Share of `peak_flops` that large matmuls reach.
+      memory_efficiency: Share of `memory_bandwidth` that streaming kernels reach.
+      link_efficiency: Share of the links that large collectives reach.
+      transfer_efficiency: Share of `pcie_bandwidth` that large copies reach.
+      collective_latency_us: Time of a collective that moves nothing.
+      reserve_bytes: Needed on a device beside the program; see `cards.toml`.
+      nccl_reserve_bytes: Needed on top of it on more than one device.
+      measured: The factors and the reserve come from a run on such a card.
+      description: XLA's own description, for cards that are compiled for unseen.
+    """
+
+    key: str
+    platform: str
+    name: str
+    device_memory_size: int
+    memory_bandwidth: float
+    peak_flops: dict[str, float]
+    link_bandwidth: float
+    network_bandwidth: float
+    pcie_bandwidth: float
+    launch_us: float
+    matmul_efficiency: float
+    memory_efficiency: float
+    link_efficiency: float
+    transfer_efficiency: float
+    collective_latency_us: float
+    reserve_bytes: int
+    nccl_reserve_bytes: int = 0
+    measured: bool = False
+    description: dict[str, int | float | str] = field(default_factory=dict)
+
+
+def measured_folder() -> Path:
+    """Where measured cards lie: `$REVREMAT_CARDS`, or the user's cache folder."""
+    default = Path.home() / ".cache" / "revremat" / "cards"
+    return Path(os.environ.get("REVREMAT_CARDS", default))
+
+
+@functools.cache
+def _tables() -> dict[str, dict]:
+    text = resources.files("revremat.xla").joinpath("cards.toml").read_text()
+    return tomllib.loads(text)
+
+
+def load_card(key: str) -> Card:
+    """The facts of the card that targets write as `key`.
+
+    A measurement in `measured_folder()` (what `make card` writes) or beside the
+    package replaces the data sheet's factors and reserve.
+
+    Raises:
+      UserError: No such card.
+    """
+    if key in GPU_CARDS:
+        card = _gpu_card(key)
+    elif key in TPU_CARDS:
+        card = _tpu_card(key)
+    elif key == "cpu":
+        card = _cpu_card()
+    else:
+        known = " ".join((*GPU_CARDS, *TPU_CARDS))
+        raise UserError(
+            f"unknown card {key!r}: write one of {known}, or 'cpu:N' or 'local'"
+        )
+    return _with_measurement(card)
+
+
+def _gpu_card(key: str) -> Card:
+    tables = _tables()
+    facts = dict(tables[key])
+    if "same_as" in facts:
+        facts = {**tables[facts.pop("same_as")], **facts}
+    facts = {**tables["gpu"], **facts}
+    scalar = 2e9 * facts["core_count"] * facts["fpus_per_core"] * facts["clock_rate_ghz"]
+    if "tensor_tflops_bf16" in facts:
+        tensor = facts["tensor_tflops_bf16"] * 1e12
+        matrix = {"bfloat16": tensor, "float16": tensor, "tf32": tensor / 2}
+    else:  # Volta: no bfloat16 in its matrix units
+        matrix = {"float16": facts["tensor_tflops_fp16"] * 1e12, "bfloat16": scalar}
+    return Card(
+        key=key,
+        platform="cuda",
+        peak_flops={**matrix, "float32": scalar, "float64": scalar / 2},
+        link_bandwidth=facts["nvlink_links"] * facts["link_bandwidth"],
+        description={
+            k: v for k, v in facts.items() if isinstance(v, int | float | str)
+        },
+        **{k: facts[k] for k in _common_fields() if k in facts},
+    )
+
+
+def _tpu_card(key: str) -> Card:
+    tables = _tables()
+    facts = {**tables["tpu"], **tables[key]}
+    tensor = facts["tensor_tflops_bf16"] * 1e12
+    return Card(
+        key=key,
+        platform="tpu",
+        peak_flops={"bfloat16": tensor, "float16": tensor / 8, "float32": tensor / 8},
+        link_bandwidth=facts["ici_bandwidth"],
+        **{k: facts[k] for k in _common_fields() if k in facts},
+    )
+
+
+def _cpu_card() -> Card:
+    facts = _tables()["cpu"]
+    cores = os.cpu_count() or 1
+    scalar = facts["core_gflops_f32"] * 1e9 * cores
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Card(
+        key="cpu",
+        platform="cpu",
+        device_memory_size=memory,
+        peak_flops={
+            "float32": scalar,
+            "float64": scalar / 2,
+            "bfloat16": scalar / 2,
+            "float16": scalar / 4,
+        },
+        **{k: facts[k] for k in _common_fields() if k in facts},
+    )
+
+
+def _common_fields() -> list[str]:
+    made = {"key", "platform", "peak_flops", "link_bandwidth", "description"}
+    names = [f.name for f in fields(Card) if f.name not in made]
+    return names
+
+
+MEASURABLE = (
+    "launch_us",
+    "matmul_efficiency",
+    "memory_efficiency",
+    "transfer_efficiency",
+    "reserve_bytes",
+    "device_memory_size",
+    "peak_flops",
+)
+"""Fields of a card that a measured file may replace, under its key `card`."""
+
+
+def _with_measurement(card: Card) -> Card:
+    shipped = resources.files("revremat.xla").joinpath("measured", f"{card.key}.json")
+    own = measured_folder() / f"{card.key}.json"
+    if own.is_file():
+        text, place = own.read_text(), str(own)
+    elif shipped.is_file():
+        text, place = shipped.read_text(), "revremat's own"
+    else:
+        return card
+    try:
+        found = json.loads(text)["card"]
+        changes = {k: found[k] for k in MEASURABLE if k in found}
+        if "peak_flops" in changes:
+            changes["peak_flops"] = {**card.peak_flops, **changes["peak_flops"]}
+        return replace(card, measured=True, **changes)
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"the measured card {place} cannot be read ({error}): measure again with "
+            "'make card' or delete it"
+        ) from None
