@@ -2,8 +2,8 @@
 
 import contextlib
 import importlib.util
-import logging
 import os
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,27 @@ def backends_are_initialized() -> bool:
     return xla_bridge.backends_are_initialized()
 
 
-def quiet_absent_devices() -> None:
-    """Keeps compile-only wheels from complaining that their device is not there.
+def ignore_absent_devices() -> None:
+    """Keeps wheels that are there to compile from complaining of a missing device.
 
-    With the wheels that compile for NVIDIA or TPU installed on a machine without such
-    a device, JAX's start prints a long traceback. Only that is silenced: with a device
-    present, or with `JAX_PLATFORMS` set, nothing changes.
+    With the wheels for NVIDIA or TPU installed on a machine without such a device,
+    JAX's start prints a long traceback unless told which platforms to use. So it is
+    told, where nobody else has: with `JAX_PLATFORMS` set, with JAX already started, or
+    with another accelerator's plugin installed, nothing changes.
     """
+    if jax.config.jax_platforms or backends_are_initialized():
+        return
+    plugins = {entry.name for entry in entry_points(group="jax_plugins")}
+    has_cuda_wheel = any(name.startswith("xla_cuda") for name in plugins)
+    has_tpu_wheel = importlib.util.find_spec("libtpu") is not None
+    if any(not name.startswith("xla_cuda") for name in plugins):
+        return
     has_nvidia = Path("/proc/driver/nvidia/version").exists()
     has_tpu = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
-    if not has_nvidia:
-        logging.getLogger("jax._src.xla_bridge").addFilter(_is_not_about_missing_cuda)
-    libtpu_without_tpu = importlib.util.find_spec("libtpu") is not None and not has_tpu
-    if libtpu_without_tpu and not jax.config.jax_platforms:
-        jax.config.update("jax_platforms", "cuda,cpu" if has_nvidia else "cpu")
-
-
-def _is_not_about_missing_cuda(record: logging.LogRecord) -> bool:
-    text = record.getMessage()
-    return not ("xla_cuda" in text and ("plugin" in text or "initialize" in text))
+    if (has_cuda_wheel and not has_nvidia) or (has_tpu_wheel and not has_tpu):
+        present = ["cuda"] * (has_cuda_wheel and has_nvidia)
+        present += ["tpu"] * (has_tpu_wheel and has_tpu)
+        jax.config.update("jax_platforms", ",".join([*present, "cpu"]))
 
 
 def num_cpu_devices() -> int:
@@ -64,13 +66,25 @@ def cuda_topology(
     Returns:
       Devices that programs can be compiled for, but not run on.
     """
-    described = topologies.get_topology_desc(
-        "revremat",
-        platform="cuda",
-        topology=f"1x{hosts}x{devices_per_host}",
-        target_config=target_config,
-    )
-    return tuple(described.devices)
+
+    def describe() -> topologies.TopologyDescription:
+        return topologies.get_topology_desc(
+            "revremat",
+            platform="cuda",
+            topology=f"1x{hosts}x{devices_per_host}",
+            target_config=target_config,
+        )
+
+    try:
+        return tuple(describe().devices)
+    except NotImplementedError:
+        # JAX started before us and its plugin gave up without cuDNN, which is needed
+        # to run but not to compile.
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+        import jax_plugins.xla_cuda13  # pyright: ignore[reportMissingImports]
+
+        jax_plugins.xla_cuda13.initialize()
+        return tuple(describe().devices)
 
 
 def tpu_topology(name: str) -> tuple[Any, ...]:

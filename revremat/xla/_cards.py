@@ -46,7 +46,7 @@ class Card:
     name: str
     device_memory_size: int
     memory_bandwidth: float
-    peak_flops: dict[str, float]
+    peak_flops: dict[str, float] = field(hash=False)
     link_bandwidth: float
     network_bandwidth: float
     pcie_bandwidth: float
@@ -59,7 +59,7 @@ class Card:
     reserve_bytes: int
     nccl_reserve_bytes: int = 0
     measured: bool = False
-    description: dict[str, int | float | str] = field(default_factory=dict)
+    description: dict[str, int | float | str] = field(default_factory=dict, hash=False)
 
 
 def measured_folder() -> Path:
@@ -142,6 +142,7 @@ def _cpu_card() -> Card:
     return Card(
         key="cpu",
         platform="cpu",
+        link_bandwidth=facts["link_bandwidth"],
         device_memory_size=memory,
         peak_flops={
             "float32": scalar,
