@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from revremat import _compat
 from revremat._errors import UserError
+from revremat.xla import _platforms
 from revremat.xla._cards import GPU_CARDS, TPU_CARDS, Card, load_card
 
 FORMS = "'local', 'cpu:8', 'h100:8', 'a100:280x8' (hosts x cards) or 'v5e:4x4'"
@@ -124,7 +124,7 @@ class Target:
         if self.present:
             return ""
         if self.platform == "cpu":
-            available = _compat.num_cpu_devices()
+            available = _platforms.request_cpu_devices(self.num_devices)
             if available >= self.num_devices:
                 return ""
             return (
@@ -229,17 +229,17 @@ def _devices(wanted: Target) -> tuple[Any, ...]:
     if wanted.present:
         return tuple(jax.devices())
     if wanted.platform == "cpu":
-        _compat.request_cpu_devices(wanted.num_devices)
+        _platforms.request_cpu_devices(wanted.num_devices)
     lacking = wanted.missing()
     if lacking:
         raise UserError(f"target {wanted.spec} cannot be compiled for here: {lacking}")
     if wanted.platform == "cpu":
         return tuple(jax.devices("cpu")[: wanted.num_devices])
     if wanted.platform == "cuda":
-        return _compat.cuda_topology(
+        return _platforms.cuda_topology(
             gpu_target_config(wanted.card), wanted.num_hosts, wanted.devices_per_host
         )
-    return _compat.tpu_topology(wanted.spec)
+    return _platforms.tpu_topology(wanted.spec)
 
 
 def gpu_target_config(card: Card) -> str:

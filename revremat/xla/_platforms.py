@@ -1,0 +1,91 @@
+"""Which platforms JAX starts, and how to reach the compilers of absent devices."""
+
+import contextlib
+import importlib.util
+import os
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+
+def ignore_absent_devices() -> None:
+    """Keeps wheels that are there to compile from complaining of a missing device.
+
+    With the wheels for NVIDIA or TPU installed on a machine without such a device,
+    JAX's start prints a long traceback unless told which platforms to use. So it is
+    told, where nobody else has: with `JAX_PLATFORMS` set, or with another
+    accelerator's plugin installed, nothing changes.
+    """
+    if jax.config.jax_platforms:
+        return
+    plugins = {entry.name for entry in entry_points(group="jax_plugins")}
+    has_cuda_wheel = any(name.startswith("xla_cuda") for name in plugins)
+    has_tpu_wheel = importlib.util.find_spec("libtpu") is not None
+    if any(not name.startswith("xla_cuda") for name in plugins):
+        return
+    has_nvidia = Path("/proc/driver/nvidia/version").exists()
+    has_tpu = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
+    if (has_cuda_wheel and not has_nvidia) or (has_tpu_wheel and not has_tpu):
+        present = ["cuda"] * (has_cuda_wheel and has_nvidia)
+        present += ["tpu"] * (has_tpu_wheel and has_tpu)
+        jax.config.update("jax_platforms", ",".join([*present, "cpu"]))
+
+
+def request_cpu_devices(count: int) -> int:
+    """Asks for at least `count` CPU devices.
+
+    Returns:
+      How many there are: fewer where JAX had already started with fewer.
+    """
+    with contextlib.suppress(RuntimeError):  # already started
+        if jax.config.jax_num_cpu_devices < count:
+            jax.config.update("jax_num_cpu_devices", count)
+        else:
+            return jax.config.jax_num_cpu_devices
+        return count
+    return len(jax.devices("cpu"))
+
+
+def cuda_topology(
+    target_config: str, hosts: int, devices_per_host: int
+) -> tuple[Any, ...]:
+    """Descriptions of NVIDIA devices that need not be there.
+
+    Args:
+      target_config: Text of XLA's `GpuTargetConfigProto`.
+      hosts: Hosts.
+      devices_per_host: Devices in each.
+
+    Returns:
+      Devices that programs can be compiled for, but not run on.
+    """
+
+    def describe() -> topologies.TopologyDescription:
+        return topologies.get_topology_desc(
+            "revremat",
+            platform="cuda",
+            topology=f"1x{hosts}x{devices_per_host}",
+            target_config=target_config,
+        )
+
+    try:
+        return tuple(describe().devices)
+    except NotImplementedError:
+        # JAX started before us and its plugin gave up without cuDNN, which is needed
+        # to run but not to compile.
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+        import jax_plugins.xla_cuda13  # pyright: ignore[reportMissingImports]
+
+        jax_plugins.xla_cuda13.initialize()
+        return tuple(describe().devices)
+
+
+def tpu_topology(name: str) -> tuple[Any, ...]:
+    """Descriptions of the devices of a TPU slice, as in `v5e:4x4`."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
+    return tuple(topologies.get_topology_desc(name, platform="tpu").devices)
