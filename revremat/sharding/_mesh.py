@@ -35,7 +35,9 @@ def make_mesh(
     devices = jax.devices() if devices is None else list(devices)
     wrong = {name: size for name, size in axis_sizes.items() if size < 1}
     if wrong:
-        raise UserError(f"mesh {dict(axis_sizes)}: sizes must be 1 or more, not {wrong}")
+        raise UserError(
+            f"mesh {dict(axis_sizes)}: sizes must be 1 or more, not {wrong}"
+        )
     wanted = math.prod(axis_sizes.values())
     if wanted != len(devices):
         raise UserError(

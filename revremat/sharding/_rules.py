@@ -77,11 +77,10 @@ class ByPath:
 
     def place(self, path, shape, placed, axis_sizes):
         """Put the spec of the first matching pattern on the last dimensions."""
-        for pattern, spec in self.table:
-            if re.search(pattern, path):
-                break
-        else:
+        found = [entry for entry in self.table if re.search(entry[0], path)]
+        if not found:
             return None
+        pattern, spec = found[0]
         if len(spec) > len(shape):
             raise UserError(
                 f"rule {pattern!r} has {len(spec)} entries ({spec}) and {path!r} has "

@@ -31,7 +31,9 @@ def abstract_state(
 def with_shardings(shapes: Any, shardings: Any) -> Any:
     """The same shapes and dtypes, as `ShapeDtypeStruct`s that carry shardings."""
     return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+        lambda leaf, where: jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=where
+        ),
         shapes,
         shardings,
     )

@@ -1,0 +1,1 @@
+"""Training on real data, and the programs the reports are about."""

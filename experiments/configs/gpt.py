@@ -1,0 +1,21 @@
+"""A small language model on the bytes of Python's standard library.
+
+Command:
+    python experiments/train.py gpt
+
+Expected: TBD.
+"""
+
+from typing import Any
+
+from experiments import step
+from experiments.configs.common import Experiment, override
+from experiments.models.gpt import GPTConfig
+from revremat._problem import Problem
+
+config = Experiment(name="gpt", model=GPTConfig())
+
+
+def problem(target: Any, **overrides: Any) -> Problem:
+    """This experiment's training step on a target, for `revremat report`."""
+    return step.problem(override(config, overrides), target)

@@ -1,0 +1,17 @@
+"""Models as pure functions: the module that goes with a model's config.
+
+Each model module has `init`, `loss_fn`, `metrics_fn`, `batch_specs` and
+`tensor_parallel`; a new model is one module and one entry here.
+"""
+
+from types import ModuleType
+from typing import Any
+
+from experiments.models import gpt, vit
+
+_MODULES: dict[type, ModuleType] = {gpt.GPTConfig: gpt, vit.ViTConfig: vit}
+
+
+def module_of(config: Any) -> ModuleType:
+    """The module whose functions take this config."""
+    return _MODULES[type(config)]

@@ -1,0 +1,120 @@
+"""What a run leaves behind: `metrics.jsonl`, `run.json`, `loss.svg`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from revremat._errors import UserError
+
+
+class Metrics:
+    """One JSON object a line, in the order of the steps, none of them twice.
+
+    Args:
+      file: Appended to; lines after `last_step` and half a line at the end, left by a
+        run that was killed, are dropped.
+      last_step: The step the run goes on from.
+    """
+
+    def __init__(self, file: Path, last_step: int):
+        self.rows = [row for row in read_metrics(file) if row["step"] <= last_step]
+        write_whole(file, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self._stream = file.open("a", encoding="utf-8")
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one line and hand it to the operating system."""
+        self.rows.append(row)
+        self._stream.write(json.dumps(row) + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file; none if there is no file."""
+    if not file.exists():
+        return []
+    lines = file.read_text(encoding="utf-8").split("\n")
+    # What follows the last newline is half a line, or nothing.
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file by a whole new one, or leave it as it was."""
+    temporary = file.with_name(file.name + ".tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def same_run(
+    file: Path, identity: dict[str, Any], settings: dict[str, Any]
+) -> list[str]:
+    """Write what a run is, or check that a run that goes on is still the same one.
+
+    Args:
+      file: `run.json`.
+      identity: What may not change on the way, by name.
+      settings: What may.
+
+    Returns:
+      What did change among the settings, in words.
+
+    Raises:
+      UserError: If the folder holds another run; says what differs.
+    """
+    facts = json.loads(json.dumps({"identity": identity, "settings": settings}))
+    text = json.dumps(facts, indent=2) + "\n"
+    if not file.exists():
+        write_whole(file, text)
+        return []
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        other = _changes(before["identity"], facts["identity"])
+        moved = _changes(before["settings"], facts["settings"])
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} is not the record of a run ({error}); choose another --train.dir, "
+            f"or remove {file.parent} to start again"
+        ) from error
+    if other:
+        raise UserError(
+            f"{file.parent} holds another run ({', '.join(other[:3])}); choose another "
+            "--train.dir, or remove it to start again"
+        )
+    write_whole(file, text)
+    return moved
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    ]
+
+
+def plot_loss(rows: list[dict[str, Any]], title: str, file: Path) -> None:
+    """Draw the loss of every step and the held-out loss into an SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name, style in (("loss", {"linewidth": 1}), ("valid_loss", {"marker": "o"})):
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=name, **style)
+    axes.set(xlabel="step", ylabel="loss (nats)", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    temporary = file.with_name("tmp-" + file.name)
+    figure.savefig(temporary)
+    plt.close(figure)
+    os.replace(temporary, file)
