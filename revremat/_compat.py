@@ -1,113 +1,80 @@
-"""The only file that may touch `jax._src`, and what differs between JAX versions."""
+"""What this library needs from inside JAX: the only file that touches `jax._src`."""
 
 import contextlib
-import importlib.util
-import os
-from importlib.metadata import entry_points
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax._src import xla_bridge
-from jax.experimental import topologies
+from jax._src import source_info_util
+from jax._src.core import JaxprEqn
 
 
-def backends_are_initialized() -> bool:
-    """Whether JAX has started, after which the number of devices is fixed."""
-    return xla_bridge.backends_are_initialized()
+def name_stack(eqn: JaxprEqn) -> Any:
+    """The `jax.named_scope`s an equation was written in; they concatenate with `+`."""
+    return eqn.source_info.name_stack
 
 
-def ignore_absent_devices() -> None:
-    """Keeps wheels that are there to compile from complaining of a missing device.
-
-    With the wheels for NVIDIA or TPU installed on a machine without such a device,
-    JAX's start prints a long traceback unless told which platforms to use. So it is
-    told, where nobody else has: with `JAX_PLATFORMS` set, with JAX already started, or
-    with another accelerator's plugin installed, nothing changes.
-    """
-    if jax.config.jax_platforms or backends_are_initialized():
-        return
-    plugins = {entry.name for entry in entry_points(group="jax_plugins")}
-    has_cuda_wheel = any(name.startswith("xla_cuda") for name in plugins)
-    has_tpu_wheel = importlib.util.find_spec("libtpu") is not None
-    if any(not name.startswith("xla_cuda") for name in plugins):
-        return
-    has_nvidia = Path("/proc/driver/nvidia/version").exists()
-    has_tpu = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
-    if (has_cuda_wheel and not has_nvidia) or (has_tpu_wheel and not has_tpu):
-        present = ["cuda"] * (has_cuda_wheel and has_nvidia)
-        present += ["tpu"] * (has_tpu_wheel and has_tpu)
-        jax.config.update("jax_platforms", ",".join([*present, "cpu"]))
-
-
-def num_cpu_devices() -> int:
-    """CPU devices JAX has, or will have when it starts."""
-    if backends_are_initialized():
-        return len(jax.devices("cpu"))
-    return max(1, jax.config.jax_num_cpu_devices)
-
-
-def request_cpu_devices(count: int) -> None:
-    """Asks for at least `count` CPU devices, if JAX has not started yet."""
-    if not backends_are_initialized() and num_cpu_devices() < count:
-        jax.config.update("jax_num_cpu_devices", count)
-
-
-def cuda_topology(
-    target_config: str, hosts: int, devices_per_host: int
-) -> tuple[Any, ...]:
-    """Descriptions of NVIDIA devices that need not be there.
-
-    Args:
-      target_config: Text of XLA's `GpuTargetConfigProto`.
-      hosts: Hosts.
-      devices_per_host: Devices in each.
-
-    Returns:
-      Devices that programs can be compiled for, but not run on.
-    """
-
-    def describe() -> topologies.TopologyDescription:
-        return topologies.get_topology_desc(
-            "revremat",
-            platform="cuda",
-            topology=f"1x{hosts}x{devices_per_host}",
-            target_config=target_config,
-        )
-
-    try:
-        return tuple(describe().devices)
-    except NotImplementedError:
-        # JAX started before us and its plugin gave up without cuDNN, which is needed
-        # to run but not to compile.
-        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-        import jax_plugins.xla_cuda13  # pyright: ignore[reportMissingImports]
-
-        jax_plugins.xla_cuda13.initialize()
-        return tuple(describe().devices)
-
-
-def tpu_topology(name: str) -> tuple[Any, ...]:
-    """Descriptions of the devices of a TPU slice, as in `v5e:4x4`."""
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
-    return tuple(topologies.get_topology_desc(name, platform="tpu").devices)
+def source_line(eqn: JaxprEqn) -> str:
+    """`file:line (function)` of the user's code an equation came from, or ''."""
+    return source_info_util.summarize(eqn.source_info)
 
 
 @contextlib.contextmanager
-def quiet_stderr():
-    """Holds back what native code prints to stderr; shown only if the body fails."""
-    import sys
-    import tempfile
+def _where(eqn: JaxprEqn, scope: Any) -> Iterator[None]:
+    stack = source_info_util.current_name_stack() + scope
+    traceback = eqn.source_info.traceback
+    with (
+        source_info_util.user_context(traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        yield
 
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
+
+def bind(eqn: JaxprEqn, values: Sequence[Any], scope: Any, **changed: Any) -> list[Any]:
+    """Evaluate one equation on other values, under its own scope, mesh and settings.
+
+    Args:
+      eqn: The equation.
+      values: One value for each of its inputs.
+      scope: The name stack it stands in (its own, and those of the calls around it).
+      changed: Parameters to replace, such as a rewritten `jaxpr`.
+    """
+    bound = eqn.primitive.get_bind_params({**eqn.params, **changed})
+    # Up to 0.11 call-like primitives took their functions as positional arguments.
+    functions, params = bound if isinstance(bound, tuple) else ((), bound)
+    with _where(eqn, scope):
+        out = eqn.primitive.bind(*functions, *values, **params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many of a scan's inputs are constants, and how many are carried."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def constants_of(closed: Any) -> list[tuple[Any, Any]]:
+    """The variables of a closed jaxpr that have values attached, with the values."""
+    return list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+
+
+def has_explicit_placement(eqn: JaxprEqn) -> bool:
+    """Whether a jitted call fixes shardings, layouts or compiler options of its own."""
+    params = eqn.params
+    placed = any(
+        type(s).__name__ != "UnspecifiedValue"
+        for key in ("in_shardings", "out_shardings")
+        for s in params.get(key, ())
+    )
+    laid_out = any(
+        layout is not None
+        for key in ("in_layouts", "out_layouts")
+        for layout in params.get(key, ())
+    )
+    return placed or laid_out or bool(params.get("compiler_options_kvs"))
+
+
+def jax_version() -> str:
+    return jax.__version__

@@ -1,0 +1,222 @@
+"""What a layer keeps under an action, and how the rest is rebuilt from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from revremat._errors import UserError
+from revremat._plan import Action
+from revremat.program._linearize import Linearized
+from revremat.program._ops import Atom, Op, Value, needed
+
+INPUT = "input"
+
+# Worth more than a pass over memory to rebuild; all else is cheap, often free by fusion.
+DEAR_PREFIXES = ("dot_general", "conv_general", "ragged_dot", "reduce", "cum", "scan")
+DEAR = {
+    *("while", "cond", "sort", "top_k", "custom_jvp_call", "custom_vjp_call", "gather"),
+    *("scatter", "scatter-add", "random_bits", "threefry2x32", "rng_bit_generator"),
+    *("psum", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "argmax"),
+    *("cholesky", "triangular_solve", "fft", "pallas_call", "ffi_call", "shard_map"),
+    *("custom_call", "jit", "pjit", "checkpoint", "pure_callback", "psum_invariant"),
+    *("approx_top_k", "eigh", "qr", "svd", "lu", "argmin", "select_and_scatter_add"),
+}
+MATMULS = ("dot_general", "conv_general", "ragged_dot")
+
+
+def is_dear(op: Op) -> bool:
+    return op.kind in DEAR or op.kind.startswith(DEAR_PREFIXES)
+
+
+def cannot_rebuild(op: Op) -> str | None:
+    """Why running an operation twice would not give the same, or None if it would."""
+    if op.kind == "rng_uniform":
+        return "draws from the device's own random state"
+    if op.eqn.effects:
+        effects = ", ".join(sorted(type(e).__name__ for e in op.eqn.effects))
+        return f"{op.kind} has side effects ({effects})"
+    if op.eqn.params.get("has_side_effect"):
+        return f"{op.kind} has side effects"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A linearized layer, with the names by which actions speak of its values.
+
+    Attributes:
+      passes: Its forward and backward programs.
+      held: The inputs that are there in the backward pass anyway: weights.
+      names: From name to value, in program order; `input` names are the other inputs.
+      given: The names that the user gave.
+      free: Values rebuilt from weights alone at next to no cost; never kept.
+    """
+
+    passes: Linearized
+    held: frozenset[Value]
+    names: dict[str, Value]
+    given: frozenset[str]
+    free: frozenset[Value]
+
+    @property
+    def residuals(self) -> tuple[Value, ...]:
+        """What plain autodiff keeps (each once; neither weights nor what is free)."""
+        seen = dict.fromkeys(r for r in self.passes.residuals if isinstance(r, Value))
+        return tuple(v for v in seen if v not in self.held and v not in self.free)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """One layer's share of a plan, resolved.
+
+    Attributes:
+      saved: Values kept on the device, forward to backward; may hold layer inputs.
+      offloaded: Values kept in host memory.
+      ahead: Values rebuilt one layer early.
+      early: The operations that rebuild those.
+      late: The operations that rebuild all other residuals.
+      inverted: Inputs that the layer's inverse has to supply.
+      unused: Names that the action lists and that nothing needs, given the rest.
+    """
+
+    saved: tuple[Value, ...]
+    offloaded: tuple[Value, ...]
+    ahead: tuple[Value, ...]
+    early: tuple[Op, ...]
+    late: tuple[Op, ...]
+    inverted: tuple[Value, ...]
+    unused: tuple[str, ...]
+
+
+def name_values(
+    passes: Linearized, held: Sequence[Value], unit: str = "the layer"
+) -> Layer:
+    """Name every value of a layer that an action may speak of.
+
+    Values that the user tagged keep their names. Residuals of plain autodiff and results
+    of dear operations get names made from the operation and its count, `dot_general_0`,
+    which do not depend on the order of dictionaries or on code elsewhere.
+
+    Raises:
+      UserError: One name on two values.
+    """
+    forward = passes.forward
+    held_set = frozenset(held)
+    varying = [v for v in forward.inputs if v not in held_set]
+    free = _free_values(passes, held_set)
+    names: dict[str, Value] = {}
+    reserved = {
+        v: INPUT if len(varying) == 1 else f"{INPUT}_{k}" for k, v in enumerate(varying)
+    }
+    for value, name in reserved.items():
+        names[name] = value
+    given: dict[str, Value] = {}
+    for name, atom in forward.names:
+        if not isinstance(atom, Value):
+            continue
+        if (
+            given.setdefault(name, atom) is not atom
+            or names.get(name, atom) is not atom
+        ):
+            raise UserError(
+                f"rr.name: {name!r} tags two values in {unit}; give each its own name, "
+                f"for example {name + '_1'!r} and {name + '_2'!r}."
+            )
+    names.update(given)
+    tagged = set(names.values())
+    residuals = {r for r in passes.residuals if isinstance(r, Value)}
+    counts: dict[str, int] = {}
+    for op in forward.ops:
+        for out in op.outputs:
+            if out not in residuals and not is_dear(op):
+                continue
+            kind = op.kind.replace("-", "_")
+            number = counts[kind] = counts.get(kind, -1) + 1
+            name = f"{kind}_{number}"
+            if out not in tagged and out not in free and name not in names:
+                names[name] = out
+    return Layer(passes, held_set, names, frozenset(given), free)
+
+
+def _free_values(passes: Linearized, held: frozenset[Value]) -> frozenset[Value]:
+    free = set(held)
+    for op in passes.forward.ops:
+        cheap = not is_dear(op) and cannot_rebuild(op) is None
+        if cheap and all(a in free or not isinstance(a, Value) for a in op.inputs):
+            free.update(op.outputs)
+    return frozenset(free - held)
+
+
+def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
+    """What the layer keeps under an action, and the operations that rebuild the rest.
+
+    Raises:
+      UserError: A name that the layer does not have, or one both saved and offloaded.
+    """
+    _check_names(layer, action, unit)
+    find = lambda names: [layer.names[name] for name in names]
+    residuals, ops = layer.passes.residuals, layer.passes.forward.ops
+    offloaded, saved = set(find(action.offload)), set(find(action.save))
+    if action.kind == "save":
+        saved |= set(layer.residuals) - offloaded
+    if action.kind == "offload":
+        offloaded |= set(layer.residuals) - saved
+    saved |= _forced(ops, residuals, saved | offloaded) - offloaded
+
+    varying = [v for v in layer.passes.forward.inputs if v not in layer.held]
+    kept = saved | offloaded
+    ahead = [v for v in dict.fromkeys(find(action.ahead)) if v not in kept]
+    late, from_late = needed(ops, residuals, kept | set(ahead))
+    ahead = [v for v in ahead if v in from_late and v not in layer.free]
+    early, from_early = needed(ops, ahead, kept)
+    used = from_early | from_late
+    order = [*varying, *(out for op in ops for out in op.outputs)]
+    inputs = {v for v in varying if v in used}
+    invert = action.kind == "invert"
+    if not invert:
+        saved |= inputs - offloaded
+    listed = (name for name in action.names if layer.names[name] not in used)
+    return Kept(
+        saved=tuple(v for v in order if v in saved and v in used),
+        offloaded=tuple(v for v in order if v in offloaded and v in used),
+        ahead=tuple(ahead),
+        early=early,
+        late=late,
+        inverted=tuple(v for v in varying if v not in kept) if invert else (),
+        unused=tuple(sorted(listed)),
+    )
+
+
+def _forced(
+    ops: Sequence[Op], residuals: Sequence[Atom], kept: set[Value]
+) -> set[Value]:
+    """Values the rebuilding would need that can only be had by keeping them."""
+    forced: set[Value] = set()
+    while True:
+        rebuilt, used = needed(ops, residuals, kept | forced)
+        wanted = {atom for op in rebuilt for atom in op.inputs} | set(residuals) | used
+        found = {
+            out
+            for op in rebuilt
+            if cannot_rebuild(op)
+            for out in op.outputs
+            if out in wanted and out not in kept
+        }
+        if found <= forced:
+            return forced
+        forced |= found
+
+
+def _check_names(layer: Layer, action: Action, unit: str) -> None:
+    unknown = sorted(action.names - set(layer.names))
+    if unknown:
+        known = ", ".join(layer.names) or "none"
+        raise UserError(
+            f"{action!r} names {', '.join(map(repr, unknown))}, which {unit} does not "
+            f"have; it has: {known}."
+        )
+    both = sorted(set(action.save) & set(action.offload))
+    if both:
+        raise UserError(
+            f"{action!r} both saves and offloads {', '.join(map(repr, both))} in {unit}; "
+            "list each name once."
+        )

@@ -1,0 +1,81 @@
+"""One layer's forward and backward pass under one action."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from revremat.program._keep import Kept, Layer
+from revremat.program._ops import Op, Value, needed, read, run
+
+Saved = tuple[list[Any], list[Any]]
+"""What a layer keeps: values on the device, values on the host."""
+
+
+def forward(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any], Saved]:
+    """The layer's outputs, and what it keeps."""
+    program = layer.passes.forward
+    targets = (*program.outputs, *kept.saved, *kept.offloaded)
+    ops, _ = needed(program.ops, targets, keep_effects=True)
+    env = dict(zip(program.inputs, inputs, strict=True))
+    run(ops, env)
+    on_host = [to_host(env[v]) for v in kept.offloaded]
+    outputs = [read(env, out) for out in program.outputs]
+    return outputs, ([env[v] for v in kept.saved], on_host)
+
+
+def recall(kept: Kept, held: dict[Value, Any], saved: Saved) -> dict[Value, Any]:
+    """The values a layer has in the backward pass before anything is rebuilt."""
+    on_device, on_host = saved
+    env = dict(held)
+    env.update(zip(kept.saved, on_device, strict=True))
+    env.update(zip(kept.offloaded, map(to_device, on_host), strict=True))
+    return env
+
+
+def rebuild(ops: Sequence[Op], env: dict[Value, Any]) -> None:
+    """Run operations of the forward pass again, under the scope compilers report."""
+    if ops:
+        with jax.named_scope("rematted_computation"):
+            run(ops, env)
+
+
+def pull_back(
+    layer: Layer, kept: Kept, env: dict[Value, Any], cotangents: Sequence[Any]
+) -> list[Any]:
+    """One cotangent per differentiated input, from one per differentiable output."""
+    rebuild(kept.late, env)
+    residuals = [read(env, residual) for residual in layer.passes.residuals]
+    return layer.passes.backward(*residuals, *cotangents)
+
+
+def tie(
+    env: dict[Value, Any], ops: Sequence[Op], cotangents: Sequence[Any]
+) -> list[Any]:
+    """Make operations on values of `env` wait for the cotangents; returns those, tied.
+
+    Outside a loop nothing else stops a compiler from finding that the rebuilding repeats
+    the forward pass, and from keeping the forward pass's values instead.
+    """
+    used = {atom for op in ops for atom in op.inputs}
+    keys = [v for v in env if v in used and env[v] is not None and not is_key(v.aval)]
+    if not keys:
+        return list(cotangents)
+    values, tied = jax.lax.optimization_barrier(
+        ([env[v] for v in keys], list(cotangents))
+    )
+    env.update(zip(keys, values, strict=True))
+    return tied
+
+
+def is_key(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def to_host(x: Any) -> Any:
+    return jax.device_put(x, jax.memory.Space.Host)
+
+
+def to_device(x: Any) -> Any:
+    return jax.device_put(x, jax.memory.Space.Device)

@@ -1,0 +1,414 @@
+"""The stack engine: one custom_vjp around a whole stack of layers.
+
+Weights are indexed by layer inside the loops and never sliced into runs; every weight has
+one gradient buffer, written in place. Whatever way a layer's residuals come back, its
+gradients are computed by the same backward program.
+
+A function with its own derivative per layer would keep every layer's output, because each
+one's input is a residual of its own; one around the stack keeps what the plan says.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+from jax.sharding import AxisType
+
+from revremat._errors import UserError
+from revremat._plan import Action
+from revremat.program import _layer
+from revremat.program._keep import Kept, Layer, name_values, resolve
+from revremat.program._linearize import depends, is_inexact, linearize, pick
+from revremat.program._ops import Program, Value, prune
+from revremat.program._segments import Segment, segments
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """A stack of equal layers and the action of each.
+
+    Attributes:
+      body: One layer: constants, carry and one layer's `xs` in; carry and `ys` out.
+      num_consts: How many of its inputs are constants, shared by all layers.
+      num_carry: How many are carried from layer to layer.
+      length: How many layers.
+      reverse: Whether the first layer to run is the last in the stacked arrays.
+      actions: One for each layer, the first to run first.
+      inverse: From what `body` takes, with the carry that comes out in place of the one
+        that goes in, to the latter; where there is a way.
+      name: What messages call it.
+    """
+
+    body: Program
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+    actions: tuple[Action, ...]
+    inverse: Program | None = None
+    name: str = "the stack"
+    _layers: dict[Any, Layer] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self):
+        if len(self.actions) != self.length:
+            raise UserError(
+                f"{self.name} has {self.length} layers and {len(self.actions)} actions; "
+                "give one action for each layer."
+            )
+        for action in self.actions:
+            if action.kind == "invert" and self.inverse is None:
+                raise UserError(
+                    f"{self.name}: INVERT needs the layer's inverse; give one with "
+                    "`inverse=`, or choose another action."
+                )
+            if action.kind == "invert" and action.ahead:
+                raise UserError(
+                    f"{self.name}: `ahead` does not go with INVERT, whose input is only "
+                    "known when the layer above is done; choose one of the two."
+                )
+            if action.chunks != 1:
+                raise UserError(
+                    f"{self.name} is a stack, which cannot be split in {action.chunks} "
+                    "chunks; chunks are for `rr.block(..., split=...)`."
+                )
+
+    def layer(self, mask: tuple[bool, ...]) -> Layer:
+        """The layer's two passes when the inputs in `mask` are differentiated."""
+        if mask not in self._layers:
+            passes = linearize(self.body, mask)
+            inputs, n = passes.forward.inputs, self.num_consts
+            held = (*inputs[:n], *inputs[n + self.num_carry :])
+            self._layers[mask] = name_values(passes, held, f"a layer of {self.name}")
+        return self._layers[mask]
+
+    def in_mask(
+        self, consts: Sequence[bool], carry: Sequence[bool], xs: Sequence[bool]
+    ) -> tuple[bool, ...]:
+        """Which of the layer's inputs are differentiated, given the stack's.
+
+        A carry that starts as a constant is differentiated if any layer makes it depend
+        on something that is.
+        """
+        carry = list(carry)
+        while True:
+            mask = (*consts, *carry, *xs)
+            out = depends(self.body, mask)[: self.num_carry]
+            grown = [a or b for a, b in zip(carry, out, strict=True)]
+            if grown == carry:
+                return mask
+            carry = grown
+
+
+def run_stack(
+    stack: Stack, consts: Sequence[Any], init: Sequence[Any], xs: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Run a stack so that its backward pass follows its actions.
+
+    Args:
+      stack: The layers and what to do with each one's residuals.
+      consts: Arrays all layers share.
+      init: What the first layer is given.
+      xs: Arrays with one entry for each layer along their first axis.
+
+    Returns:
+      What the last layer gives, and the `ys` of all layers, stacked.
+    """
+
+    @jax.custom_vjp
+    def call(consts, init, xs):
+        def body(carry, x):
+            outs = stack.body(*consts, *carry, *x)
+            return outs[: stack.num_carry], outs[stack.num_carry :]
+
+        return lax.scan(body, init, xs, length=stack.length, reverse=stack.reverse)
+
+    def forward(consts, init, xs):
+        split = lambda primals: (
+            [p.value for p in primals],
+            [p.perturbed and is_inexact(jax.typeof(p.value)) for p in primals],
+        )
+        (consts, c_mask), (init, i_mask), (xs, x_mask) = map(split, (consts, init, xs))
+        mask = stack.in_mask(c_mask, i_mask, x_mask)
+        engine = _Engine(stack, stack.layer(mask))
+        outputs, saved = engine.forward(consts, init, xs)
+        static = _Static(mask, tuple(jax.typeof(x) for x in xs))
+        return outputs, (engine.only_used(consts, xs), saved, static)
+
+    def backward(residuals, cotangents):
+        (consts, xs), saved, static = residuals
+        engine = _Engine(stack, stack.layer(static.mask))
+        return engine.backward(consts, xs, saved, static.x_avals, *cotangents)
+
+    call.defvjp(forward, backward, symbolic_zeros=True)
+    carry, ys = call(list(consts), list(init), list(xs))
+    return list(carry), list(ys)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Static:
+    mask: tuple[bool, ...]
+    x_avals: tuple[Any, ...]
+
+
+class _Engine:
+    """The two passes of a stack, once it is known what is differentiated."""
+
+    def __init__(self, stack: Stack, layer: Layer):
+        self.stack, self.layer = stack, layer
+        unit = f"a layer of {stack.name}"
+        self.kept: dict[Action, Kept] = {
+            action: resolve(layer, action, unit) for action in set(stack.actions)
+        }
+        self.segments = segments(stack.actions)
+        n, k = stack.num_consts, stack.num_carry
+        inputs, mask = layer.passes.forward.inputs, layer.passes.in_mask
+        self.const_values, self.x_values = inputs[:n], inputs[n + k :]
+        self.carry_values = inputs[n : n + k]
+        self.const_mask, self.x_mask = mask[:n], mask[n + k :]
+        self.carry_mask = mask[n : n + k]
+        out = layer.passes.out_mask
+        self.carry_out_mask, self.y_mask = out[:k], out[k:]
+
+    # Forward -----------------------------------------------------------------------
+
+    def forward(self, consts, init, xs):
+        stack, carry = self.stack, list(init)
+        y_avals = [a.aval for a in self.layer.passes.forward.outputs[stack.num_carry :]]
+        ys = [_empty(stack.length, aval) for aval in y_avals]
+        saved = []
+        for segment in self.segments:
+            step = partial(self._forward_step, segment, consts, xs)
+            if segment.repeats == 1:
+                (carry, ys), kept = step((carry, ys), 0)
+            else:
+                (carry, ys), kept = lax.scan(
+                    step, (carry, ys), jnp.arange(segment.repeats)
+                )
+            last = carry if self._keeps_output(segment) else None
+            saved.append((kept, last))
+        return (carry, ys), saved
+
+    def _forward_step(self, segment: Segment, consts, xs, state, t):
+        carry, ys = state
+        kept = []
+        for j, action in enumerate(segment.pattern):
+            index = self._index(segment, t, j)
+            inputs = [*consts, *carry, *_take(xs, index)]
+            outs, saved = _layer.forward(self.layer, self.kept[action], inputs)
+            carry, y = outs[: len(carry)], outs[len(carry) :]
+            ys = _put(ys, y, index)
+            kept.append(saved)
+        return (carry, ys), kept
+
+    def _index(self, segment: Segment, t, j: int):
+        run_index = segment.start + t * len(segment.pattern) + j
+        return self.stack.length - 1 - run_index if self.stack.reverse else run_index
+
+    def _keeps_output(self, segment: Segment) -> bool:
+        """Whether a run of INVERT has to be told its output to start from."""
+        after = segment.start + segment.num_layers
+        actions = self.stack.actions
+        above = after < len(actions) and actions[after].kind == "invert"
+        return segment.pattern[0].kind == "invert" and not above
+
+    def only_used(self, consts, xs):
+        """The weights that the backward pass reads, and None for all others."""
+        used = {a for a in self.layer.passes.residuals}
+        for kept in self.kept.values():
+            for op in (*kept.early, *kept.late):
+                used.update(op.inputs)
+        inverted = [plan.inverted for plan in self.kept.values()]
+        if self.stack.inverse is not None and any(inverted):
+            ops = prune(self.stack.inverse).ops
+            also = {atom for op in ops for atom in op.inputs}
+            pairs = zip(
+                self.layer.passes.forward.inputs, self.stack.inverse.inputs, strict=True
+            )
+            used.update(value for value, own in pairs if own in also)
+        keep = lambda values, arrays: [
+            a if v in used else None for v, a in zip(values, arrays, strict=True)
+        ]
+        return keep(self.const_values, consts), keep(self.x_values, xs)
+
+    # Backward ----------------------------------------------------------------------
+
+    def backward(self, consts, xs, saved, x_avals, ct_carry, ct_ys):
+        """Cotangents for the constants, the first carry and the `xs`; None for zero."""
+        state = _Gradients(
+            carry=[_instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
+            consts=[_zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
+            xs=[_zeros(aval) for aval in pick(x_avals, self.x_mask)],
+            output=None,
+        )
+        self.ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
+        self.consts, self.xs = consts, xs
+        for segment, (kept, last) in zip(
+            reversed(self.segments), reversed(saved), strict=True
+        ):
+            if last is not None:
+                state = replace(state, output=last)
+            if segment.pattern[0].kind != "invert":
+                state = replace(state, output=None)
+            state = self._backward_segment(segment, kept, state)
+        spread = lambda mask, found: [next(found) if on else None for on in mask]
+        return (
+            spread(self.const_mask, iter(state.consts)),
+            spread(self.carry_mask, iter(state.carry)),
+            spread(self.x_mask, iter(state.xs)),
+        )
+
+    def _backward_segment(self, segment: Segment, kept, state: "_Gradients"):
+        if self.kept[segment.pattern[0]].ahead:
+            return self._backward_ahead(segment, kept, state)
+        step = partial(self._backward_step, segment)
+        if segment.repeats == 1:
+            return step(state, (0, kept))[0]
+        turns = (jnp.arange(segment.repeats), kept)
+        return lax.scan(step, state, turns, reverse=True)[0]
+
+    def _backward_step(self, segment: Segment, state: "_Gradients", turn):
+        t, kept = turn
+        for j in reversed(range(len(segment.pattern))):
+            plan, index = self.kept[segment.pattern[j]], self._index(segment, t, j)
+            env = self._recall(plan, index, kept[j])
+            cotangents = state.carry
+            if segment.pattern[j].kind == "invert":
+                inputs = self._invert(plan, index, env, state.output)
+                state = replace(state, output=inputs)
+            if segment.repeats == 1:
+                cotangents = _layer.tie(env, plan.late, cotangents)
+            state = self._differentiate(plan, index, env, cotangents, state)
+        return state, None
+
+    def _backward_ahead(self, segment: Segment, kept, state: "_Gradients"):
+        """While one layer's gradients are computed, rebuild part of the layer below."""
+        plan, last = self.kept[segment.pattern[0]], segment.repeats - 1
+        kept = kept[0]
+
+        def at(t):
+            one = kept if segment.repeats == 1 else jax.tree.map(lambda x: x[t], kept)
+            index = self._index(segment, t, 0)
+            return index, self._recall(plan, index, one)
+
+        def early(t, cotangents):
+            _, env = at(t)
+            _layer.tie(env, plan.early, cotangents)
+            _layer.rebuild(plan.early, env)
+            return [env[v] for v in plan.ahead]
+
+        def differentiate(t, state, rebuilt):
+            index, env = at(t)
+            env.update(zip(plan.ahead, rebuilt, strict=True))
+            return self._differentiate(plan, index, env, state.carry, state)
+
+        def step(both, t):
+            state, rebuilt = both
+            below = early(t - 1, state.carry)
+            return (differentiate(t, state, rebuilt), below), None
+
+        rebuilt = early(last, state.carry)
+        if last > 0:
+            turns = jnp.arange(1, segment.repeats)
+            (state, rebuilt), _ = lax.scan(step, (state, rebuilt), turns, reverse=True)
+        return differentiate(0, state, rebuilt)
+
+    def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
+        held = dict(zip(self.const_values, self.consts, strict=True))
+        held.update(zip(self.x_values, _take(self.xs, index), strict=True))
+        return _layer.recall(plan, held, saved)
+
+    def _invert(self, plan: Kept, index, env: dict[Value, Any], output):
+        """The layer's inputs from its output, less those that were kept."""
+        if plan.inverted:
+            with jax.named_scope("inverse"):
+                inverse = self.stack.inverse
+                assert inverse is not None
+                inputs = inverse(*self.consts, *output, *_take(self.xs, index))
+            for value, array in zip(self.carry_values, inputs, strict=True):
+                env.setdefault(value, array)
+        return [env[v] for v in self.carry_values]
+
+    def _differentiate(self, plan: Kept, index, env, cotangents, state):
+        out_mask = self.layer.passes.out_mask[: len(self.carry_mask)]
+        carried = dict(zip(_where(self.carry_mask), cotangents, strict=True))
+        ct_outs = [carried[k] for k in _where(out_mask)]
+        y_avals = [out.aval for out in self.layer.passes.forward.outputs][
+            len(out_mask) :
+        ]
+        for k in _where(self.y_mask):
+            ct = self.ct_ys[k]
+            ct_outs.append(_zeros(y_avals[k]) if ct is None else _at(ct, index))
+        pulled = iter(_layer.pull_back(self.layer, plan, env, ct_outs))
+        ct_consts = [next(pulled) for _ in state.consts]
+        ct_carry = [next(pulled) for _ in state.carry]
+        return replace(
+            state,
+            consts=[a + b for a, b in zip(state.consts, ct_consts, strict=True)],
+            carry=ct_carry,
+            xs=_put(state.xs, list(pulled), index),
+        )
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["carry", "consts", "xs", "output"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class _Gradients:
+    """What the backward pass carries from layer to layer."""
+
+    carry: list[Any]
+    consts: list[Any]
+    xs: list[Any]
+    output: list[Any] | None
+
+
+def _where(mask: Sequence[bool]) -> list[int]:
+    return [k for k, on in enumerate(mask) if on]
+
+
+def _at(stacked: Any, index: Any) -> Any:
+    return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
+
+
+def _take(xs: Sequence[Any], index: Any) -> list[Any]:
+    return [None if x is None else _at(x, index) for x in xs]
+
+
+def _put(buffers: Sequence[Any], items: Sequence[Any], index: Any) -> list[Any]:
+    return [
+        lax.dynamic_update_index_in_dim(buffer, item, index, 0)
+        for buffer, item in zip(buffers, items, strict=True)
+    ]
+
+
+def _zeros(aval: Any) -> Any:
+    sharding = getattr(aval, "sharding", None)
+    if sharding is not None and not sharding.mesh.empty and has_explicit(sharding.mesh):
+        return jnp.zeros(aval.shape, aval.dtype, device=sharding)
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def has_explicit(mesh: Any) -> bool:
+    return AxisType.Explicit in mesh.axis_types
+
+
+def _empty(length: int, aval: Any) -> Any:
+    if _layer.is_key(aval):
+        keys = jax.eval_shape(jax.random.key_data, aval)
+        data = jnp.zeros((length, *keys.shape), keys.dtype)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(aval))
+    return _zeros(jax.core.ShapedArray((length, *aval.shape), aval.dtype))
+
+
+def _instantiate(cotangent: Any) -> Any:
+    if isinstance(cotangent, SymbolicZero):
+        return _zeros(cotangent.aval)
+    return cotangent
