@@ -1,9 +1,35 @@
-"""revremat: reversible networks and rematerialization for JAX."""
+"""revremat: reversible networks and rematerialization for JAX.
 
+A training step keeps values of the forward pass for the backward pass, and memory runs
+out because of them. Each such residual has one question put to it: how do you come
+back? It stayed (`SAVE`), from host memory (`OFFLOAD`), from what was kept
+(`RECOMPUTE`), or through the block's inverse (`INVERT`). A `Plan` answers for all of
+them; revremat finds one for a budget, applies it, and proves with the target's own
+compiler that it holds:
+
+    problem --trace--> Graph --search(budget)--> Plan --apply--> loss'
+                                                                   |
+             render <-- Measurement <--measure(target)-- step <----+
+
+Stages are functions; what flows between them are frozen dataclasses.
+"""
+
+from revremat import xla as _xla
+from revremat._errors import UserError as UserError
+from revremat._measure import measure as measure
+from revremat._measurement import Buffer as Buffer
+from revremat._measurement import Measurement as Measurement
+from revremat._measurement import Memory as Memory
+from revremat._measurement import Time as Time
 from revremat._plan import INVERT as INVERT
 from revremat._plan import OFFLOAD as OFFLOAD
 from revremat._plan import RECOMPUTE as RECOMPUTE
 from revremat._plan import SAVE as SAVE
 from revremat._plan import Action as Action
+from revremat._problem import Problem as Problem
 from revremat.program._api import name as name
 from revremat.program._api import stack as stack
+from revremat.xla import Target as Target
+from revremat.xla import target as target
+
+_xla.ignore_absent_devices()

@@ -103,7 +103,9 @@ def _gpu_card(key: str) -> Card:
     if "same_as" in facts:
         facts = {**tables[facts.pop("same_as")], **facts}
     facts = {**tables["gpu"], **facts}
-    scalar = 2e9 * facts["core_count"] * facts["fpus_per_core"] * facts["clock_rate_ghz"]
+    scalar = (
+        2e9 * facts["core_count"] * facts["fpus_per_core"] * facts["clock_rate_ghz"]
+    )
     if "tensor_tflops_bf16" in facts:
         tensor = facts["tensor_tflops_bf16"] * 1e12
         matrix = {"bfloat16": tensor, "float16": tensor, "tf32": tensor / 2}

@@ -1,0 +1,115 @@
+"""measure: compile a step for a target and say what it takes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from revremat import xla
+from revremat._measurement import Measurement, Memory
+from revremat.xla import Artifact, Target
+
+_NOTES = {
+    "cuda": (
+        "compiled ahead of time without autotuning: convolution and matmul workspaces "
+        "are in the reserve, not in the total",
+        "XLA's own remat pass is off",
+    ),
+    "tpu": ("XLA's own remat pass is off",),
+    "cpu": ("offloaded values count as device memory on CPU",),
+}
+
+
+def measure(
+    step: Any,
+    *specs: Any,
+    target: str | Target = "local",
+    donate: tuple[int, ...] = (),
+    name: str = "",
+    options: Mapping[str, Any] | None = None,
+    cache: bool = True,
+) -> Measurement:
+    """What one step takes on a target, by asking the target's own compiler.
+
+    Nothing is allocated and no device is needed; the same step on the same target is
+    compiled once and afterwards read from disk.
+
+    Args:
+      step: The training step: a function, the result of `jax.jit`, or a
+        `jax.stages.Lowered` or `Compiled` (whose buffers XLA no longer tells, so that
+        only totals and time come out).
+      *specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s with shardings.
+      target: Where it would run; see `revremat.target`.
+      donate: Positions of the arguments whose memory the step may reuse.
+      name: What reports call it; by default the function's name.
+      options: More compiler options, by XLA's names.
+      cache: Read and write the compile cache.
+
+    Returns:
+      A `Measurement`: bytes per device, the buffers alive at the peak, and time.
+
+    Raises:
+      UserError: The arguments do not suit the target, or wheels are missing.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> def loss(w, x):
+      ...     return jnp.sum(jnp.tanh(x @ w))
+      >>> w = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+      >>> x = jax.ShapeDtypeStruct((1024, 256), jnp.float32)
+      >>> m = rr.measure(jax.grad(loss), w, x, target="cpu:1")
+      >>> m.memory.argument_bytes
+      1310720
+    """
+    wanted = xla.target(target)
+    if isinstance(step, jax.stages.Compiled):
+        artifact = xla.read_compiled(step)
+    elif isinstance(step, jax.stages.Lowered):
+        artifact = xla.compile_lowered(step, wanted, options=options or {}, cache=cache)
+    else:
+        artifact = xla.compile_step(
+            step, specs, wanted, donate=donate, options=options, cache=cache
+        )
+    return read_artifact(artifact, wanted, name or _name_of(step))
+
+
+def read_artifact(artifact: Artifact, target: Target, name: str) -> Measurement:
+    """What a compile says, as a `Measurement`."""
+    module = xla.Module.from_bytes(artifact.hlo)
+    stats = artifact.stats
+    buffers, fragmentation = (), 0
+    if module.proto.buffer_assignment.buffer_allocations:
+        memory = xla.liveness(module)
+        buffers = xla.peak_buffers(module, memory)
+        fragmentation = sum(
+            heap.fragmentation_bytes for heap in memory.heaps if heap.space == 0
+        )
+    host = [stats.get(f"host_{k}", 0) for k in ("argument", "output", "temp")]
+    return Measurement(
+        program=name or module.name,
+        target=target.spec,
+        device=target.card.name,
+        num_devices=target.num_devices,
+        device_bytes=target.memory_bytes,
+        reserve_bytes=target.reserve_bytes,
+        memory=Memory(
+            argument_bytes=stats["argument"],
+            output_bytes=stats["output"],
+            alias_bytes=stats["alias"],
+            temp_bytes=stats["temp"],
+            host_bytes=sum(host) - stats.get("host_alias", 0),
+            fragmentation_bytes=fragmentation,
+            buffers=buffers,
+        ),
+        time=xla.estimate(module, target),
+        compile_seconds=artifact.seconds,
+        cached=artifact.cached,
+        versions=artifact.versions,
+        notes=_NOTES[target.platform],
+    )
+
+
+def _name_of(step: Callable[..., Any]) -> str:
+    while not hasattr(step, "__name__") and hasattr(step, "func"):
+        step = step.func
+    return getattr(step, "__name__", "step")

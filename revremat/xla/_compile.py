@@ -1,0 +1,301 @@
+"""Compile a step for a target, once: afterwards it comes from the disk."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+
+from revremat._errors import UserError
+from revremat.xla._specs import place
+from revremat.xla._targets import Target, gpu_target_config
+
+_FORMAT = 1
+_CACHE_LIMIT_BYTES = 4 << 30
+_STATS = ("argument", "output", "alias", "temp", "generated_code")
+
+
+class DoesNotFitError(UserError):
+    """The target's compiler itself refused the program for want of memory."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What the compiler made of a step.
+
+    Attributes:
+      hlo: Serialized `HloProto`: the scheduled module and, unless the step came
+        already compiled, its buffer assignment.
+      stats: XLA's own totals in bytes: `argument`, `output`, `alias`, `temp`,
+        `generated_code`, and the same with the prefix `host_`.
+      seconds: Time the compile took.
+      cached: It came from the disk.
+      versions: Of the compiler.
+    """
+
+    hlo: bytes
+    stats: Mapping[str, int]
+    seconds: float
+    cached: bool
+    versions: str
+
+
+def cache_folder() -> Path:
+    """Where compiles are kept: `$REVREMAT_CACHE`, or the user's cache folder."""
+    default = Path.home() / ".cache" / "revremat" / "compiles"
+    return Path(os.environ.get("REVREMAT_CACHE", default))
+
+
+def compile_step(
+    step: Callable[..., Any],
+    specs: tuple[Any, ...],
+    target: Target,
+    *,
+    donate: tuple[int, ...] = (),
+    options: Mapping[str, Any] | None = None,
+    cache: bool = True,
+) -> Artifact:
+    """Compiles `step` for `target`, or reads an identical compile from the disk.
+
+    XLA's own rematerialization pass is off, so that the program keeps what it says it
+    keeps.
+
+    Args:
+      step: A function, or the result of `jax.jit`.
+      specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s.
+      target: What to compile for.
+      donate: Positions of the arguments that may be overwritten; only for a `step`
+        that is not jitted yet.
+      options: More compiler options, by XLA's names.
+      cache: Read and write the cache.
+
+    Returns:
+      An `Artifact`.
+
+    Raises:
+      DoesNotFitError: A TPU compile ran out of memory.
+      UserError: The arguments do not suit the target.
+    """
+    options = {**_default_options(target), **(options or {})}
+    placed = place(specs, target)
+    if hasattr(step, "trace"):
+        if donate:
+            raise UserError(
+                f"donate={donate} was given with a step that is already jitted: write "
+                "donate_argnums in its jax.jit instead"
+            )
+        jitted: Any = step
+    else:
+        jitted = jax.jit(step, donate_argnums=donate)
+    platforms = (target.platform,)
+    lowered = jitted.trace(*placed).lower(lowering_platforms=platforms)
+    return compile_lowered(lowered, target, options=options, placed=placed, cache=cache)
+
+
+def compile_lowered(
+    lowered: Any,
+    target: Target,
+    *,
+    options: Mapping[str, Any],
+    placed: Any = (),
+    cache: bool = True,
+) -> Artifact:
+    """Compiles a `jax.stages.Lowered`; see `compile_step`."""
+    key = _fingerprint(lowered, target, options, placed)
+    path = cache_folder() / f"{key}.zip"
+    if cache and (found := _read(path, key)) is not None:
+        return found
+    made = _compile(lowered, target, options)
+    if cache:
+        _write(path, key, made)
+    return made
+
+
+def read_compiled(compiled: Any) -> Artifact:
+    """What can be read from a `jax.stages.Compiled`: totals and module, no buffers."""
+    module = compiled.runtime_executable().hlo_modules()[0]
+    text = module.as_serialized_hlo_module_proto()
+    # An HloProto with the module as its field 1.
+    hlo = b"\x0a" + _varint(len(text)) + text
+    return Artifact(hlo, _stats(compiled), 0.0, False, versions())
+
+
+def versions() -> str:
+    """Versions of everything that takes part in a compile."""
+    names = ["jax " + jax.__version__, "jaxlib " + jaxlib.__version__]
+    import importlib.metadata as metadata
+
+    for wheel in ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "libtpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            names.append(f"{wheel} {metadata.version(wheel)}")
+    return ", ".join(names)
+
+
+def _default_options(target: Target) -> dict[str, Any]:
+    if target.platform == "cuda" and not target.present:
+        return {"xla_gpu_autotune_level": 0}  # nothing to tune on
+    return {}
+
+
+def _fingerprint(
+    lowered: Any, target: Target, options: Mapping[str, Any], placed: Any
+) -> str:
+    """A hash of everything that a compile depends on, source lines included."""
+    module = io.BytesIO()
+    lowered.compiler_ir().operation.write_bytecode(module)
+    leaves = jax.tree.leaves(placed)
+    machine = (
+        gpu_target_config(target.card) if target.platform == "cuda" else target.spec
+    )
+    parts = {
+        "format": _FORMAT,
+        "target": [target.platform, target.num_hosts, target.devices_per_host],
+        "present": target.present,
+        "machine": machine,
+        "devices": sorted({str(_device_ids(leaf)) for leaf in leaves}),
+        "options": sorted((k, str(v)) for k, v in options.items()),
+        "flags": [os.environ.get(n, "") for n in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        "versions": versions(),
+        "module": hashlib.sha256(module.getvalue()).hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _device_ids(leaf: Any) -> tuple[int, ...]:
+    sharding = leaf.sharding
+    if hasattr(sharding, "mesh"):
+        return tuple(d.id for d in sharding.mesh.devices.flat)
+    return tuple(sorted(d.id for d in sharding.device_set))
+
+
+@contextlib.contextmanager
+def _compiler_settings() -> Iterator[None]:
+    """No remat pass of XLA's own; no reading of executables that were never dumped."""
+    wanted = {
+        "jax_compiler_enable_remat_pass": False,
+        "jax_enable_compilation_cache": False,
+    }
+    before = {name: getattr(jax.config, name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifact:
+    folder = tempfile.mkdtemp(prefix="revremat-")
+    start = time.perf_counter()
+    try:
+        with _compiler_settings():
+            compiled = lowered.compile(
+                compiler_options={
+                    **options,
+                    "xla_dump_to": folder,
+                    "xla_dump_hlo_as_proto": True,
+                }
+            )
+        seconds = time.perf_counter() - start
+        dumps = sorted(
+            Path(folder).glob("*after_optimizations.hlo.pb"),
+            key=lambda p: p.stat().st_size,
+        )
+        if not dumps:
+            raise RuntimeError(f"XLA wrote no dump for {target.spec}")
+        hlo = dumps[-1].read_bytes()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" in str(error):
+            reason = str(error).splitlines()[0]
+            raise DoesNotFitError(
+                f"the compiler of {target.spec} refuses the program: {reason}"
+            ) from None
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Artifact(hlo, _stats(compiled), seconds, False, versions())
+
+
+def _stats(compiled: Any) -> dict[str, int]:
+    found = compiled.memory_analysis()
+    if found is None:
+        raise UserError("this backend's compiler states no memory figures")
+    return {
+        prefix + name: getattr(found, f"{prefix}{name}_size_in_bytes")
+        for prefix in ("", "host_")
+        for name in _STATS
+    }
+
+
+def _read(path: Path, key: str) -> Artifact | None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            about = json.loads(archive.read("about.json"))
+            if about["key"] != key:
+                return None
+            path.touch()  # recently used ones are kept longest
+            return Artifact(
+                archive.read("hlo.pb"),
+                about["stats"],
+                about["seconds"],
+                True,
+                about["versions"],
+            )
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError):
+        return None  # absent or damaged: compiled again and replaced
+
+
+def _write(path: Path, key: str, artifact: Artifact) -> None:
+    about = {
+        "key": key,
+        "stats": dict(artifact.stats),
+        "seconds": artifact.seconds,
+        "versions": artifact.versions,
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        try:
+            with (
+                os.fdopen(handle, "wb") as file,
+                zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z,
+            ):
+                z.writestr("about.json", json.dumps(about))
+                z.writestr("hlo.pb", artifact.hlo)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
+        _prune(path.parent)
+    except OSError:
+        return  # a cache that cannot be written only costs time
+
+
+def _prune(folder: Path) -> None:
+    files = sorted(folder.glob("*.zip"), key=lambda p: p.stat().st_mtime)
+    excess = sum(p.stat().st_size for p in files) - _CACHE_LIMIT_BYTES
+    for oldest in files:
+        if excess <= 0:
+            return
+        excess -= oldest.stat().st_size
+        oldest.unlink(missing_ok=True)
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*out, number))

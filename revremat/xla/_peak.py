@@ -1,0 +1,91 @@
+"""The buffers alive at a step's peak, each with who made it."""
+
+from collections.abc import Iterable
+
+from revremat._measurement import Buffer
+from revremat.xla._hlo import Module, dtype_of
+from revremat.xla._liveness import HOST_SPACE, Fixed, Liveness, Region, Value
+from revremat.xla._origin import Origin, Origins
+
+
+def peak_buffers(module: Module, memory: Liveness) -> tuple[Buffer, ...]:
+    """Every buffer alive at the peak, largest first, on the device and on the host."""
+    origins = Origins(module)
+    found = [_fixed_buffer(f, module, origins) for f in memory.fixed if f.size_bytes]
+    for heap in memory.heaps:
+        if heap.space not in (0, HOST_SPACE):
+            continue  # on-chip memories are no part of the device's total
+        for region in heap.alive_at_peak():
+            if region.size_bytes:
+                found.append(
+                    _region_buffer(region, heap.peak_event, heap.space, origins)
+                )
+    return tuple(sorted(found, key=lambda b: (-b.bytes, b.phase, b.scope)))
+
+
+def _space(number: int) -> str:
+    return "host" if number == HOST_SPACE else "device"
+
+
+def _fixed_buffer(fixed: Fixed, module: Module, origins: Origins) -> Buffer:
+    space = _space(fixed.space)
+    if fixed.kind == "argument":
+        parameter = module.entry.parameters.get(fixed.parameter)
+        path = parameter.metadata.op_name if parameter is not None else ""
+        value = next((v for v in fixed.values if v.instruction is parameter), None)
+        value = value or next(iter(fixed.values), None)
+        return Buffer(
+            fixed.size_bytes,
+            *_shape(value),
+            "argument",
+            path or f"argument {fixed.parameter}",
+            space=space,
+        )
+    if fixed.is_table:
+        return Buffer(fixed.size_bytes, (), "", fixed.kind, "pointers", space=space)
+    value, origin = _best(fixed.values, origins)
+    return Buffer(
+        fixed.size_bytes,
+        *_shape(value),
+        fixed.kind,
+        origin.scope,
+        origin.op,
+        origin.source,
+        space,
+    )
+
+
+def _region_buffer(region: Region, event: int, space: int, origins: Origins) -> Buffer:
+    alive = region.values_at(event)
+    others = [v for v in region.values if v not in alive]
+    value, origin = _best([*alive, *others], origins)
+    phase = origin.phase
+    if phase == "argument":  # a copy of an argument: made by the program itself
+        phase = "forward"
+    return Buffer(
+        region.size_bytes,
+        *_shape(value),
+        phase or "forward",
+        origin.scope,
+        origin.op,
+        origin.source,
+        _space(space),
+    )
+
+
+def _best(values: Iterable[Value], origins: Origins) -> tuple[Value | None, Origin]:
+    """The value that says most about a region: one that is computed, not filled in."""
+    first: tuple[Value | None, Origin] = (None, Origin())
+    for value in values:
+        origin = origins.of(value.instruction, value.index)
+        if not origin.fills and origin.phase != "argument":
+            return value, origin
+        if first[0] is None:
+            first = value, origin
+    return first
+
+
+def _shape(value: Value | None) -> tuple[tuple[int, ...], str]:
+    if value is None:
+        return (), ""
+    return tuple(value.shape.dimensions), dtype_of(value.shape)
