@@ -266,17 +266,22 @@ class _Engine:
     def _backward_segment(self, segment: Segment, kept, state: "_Gradients"):
         if self.kept[segment.pattern[0]].ahead:
             return self._backward_ahead(segment, kept, state)
-        step = partial(self._backward_step, segment)
+        step = partial(self._backward_step, segment, kept)
         if segment.repeats == 1:
-            return step(state, (0, kept))[0]
-        turns = (jnp.arange(segment.repeats), kept)
-        return lax.scan(step, state, turns, reverse=True)[0]
+            return step(state, None)[0]
+        return lax.scan(step, state, jnp.arange(segment.repeats), reverse=True)[0]
 
-    def _backward_step(self, segment: Segment, state: "_Gradients", turn):
-        t, kept = turn
+    def _backward_step(self, segment: Segment, kept, state: "_Gradients", t):
+        last = len(segment.pattern) - 1
         for j in reversed(range(len(segment.pattern))):
-            plan, index = self.kept[segment.pattern[j]], self._index(segment, t, j)
-            env = self._recall(plan, index, kept[j])
+            plan = self.kept[segment.pattern[j]]
+            if j < last:
+                # Or the compiler fetches every layer's weights before it needs them.
+                t, carry = lax.optimization_barrier((t, state.carry))
+                state = replace(state, carry=carry)
+            index = self._index(segment, 0 if t is None else t, j)
+            one = kept[j] if t is None else _at_all(kept[j], t)
+            env = self._recall(plan, index, one)
             cotangents = state.carry
             if segment.pattern[j].kind == "invert":
                 inputs = self._invert(plan, index, env, state.output)
@@ -292,7 +297,7 @@ class _Engine:
         kept = kept[0]
 
         def at(t):
-            one = kept if segment.repeats == 1 else jax.tree.map(lambda x: x[t], kept)
+            one = kept if segment.repeats == 1 else _at_all(kept, t)
             index = self._index(segment, t, 0)
             return index, self._recall(plan, index, one)
 
@@ -376,6 +381,10 @@ def _where(mask: Sequence[bool]) -> list[int]:
 
 def _at(stacked: Any, index: Any) -> Any:
     return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
+
+
+def _at_all(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda stacked: _at(stacked, index), tree)
 
 
 def _take(xs: Sequence[Any], index: Any) -> list[Any]:
