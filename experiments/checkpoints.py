@@ -2,16 +2,21 @@
 
 A checkpoint is written into a temporary folder and renamed when it is whole, so that a
 kill or a full disk leaves nothing that looks like one. Writing goes on behind training.
+The files have no checksums of their own: a flipped bit would load as a weight. So each
+array's bits are summed on the device before they are saved and after they are loaded.
 """
 
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grain
+import jax
+import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from revremat._errors import UserError
@@ -31,7 +36,7 @@ class Checkpoints:
     def __init__(self, folder: Path, keep: int):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._folder = folder
-        with _one_sentence(lambda: f"cannot open the checkpoints in {folder}"):
+        with _one_sentence(f"cannot open the checkpoints in {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             _remove_unfinished(folder)
             self._checkpointer = ocp.training.Checkpointer(
@@ -53,7 +58,10 @@ class Checkpoints:
             return
         with self._saving(step):
             response = self._checkpointer.save_checkpointables_async(
-                step, {"state": state, "batches": batches}, force=True
+                step,
+                {"state": state, "batches": batches},
+                force=True,
+                custom_metadata={"bit_sums": bit_sums(state)},
             )
         self._pending = (step, response)
 
@@ -84,14 +92,26 @@ class Checkpoints:
           UserError: If it cannot be read or holds something else.
         """
         path = self._folder / str(self.last_step)
+        before = [info.step for info in self._checkpointer.checkpoints[:-1]]
+        advice = f"go on from step {before[-1]}" if before else "start again"
         with _one_sentence(
-            lambda: f"cannot read the checkpoint {path}",
-            "delete that folder to go on from the one before it",
+            f"cannot read the checkpoint {path}", f"delete that folder to {advice}"
         ):
+            metadata = self._checkpointer.checkpointables_metadata(self.last_step)
+            if not metadata.custom_metadata:
+                raise ValueError("files are missing")
             loaded = self._checkpointer.load_checkpointables(
                 self.last_step, {"state": state, "batches": batches}
-            )
-        return loaded["state"]
+            )["state"]
+            for path, saved, now in zip(
+                _paths(loaded),
+                metadata.custom_metadata["bit_sums"],
+                bit_sums(loaded),
+                strict=True,
+            ):
+                if saved != now:
+                    raise ValueError(f"the bits of {path} have changed since")
+        return loaded
 
     def close(self) -> None:
         """Wait for the last checkpoint and let go of the folder."""
@@ -100,6 +120,8 @@ class Checkpoints:
         finally:
             with contextlib.suppress(Exception):
                 self._checkpointer.close()
+            with contextlib.suppress(OSError):
+                _remove_unfinished(self._folder)
 
     def _newest(self) -> int | None:
         latest = self._checkpointer.latest
@@ -107,19 +129,34 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _saving(self, step: int) -> Iterator[None]:
-        def subject() -> str:
-            return f"cannot save step {step} to {self._folder}"
-
         since = "the start" if self.last_step is None else f"step {self.last_step}"
-        advice = f"make room and run the same command: it goes on from {since}"
-        try:
-            with _one_sentence(subject, advice):
-                yield
-        except UserError:
-            self._pending = None
-            with contextlib.suppress(OSError):
-                _remove_unfinished(self._folder)
-            raise
+        with _one_sentence(
+            f"cannot save step {step} to {self._folder}",
+            f"make room and run the same command: it goes on from {since}",
+        ):
+            yield
+
+
+@jax.jit
+def _bit_sums(leaves: list[jax.Array]) -> jax.Array:
+    def total(leaf):
+        unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32).sum()
+
+    return jnp.stack([total(leaf) for leaf in leaves])
+
+
+def bit_sums(state: Any) -> list[int]:
+    """For each array the sum of its words' bits modulo 2^32.
+
+    Integer sums do not depend on their order, so neither on the mesh.
+    """
+    return _bit_sums(jax.tree.leaves(state)).tolist()
+
+
+def _paths(state: Any) -> list[str]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return [jax.tree_util.keystr(k, simple=True, separator="/") for k, _ in leaves]
 
 
 def _remove_unfinished(folder: Path) -> None:
@@ -128,13 +165,15 @@ def _remove_unfinished(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _one_sentence(subject: Callable[[], str], advice: str = "") -> Iterator[None]:
+def _one_sentence(subject: str, advice: str = "") -> Iterator[None]:
     """Turn whatever a checkpoint library raises into one sentence of ours."""
     try:
         yield
     except Exception as error:
+        # The library leaves coroutines behind that it will not await any more.
+        warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
         advice = f"; {advice}" if advice else ""
-        raise UserError(f"{subject()}: {_reason(error)}{advice}") from error
+        raise UserError(f"{subject}: {_reason(error)}{advice}") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -145,8 +184,20 @@ def _reason(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    for known in ("No space left on device", "File too large", "Permission denied"):
-        if known in str(error):
-            return known
-    first_line = str(error).strip().split("\n")[0]
-    return first_line[:200] or type(error).__name__
+    text = str(error)
+    for known, words in _REASONS.items():
+        if known in text:
+            return words
+    first_line = text.strip().split("\n")[0]
+    return first_line[:160] or type(error).__name__
+
+
+_REASONS = {
+    "No space left on device": "no space left on device",
+    "File too large": "file too large",
+    "Permission denied": "permission denied",
+    "DATA_LOSS": "its data are damaged",
+    "OUT_OF_RANGE": "a file is cut short",
+    "were not found in the checkpoint": "files are missing",
+    "NOT_FOUND": "a file is missing",
+}

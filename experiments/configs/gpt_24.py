@@ -1,0 +1,47 @@
+"""A 24-layer language model of width 4096 on two replicas of four cards each.
+
+Tensor parallel over four cards, data parallel over two: the program whose report has to
+be quick, with 4.9e9 parameters, none of them allocated.
+
+Command:
+    revremat report experiments/configs/gpt_24.py:problem --target h100:8
+
+Expected: TBD.
+"""
+
+from typing import Any
+
+from experiments import step
+from experiments.configs.common import (
+    Experiment,
+    OptimConfig,
+    ShardingConfig,
+    TrainConfig,
+    override,
+)
+from experiments.data import DataConfig
+from experiments.models.gpt import GPTConfig
+from revremat._problem import Problem
+
+config = Experiment(
+    name="gpt_24",
+    model=GPTConfig(
+        vocab_size=32_768,
+        seq_len=2048,
+        width=4096,
+        num_layers=24,
+        num_heads=32,
+        mlp_width=16_384,
+        bias=False,
+        dtype="bfloat16",
+    ),
+    data=DataConfig(batch_size=8),
+    optim=OptimConfig(learning_rate=3e-4, warmup_steps=2000),
+    train=TrainConfig(num_steps=100_000, save_every=1000, valid_every=1000),
+    sharding=ShardingConfig(data=2, model=4),
+)
+
+
+def problem(target: Any, **overrides: Any) -> Problem:
+    """This experiment's training step on a target, for `revremat report`."""
+    return step.problem(override(config, overrides), target)
