@@ -1,1 +1,15 @@
 """Where in memory: safe reuse and optimal offsets for buffers with known lifetimes."""
+
+from revremat.allocation._allocate import Progress as Progress
+from revremat.allocation._allocate import allocate as allocate
+from revremat.allocation._problem import AllocationProblem as AllocationProblem
+from revremat.allocation._problem import Buffer as Buffer
+from revremat.allocation._relation import Relation as Relation
+from revremat.allocation._sections import Section as Section
+from revremat.allocation._sections import lower_bound as lower_bound
+from revremat.allocation._solution import Allocation as Allocation
+from revremat.allocation._solution import Answer as Answer
+from revremat.allocation._solution import Infeasible as Infeasible
+from revremat.allocation._solution import Undecided as Undecided
+from revremat.allocation._validate import InvalidAllocation as InvalidAllocation
+from revremat.allocation._validate import validate as validate

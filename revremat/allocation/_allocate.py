@@ -1,0 +1,220 @@
+"""Allocate: the choice among solvers by size, and the answer with its proof."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from revremat._errors import UserError
+from revremat.allocation import _greedy, _rectangles
+from revremat.allocation._blocks import Blocks, to_blocks
+from revremat.allocation._problem import AllocationProblem
+from revremat.allocation._search import FAILED, SOLVED
+from revremat.allocation._sections import Section, lower_bound
+from revremat.allocation._solution import Allocation, Answer, Infeasible, Undecided
+from revremat.allocation._validate import validate
+
+_FILLINGS = 24
+_LARGE_FILLINGS = 96
+_GREEDY_BLOCKS = 4096
+"""Above this many, all greedy orders together would take longer than they are worth."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a long allocation has come.
+
+    Attributes:
+      best_bytes: The smallest makespan found so far.
+      bound_bytes: What has been proved to be needed.
+      seconds: Since it began.
+      nodes: How many nodes the search has opened.
+    """
+
+    best_bytes: int
+    bound_bytes: int
+    seconds: float
+    nodes: int
+
+
+def allocate(
+    problem: AllocationProblem,
+    capacity_bytes: int | None = None,
+    *,
+    seconds: float = 60.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Answer:
+    """Places every buffer, in as little memory as can be found or within a capacity.
+
+    Fast fillings and greedy orders come first. What they leave open goes to an exact
+    search, which ends with a packing, with a proof, or when time is up. Every answer
+    with offsets has been judged by `validate`. The answer does not depend on the order
+    in which buffers are listed (members of a group excepted), nor on their ids where
+    they differ in anything else.
+
+    Args:
+      problem: What to place.
+      capacity_bytes: Fit into this. None: take as little as possible.
+      seconds: How long to search. The fast part is always done.
+      progress: Called now and then while the search runs.
+
+    Returns:
+      `Allocation`, `Infeasible` (a section or an exhausted search proves it), or, only
+      for a capacity, `Undecided`. Without a capacity the allocation says whether it is
+      proved `optimal`.
+
+    Raises:
+      UserError: A capacity below zero.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, allocate
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4), Buffer("b", 1, 3, 8)))
+      >>> allocate(problem).offsets_bytes
+      (8, 0)
+      >>> print(allocate(problem, capacity_bytes=10))
+      the buffers do not fit into 10 bytes: 2 buffers (a, b) are live at time 1 and \
+take 12 bytes
+    """
+    if capacity_bytes is not None and capacity_bytes < 0:
+        raise UserError(
+            f"a capacity of {capacity_bytes} bytes is given; it must be zero or more"
+        )
+    run = _Run(problem, capacity_bytes, seconds, progress)
+    return run.answer()
+
+
+class _Run:
+    """One call of `allocate`: the best so far, the bound so far, and the clock."""
+
+    def __init__(self, problem, capacity_bytes, seconds, progress):
+        self.started = time.monotonic()
+        self.deadline = self.started + seconds
+        self.problem: AllocationProblem = problem
+        self.capacity_bytes: int | None = capacity_bytes
+        self.progress = progress
+        self.section: Section = lower_bound(problem)
+        self.blocks: Blocks = to_blocks(problem)
+        self.proved_bytes = self.section.size_bytes
+        self.makespan_bytes: int | None = None
+        self.base = np.zeros(0, np.int64)
+        self.solver = ""
+        self.nodes = 0
+        self.reported = self.started
+
+    @property
+    def target_bytes(self) -> int:
+        """Nothing below this is of use."""
+        if self.capacity_bytes is not None:
+            return self.capacity_bytes
+        return self.proved_bytes
+
+    @property
+    def done(self) -> bool:
+        return (
+            self.makespan_bytes is not None and self.makespan_bytes <= self.target_bytes
+        )
+
+    def offer(self, makespan_bytes: int, base: np.ndarray, solver: str) -> None:
+        """Keeps a placement if it is the best so far."""
+        if self.makespan_bytes is None or makespan_bytes < self.makespan_bytes:
+            self.makespan_bytes, self.base, self.solver = makespan_bytes, base, solver
+
+    def report(self) -> None:
+        """Tells the caller, at most ten times a second."""
+        now = time.monotonic()
+        if self.progress is None or now < self.reported + 0.1:
+            return
+        self.reported = now
+        best = self.makespan_bytes or 0
+        self.progress(Progress(best, self.proved_bytes, now - self.started, self.nodes))
+
+    def answer(self) -> Answer:
+        if self.capacity_bytes is not None and self.proved_bytes > self.capacity_bytes:
+            return self.infeasible()
+        if self.blocks.count == 0:
+            self.offer(0, self.base, "nothing to place")
+            return self.allocation()
+        rectangles = _rectangles.Rectangles.of(self.blocks)
+        if rectangles is not None:
+            self.fill(rectangles)
+        if not self.done and (rectangles is None or rectangles.searchable):
+            self.greedy()
+        if not self.done and rectangles is not None and rectangles.searchable:
+            if self.search(rectangles) == FAILED:
+                return self.infeasible()
+        elif not self.done and rectangles is None:
+            if self.branch() == FAILED:
+                return self.infeasible()
+        if self.capacity_bytes is None or self.done:
+            return self.allocation()
+        return Undecided(self.capacity_bytes, self.allocation())
+
+    def fill(self, rectangles: _rectangles.Rectangles) -> None:
+        tries = _FILLINGS if rectangles.searchable else _LARGE_FILLINGS
+        makespan, offsets = rectangles.filled(self.target_bytes, tries, self.deadline)
+        self.offer(makespan, rectangles.base(offsets), "valley filling")
+
+    def greedy(self) -> None:
+        for makespan, base, name in _greedy.portfolio(self.blocks, self.target_bytes):
+            self.offer(makespan, base, name)
+            self.report()
+            if self.done or time.monotonic() > self.deadline:
+                return
+
+    def search(self, rectangles: _rectangles.Rectangles) -> int:
+        """Exact search on rectangles."""
+        unit = rectangles.unit
+        name = "valley search"
+
+        def keep(offsets: np.ndarray) -> None:
+            self.offer(
+                rectangles.makespan_bytes(offsets), rectangles.base(offsets), name
+            )
+
+        if self.capacity_bytes is not None:
+
+            def watch() -> None:
+                self.nodes = rectangles.nodes
+                self.report()
+
+            # A topmost buffer may be shorter than its units: round down to find a
+            # packing, up to prove that there is none.
+            down, up = self.capacity_bytes // unit, -(-self.capacity_bytes // unit)
+            status, offsets = _rectangles.pack(rectangles, down, self.deadline, watch)
+            if status == FAILED and rectangles.tail.any() and down < up:
+                status, offsets = _rectangles.pack(rectangles, up, self.deadline, watch)
+            if status == SOLVED:
+                keep(offsets)
+            self.nodes = rectangles.nodes
+            return status
+
+        def watch_best(offsets: np.ndarray | None, least_units: int) -> None:
+            if offsets is not None:
+                keep(offsets)
+            self.nodes = rectangles.nodes
+            if not rectangles.tail.any():
+                self.proved_bytes = max(self.proved_bytes, least_units * unit)
+            self.report()
+
+        least = -(-self.proved_bytes // unit)
+        best = -(-self.makespan_bytes // unit)
+        _rectangles.tighten(rectangles, least, best, self.deadline, watch_best)
+        return SOLVED
+
+    def branch(self) -> int:
+        """Exact search on blocks of any shape."""
+        return SOLVED
+
+    def infeasible(self) -> Infeasible:
+        seconds = time.monotonic() - self.started
+        return Infeasible(self.capacity_bytes, self.section, self.nodes, seconds)
+
+    def allocation(self) -> Allocation:
+        offsets = self.blocks.offsets(self.problem, self.base)
+        makespan = validate(self.problem, offsets)
+        optimal = makespan <= max(self.proved_bytes, self.section.size_bytes)
+        seconds = time.monotonic() - self.started
+        return Allocation(
+            offsets, makespan, self.section, optimal, self.solver, seconds
+        )

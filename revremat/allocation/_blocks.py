@@ -1,0 +1,120 @@
+"""The one form that every solver takes: blocks of buffers with fixed inner offsets."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from revremat._errors import UserError
+from revremat.allocation._problem import LARGEST_BYTES, AllocationProblem
+from revremat.allocation._relation import Relation
+from revremat.allocation._sections import SectionRanges, section_ranges
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Buffers in a canonical order, tied together into blocks.
+
+    A buffer alone is a block of one; a group is a block whose members lie behind one
+    another; what is in place is a block whose members lie over one another. Empty
+    buffers are left out. The order depends on the buffers, not on how they were listed.
+
+    Attributes:
+      start: `int64[blocks + 1]`, the first member of each block.
+      buffer: `int64[members]`, the position of each member in the problem.
+      shift: `int64[members]`, its offset within the block, in bytes.
+      size: `int64[members]`, in bytes.
+      alignment: `int64[blocks]`, the block's offset is a multiple of it.
+      height: `int64[blocks]`, from the block's offset to the end of its last member.
+      ranges: Each member's lifetime as sections.
+      relation: Among the members, or None.
+    """
+
+    start: np.ndarray
+    buffer: np.ndarray
+    shift: np.ndarray
+    size: np.ndarray
+    alignment: np.ndarray
+    height: np.ndarray
+    ranges: SectionRanges
+    relation: Relation | None
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return len(self.alignment)
+
+    @property
+    def rectangles(self) -> bool:
+        """Whether every block is one buffer whose lifetime alone decides."""
+        return len(self.buffer) == self.count and self.relation is None
+
+    def offsets(self, problem: AllocationProblem, base: np.ndarray) -> tuple[int, ...]:
+        """Offsets of all buffers from those of the blocks; empty buffers lie at 0."""
+        offsets = [0] * len(problem.buffers)
+        block = np.repeat(np.arange(self.count), np.diff(self.start))
+        for i, offset in zip(self.buffer, base[block] + self.shift, strict=True):
+            offsets[i] = int(offset)
+        return tuple(offsets)
+
+    def makespan(self, base: np.ndarray) -> int:
+        """The end of the block that reaches highest."""
+        return int((base + self.height).max(initial=0))
+
+
+def to_blocks(problem: AllocationProblem) -> Blocks:
+    """Ties the buffers of a problem into blocks.
+
+    Raises:
+      UserError: A group whose alignments have no common multiple below 2**62.
+    """
+    buffers = problem.buffers
+    loose = np.ones(len(buffers), bool)
+    blocks: list[tuple[list[int], list[int]]] = []
+    for name, members in problem.groups.items():
+        loose[list(members)] = False
+        shifts, at = [], 0
+        for i in members:
+            align = buffers[i].alignment_bytes
+            shifts.append(-(-at // align) * align)
+            at = shifts[-1] + buffers[i].size_bytes
+        if math.lcm(*(buffers[i].alignment_bytes for i in members)) >= LARGEST_BYTES:
+            raise UserError(
+                f"the alignments of group {name!r} have no common multiple below "
+                "2**62; give its buffers alignments that are powers of two"
+            )
+        blocks.append((list(members), shifts))
+    for ids in problem.in_place:
+        members = [problem.index[id] for id in ids]
+        loose[members] = False
+        blocks.append((members, [0] * len(members)))
+    blocks.extend(([int(i)], [0]) for i in np.flatnonzero(loose))
+
+    def key(block):
+        return [
+            (b.lower, b.upper, b.size_bytes, b.alignment_bytes, b.id)
+            for b in (buffers[i] for i in block[0])
+        ]
+
+    def has_empty_only(block):
+        # An empty group member still has to lie where its neighbours put it.
+        return len(block[0]) == 1 and buffers[block[0][0]].size_bytes == 0
+
+    blocks = sorted((b for b in blocks if not has_empty_only(b)), key=key)
+    buffer = np.array([i for members, _ in blocks for i in members], np.int64)
+    shift = np.array([s for _, shifts in blocks for s in shifts], np.int64)
+    size = problem.sizes_bytes[buffer]
+    counts = [len(members) for members, _ in blocks]
+    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    alignment = np.array(
+        [math.lcm(*(buffers[i].alignment_bytes for i in m)) for m, _ in blocks],
+        np.int64,
+    )
+    if len(blocks):
+        height = np.maximum.reduceat(shift + size, start[:-1])
+        ranges = section_ranges(problem.lower[buffer], problem.upper[buffer])
+    else:
+        none = np.zeros(0, np.int64)
+        height, ranges = none, SectionRanges(none, none, none)
+    relation = problem.relation.take(buffer) if problem.relation is not None else None
+    return Blocks(start, buffer, shift, size, alignment, height, ranges, relation)

@@ -1,0 +1,1 @@
+"""Exact search on blocks of any shape."""

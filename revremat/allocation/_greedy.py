@@ -1,0 +1,134 @@
+"""Greedy placement in a fixed order, for any blocks: what XLA and SOMAS do."""
+
+from collections.abc import Iterator
+
+import numba
+import numpy as np
+
+from revremat.allocation._blocks import Blocks
+
+BEST_FIT, LOWEST = 0, 1
+"""Which gap a block goes into: the one it leaves least of, or the lowest."""
+
+
+@numba.njit(cache=True, nogil=True)
+def place_in_order(
+    order, start, begin, end, shift, size, alignment, words, fit, ceiling, base
+):
+    """Places block after block; writes `base` and returns the makespan.
+
+    Args:
+      order: `int64[blocks]`, the order of placement.
+      start: `int64[blocks + 1]`, the first member of each block.
+      begin, end, shift, size: `int64[members]`, sections, offset within the block and
+        bytes of each member.
+      alignment: `int64[blocks]`.
+      words: `uint64[members, k]`, the relation's bits, or `[0, 0]` for none.
+      fit: BEST_FIT or LOWEST.
+      ceiling: Gives up, returning what it reached, once the makespan is this or more.
+      base: `int64[blocks]`, written.
+    """
+    members = begin.shape[0]
+    related = words.shape[0] > 0
+    # Members that are placed, sorted by offset.
+    placed = np.empty(members, np.int64)
+    offset = np.empty(members, np.int64)
+    placed_count = 0
+    # Where the block's offset must not lie: open intervals.
+    forbidden_begin = np.empty(members, np.int64)
+    forbidden_end = np.empty(members, np.int64)
+    makespan = np.int64(0)
+    for block in order:
+        first, last = start[block], start[block + 1]
+        if last - first > 1 and placed_count * (last - first) > len(forbidden_begin):
+            forbidden_begin = np.empty(placed_count * (last - first), np.int64)
+            forbidden_end = np.empty(placed_count * (last - first), np.int64)
+        clashes = 0
+        height = np.int64(0)
+        for m in range(first, last):
+            height = max(height, shift[m] + size[m])
+            for x in range(placed_count):
+                p = placed[x]
+                apart = begin[m] >= end[p] or begin[p] >= end[m]
+                if apart and related:
+                    word = words[m, p >> 6] >> np.uint64(p & 63)
+                    apart = word & np.uint64(1) == 0
+                if not apart and size[m] > 0:
+                    forbidden_begin[clashes] = offset[x] - size[m] - shift[m]
+                    forbidden_end[clashes] = offset[x] + size[p] - shift[m]
+                    clashes += 1
+        if last - first > 1:
+            by_begin = np.argsort(forbidden_begin[:clashes])
+            forbidden_begin[:clashes] = forbidden_begin[:clashes][by_begin]
+            forbidden_end[:clashes] = forbidden_end[:clashes][by_begin]
+        # `lowest`: no offset below it is free that has not been looked at.
+        lowest = np.int64(0)
+        chosen, leftover = np.int64(-1), np.int64(1 << 62)
+        for x in range(clashes):
+            if forbidden_begin[x] >= lowest:
+                spare = forbidden_begin[x] - lowest
+                if spare < leftover:
+                    chosen, leftover = lowest, spare
+                    if fit == LOWEST or spare == 0:
+                        break
+            if forbidden_end[x] > lowest:
+                align = alignment[block]
+                lowest = (forbidden_end[x] + align - 1) // align * align
+        if chosen < 0:
+            chosen = lowest
+        base[block] = chosen
+        makespan = max(makespan, chosen + height)
+        if makespan >= ceiling:
+            return makespan
+        for m in range(first, last):
+            if size[m] == 0:
+                continue
+            at = placed_count
+            while at > 0 and offset[at - 1] > chosen + shift[m]:
+                placed[at], offset[at] = placed[at - 1], offset[at - 1]
+                at -= 1
+            placed[at], offset[at] = m, chosen + shift[m]
+            placed_count += 1
+    return makespan
+
+
+def portfolio(blocks: Blocks, target_bytes: int) -> Iterator[tuple]:
+    """Runs all orders and gaps; yields `(makespan_bytes, base, name)` of each better.
+
+    The orders are XLA's (size, lifetime, size x lifetime), each with both gaps, and
+    those by start, by end and by the fullest section a block lies in.
+    """
+    ranges, start = blocks.ranges, blocks.start[:-1]
+    width = np.add.reduceat(ranges.end - ranges.begin, start)
+    begin = np.minimum.reduceat(ranges.begin, start)
+    end = np.maximum.reduceat(ranges.end, start)
+    load = ranges.loads(blocks.size)
+    peak = np.array(
+        [load[a:b].max() for a, b in zip(ranges.begin, ranges.end, strict=True)]
+    )
+    peak = np.maximum.reduceat(peak, start)
+    size = blocks.height
+    orders = {
+        "size": np.lexsort((-width, -size)),
+        "lifetime": np.lexsort((-size, -width)),
+        "size x lifetime": np.lexsort((-size, -(size.astype(np.float64) * width))),
+        "start": np.lexsort((-size, -width, begin)),
+        "end": np.lexsort((-size, -width, -end)),
+        "fullest section": np.lexsort((-size, -width, -peak)),
+    }
+    words = np.zeros((0, 0), np.uint64)
+    if blocks.relation is not None:
+        words = blocks.relation.words
+    ceiling = np.int64(1 << 62)
+    for name, order in orders.items():
+        for fit, gap in ((BEST_FIT, "best fit"), (LOWEST, "lowest offset")):
+            base = np.empty(blocks.count, np.int64)
+            makespan = place_in_order(
+                order, blocks.start, ranges.begin, ranges.end, blocks.shift,
+                blocks.size, blocks.alignment, words, fit, ceiling, base,
+            )  # fmt: skip
+            if makespan < ceiling:
+                ceiling = np.int64(makespan)
+                yield int(makespan), base, f"{name}, {gap}"
+                if makespan <= target_bytes:
+                    return

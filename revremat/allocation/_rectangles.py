@@ -1,0 +1,289 @@
+"""Packing of buffers whose lifetimes alone decide: filling, then exact search."""
+
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from revremat.allocation._blocks import Blocks
+from revremat.allocation._fill import fill
+from revremat.allocation._search import (
+    FAILED,
+    FEWEST,
+    LIMIT,
+    LOWEST,
+    SOLVED,
+    WEIGHTED,
+    search,
+)
+
+LANES = 2
+"""Searches that run side by side. Fixed, so that answers do not depend on the machine;
+the compiled kernels release the interpreter's lock."""
+
+_SEARCHED_BLOCKS = 8192
+"""Above this many, a node costs too much for the search to get anywhere."""
+
+_RULES = (LOWEST, WEIGHTED, FEWEST)
+_REMEMBERED = 1 << 20
+
+
+@dataclass
+class _Lane:
+    """What one search learns and keeps for the next."""
+
+    failures: np.ndarray
+    failed: np.ndarray
+    capacity: int = -1
+
+
+@dataclass
+class Rectangles:
+    """The arrays of a packing problem, in multiples of its unit.
+
+    Attributes:
+      begin, end: `int64[n]`, sections of each buffer, sorted by `begin`, longest first.
+      size: `int64[n]`, in units.
+      tail: `int64[n]`, bytes by which each buffer is shorter than its units.
+      block: `int64[n]`, which block each is.
+      unit: Bytes; every offset is a multiple of it.
+      section_count: How many sections there are.
+    """
+
+    begin: np.ndarray
+    end: np.ndarray
+    size: np.ndarray
+    tail: np.ndarray
+    block: np.ndarray
+    unit: int
+    section_count: int
+    lanes: list[_Lane] = field(default_factory=list)
+    tried: int = 0
+    nodes: int = 0
+
+    @classmethod
+    def of(cls, blocks: Blocks) -> "Rectangles | None":
+        """From blocks of one member with one alignment; None for any others."""
+        if not blocks.rectangles or not blocks.count:
+            return None
+        unit = int(blocks.alignment[0])
+        if (blocks.alignment != unit).any():
+            return None
+        begin, end = blocks.ranges.begin, blocks.ranges.end
+        # Ties go by the blocks' canonical order, so that the input's does not matter.
+        order = np.lexsort((-blocks.size, -end, begin))
+        size = -(-blocks.size // unit)
+        if unit == 1:
+            unit = math.gcd(*blocks.size.tolist())
+            size = blocks.size // unit
+        return cls(
+            begin[order],
+            end[order],
+            size[order],
+            (size * unit - blocks.size)[order],
+            order,
+            unit,
+            blocks.ranges.count,
+        )
+
+    def __post_init__(self):
+        sections = self.section_count
+        self.first = np.searchsorted(self.begin, np.arange(sections + 1))
+        steps = np.zeros(sections + 1, np.int64)
+        np.add.at(steps, self.begin, self.size)
+        np.subtract.at(steps, self.end, self.size)
+        load = np.cumsum(steps)[:-1]
+        peak = _range_maxima(load, self.begin, self.end)
+        width = self.end - self.begin
+        # Ranks, so that neither the unit of time nor that of memory matters.
+        self.preferences = tuple(
+            _ranks(key)
+            for key in (
+                (width, self.size),
+                (width * self.size.astype(np.float64), width),
+                (self.size, width),
+                (peak, width),
+                (peak, width * self.size.astype(np.float64)),
+                (width, peak),
+            )
+        )
+
+    def makespan_bytes(self, offsets: np.ndarray) -> int:
+        """The end of the buffer that reaches highest."""
+        return int(((offsets + self.size) * self.unit - self.tail).max())
+
+    def base(self, offsets: np.ndarray) -> np.ndarray:
+        """Offsets in bytes, one a block, from offsets in units."""
+        base = np.empty_like(offsets)
+        base[self.block] = offsets * self.unit
+        return base
+
+    def preference(self, number: int, noise: float) -> np.ndarray:
+        """The number-th preference, shaken by noise that its number fixes."""
+        ranks = self.preferences[number % len(self.preferences)]
+        if noise == 0:
+            return ranks
+        return ranks + noise * np.random.default_rng(number).random(len(ranks))
+
+    def filled(self, target_bytes: int, tries: int, deadline: float):
+        """The best of several fillings, `(makespan_bytes, offsets)`.
+
+        Stops early at the target or when time is up, but tries at least once.
+        """
+        best, best_offsets = None, None
+        offsets = np.empty(len(self.size), np.int64)
+        ceiling = np.int64(1 << 62)
+        for number in range(tries):
+            noise = 0.0 if number < len(self.preferences) else 0.2
+            preference = self.preference(number, noise)
+            top = fill(
+                self.begin, self.end, self.size, self.first, preference, ceiling,
+                offsets,
+            )  # fmt: skip
+            if top < ceiling:
+                ceiling = np.int64(top)
+                best_offsets = offsets.copy()
+                best = self.makespan_bytes(best_offsets)
+                if best <= target_bytes:
+                    break
+            if time.monotonic() > deadline:
+                break
+        return best, best_offsets
+
+    @property
+    def searchable(self) -> bool:
+        """Whether the exact search can be expected to get anywhere."""
+        return len(self.size) <= _SEARCHED_BLOCKS
+
+    def attempt(self, capacity_units: int, nodes: int):
+        """One search in each lane: `(status, offsets in units or None)`.
+
+        The lanes differ in rule and preference, and each attempt goes on to the next.
+        """
+        if not self.lanes:
+            self.lanes = [
+                _Lane(np.ones(self.section_count), np.zeros(_REMEMBERED, np.uint64))
+                for _ in range(LANES)
+            ]
+        with ThreadPoolExecutor(LANES) as pool:
+            results = list(
+                pool.map(
+                    lambda lane: self._search_in(lane, capacity_units, nodes),
+                    range(LANES),
+                )
+            )
+        self.tried += LANES
+        self.nodes += sum(opened for _, _, opened in results)
+        for status, offsets, _ in results:
+            if status != LIMIT:
+                return status, offsets
+        return LIMIT, None
+
+    def _search_in(self, index: int, capacity_units: int, nodes: int):
+        lane = self.lanes[index]
+        if lane.capacity < capacity_units:
+            # What failed under less memory may do under more; not the other way.
+            lane.failed[:] = 0
+        lane.capacity = capacity_units
+        number = self.tried + index
+        kinds = len(self.preferences)
+        noise = 0.0 if number < kinds * len(_RULES) else 0.3
+        offsets = np.full(len(self.size), -1, np.int64)
+        status, opened = search(
+            self.begin, self.end, self.size, self.first, capacity_units,
+            self.preference(number, noise), _RULES[number // kinds % len(_RULES)],
+            nodes, lane.failures, lane.failed, offsets,
+        )  # fmt: skip
+        return status, offsets if status == SOLVED else None, opened
+
+
+def pack(
+    rectangles: Rectangles,
+    capacity_units: int,
+    deadline: float,
+    watch: Callable[[], None],
+):
+    """Searches until there is a packing, a proof that there is none, or no time.
+
+    Returns:
+      `(status, offsets in units or None)`.
+    """
+    nodes = 2000.0
+    while time.monotonic() < deadline:
+        status, offsets = rectangles.attempt(capacity_units, int(nodes))
+        if status != LIMIT:
+            return status, offsets
+        nodes *= 1.04
+        watch()
+    return LIMIT, None
+
+
+def tighten(
+    rectangles: Rectangles,
+    least_units: int,
+    best_units: int,
+    deadline: float,
+    watch: Callable[[np.ndarray | None, int], None],
+):
+    """Lowers a makespan towards the least possible, by bisection in growing efforts.
+
+    Args:
+      rectangles: What is packed.
+      least_units: A lower bound.
+      best_units: A makespan that is known to be possible.
+      deadline: When to stop, on `time.monotonic`'s clock.
+      watch: Called with offsets whenever a better packing is found and with None after
+        other attempts, and with the lower bound proved so far.
+
+    Returns:
+      The lower bound that was proved.
+    """
+    nodes, rounds = 2000, 9
+    while least_units < best_units and time.monotonic() < deadline:
+        low, target = least_units - 1, least_units
+        while target < best_units:
+            status = LIMIT
+            for _ in range(rounds):
+                status, offsets = rectangles.attempt(target, nodes)
+                if status == SOLVED:
+                    best_units = int((offsets + rectangles.size).max())
+                    watch(offsets, least_units)
+                elif status == FAILED:
+                    least_units = max(least_units, target + 1)
+                    watch(None, least_units)
+                if status != LIMIT or time.monotonic() > deadline:
+                    break
+                watch(None, least_units)
+            if status != SOLVED:
+                low = target
+            if time.monotonic() > deadline:
+                break
+            target = max(low + 1, low + (best_units - low) // 2)
+        nodes *= 2
+    return least_units
+
+
+def _ranks(keys) -> np.ndarray:
+    order = np.lexsort(tuple(reversed(keys)))
+    ranks = np.empty(len(order))
+    ranks[order] = np.arange(len(order)) / max(1, len(order))
+    return ranks
+
+
+def _range_maxima(values, begin, end):
+    """Largest value of each half-open range, by a sparse table."""
+    table = [values]
+    span = 1
+    while 2 * span <= len(values):
+        table.append(np.maximum(table[-1][:-span], table[-1][span:]))
+        span *= 2
+    level = np.frexp((end - begin).astype(np.float64))[1] - 1
+    result = np.empty(len(begin), np.int64)
+    for k in np.unique(level):
+        at = level == k
+        row = table[k]
+        result[at] = np.maximum(row[begin[at]], row[end[at] - (1 << k)])
+    return result
