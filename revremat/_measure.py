@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from revremat import xla
+from revremat._bytes import format_bytes, parse_bytes
 from revremat._measurement import Measurement, Memory
 from revremat.xla import Artifact, Target
 
@@ -71,6 +72,57 @@ def measure(
             step, specs, wanted, donate=donate, options=options, cache=cache
         )
     return read_artifact(artifact, wanted, name or _name_of(step))
+
+
+class DoesNotFit(AssertionError):
+    """A step takes more than its budget."""
+
+
+def assert_fits(
+    step: Any,
+    *specs: Any,
+    target: str | Target,
+    budget: int | str | None = None,
+    donate: tuple[int, ...] = (),
+) -> Measurement:
+    """Fails a test when a step takes more than its budget on a target.
+
+    Args:
+      step: The training step; see `measure`.
+      *specs: Its arguments.
+      target: Where it must fit.
+      budget: Bytes on each device: an int, `"60GiB"`, or `"75%"` of what is usable; by
+        default all that is usable.
+      donate: Positions of the arguments whose memory the step may reuse.
+
+    Returns:
+      The `Measurement`.
+
+    Raises:
+      DoesNotFit: With what holds most of the memory.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> x = jax.ShapeDtypeStruct((1024,), jnp.float32)
+      >>> rr.assert_fits(jnp.tanh, x, target="cpu:1", budget="1MiB").fits
+      True
+    """
+    wanted = xla.target(target)
+    usable = wanted.usable_bytes
+    limit = usable if budget is None else parse_bytes(budget, usable_bytes=usable)
+    found = measure(step, *specs, target=wanted, donate=donate)
+    total = found.memory.total_bytes
+    if total > limit:
+        largest = ", ".join(
+            f"{'/'.join(filter(None, key))} {format_bytes(size)}"
+            for key, size in list(found.memory.by("phase", "scope").items())[:3]
+        )
+        raise DoesNotFit(
+            f"{found.program} takes {format_bytes(total)} on each device of "
+            f"{wanted.spec}, {format_bytes(total - limit)} more than the budget of "
+            f"{format_bytes(limit)}; most is held by {largest}"
+        )
+    return found
 
 
 def read_artifact(artifact: Artifact, target: Target, name: str) -> Measurement:

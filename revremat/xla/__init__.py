@@ -1,5 +1,6 @@
 """What the compiler made: targets, compiles, liveness, origins and time."""
 
+from revremat.xla._cards import GPU_CARDS as GPU_CARDS
 from revremat.xla._cards import Card as Card
 from revremat.xla._cards import load_card as load_card
 from revremat.xla._clock import estimate as estimate

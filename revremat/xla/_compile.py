@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib.metadata as metadata
 import io
 import json
 import os
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 
 from revremat._errors import UserError
 from revremat.xla._specs import place
@@ -133,10 +133,15 @@ def read_compiled(compiled: Any) -> Artifact:
 
 def versions() -> str:
     """Versions of everything that takes part in a compile."""
-    names = ["jax " + jax.__version__, "jaxlib " + jaxlib.__version__]
-    import importlib.metadata as metadata
-
-    for wheel in ("jax-cuda13-plugin", "jax-cuda13-pjrt", "nvidia-cuda-nvcc", "libtpu"):
+    names = []
+    for wheel in (
+        "jax",
+        "jaxlib",
+        "jax-cuda13-plugin",
+        "jax-cuda13-pjrt",
+        "nvidia-cuda-nvcc",
+        "libtpu",
+    ):
         with contextlib.suppress(metadata.PackageNotFoundError):
             names.append(f"{wheel} {metadata.version(wheel)}")
     return ", ".join(names)

@@ -241,13 +241,13 @@ def _replay(trace: Any, arena: Any, values: dict[int, Value], places: Any) -> He
         live += value.size_bytes
 
     for at, event in enumerate(trace.events):
-        buffer_id = event.buffer_id
+        buffer_id: int = event.buffer_id
         if event.kind == _FREE:
-            top = root.get(buffer_id)
-            if top is None or top not in references:
+            freed: int = root.get(buffer_id, -1)
+            if freed not in references:
                 raise UserError("the dump's heap trace frees a buffer twice")
-            references[top] -= 1
-            region = open_regions[top]
+            references[freed] -= 1
+            region = open_regions[freed]
             value = values.get(buffer_id)
             if value is not None:
                 region.values.append(
@@ -260,14 +260,14 @@ def _replay(trace: Any, arena: Any, values: dict[int, Value], places: Any) -> He
                         at,
                     )
                 )
-            if references[top] == 0:
+            if references[freed] == 0:
                 region.end = at
                 live -= region.size_bytes
-                del references[top], open_regions[top]
+                del references[freed], open_regions[freed]
         else:
             top = buffer_id
             if event.kind == _SHARE:
-                shared = event.share_with_canonical_id
+                shared: int = event.share_with_canonical_id
                 top = root.get(shared, shared)
             root[buffer_id] = top
             born[buffer_id] = at
@@ -278,9 +278,9 @@ def _replay(trace: Any, arena: Any, values: dict[int, Value], places: Any) -> He
         curve.append(live)
         names.append(event.instruction_name)
     for buffer_id, at in born.items():  # never freed: alive to the end
-        top, value = root[buffer_id], values.get(buffer_id)
-        if value is not None and top in open_regions:
-            open_regions[top].values.append(
+        last, value = root[buffer_id], values.get(buffer_id)
+        if value is not None and last in open_regions:
+            open_regions[last].values.append(
                 Value(
                     value.id,
                     value.size_bytes,
@@ -290,7 +290,7 @@ def _replay(trace: Any, arena: Any, values: dict[int, Value], places: Any) -> He
                     len(trace.events) + 1,
                 )
             )
-            open_regions[top].end = len(trace.events) + 1
+            open_regions[last].end = len(trace.events) + 1
     for region in regions:
         region.values.sort(key=lambda v: v.start)
     peak = max(range(len(curve)), key=curve.__getitem__, default=0)

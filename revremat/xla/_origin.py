@@ -155,7 +155,7 @@ class Origins:
         source = f"{frames[0][0]}:{frames[0][2]}" if frames else ""
         scope = "/".join(scopes)
         if not scope and frames:
-            scope = frames[0][1].replace("<locals>.", "")
+            scope = re.sub(r"\.?<(locals|lambda|genexpr|listcomp)>", "", frames[0][1])
         phase = phase_of(op_name) or ("update" if i.id in self._update else "forward")
         return Origin(op_name, op, phase, scope, source, i.opcode in _FILLS)
 
@@ -212,6 +212,8 @@ def split_op_name(op_name: str) -> tuple[list[str], str]:
             part = match[2]
         for piece in _split_outside_parentheses(part):
             if piece in _PLUMBING or _CALL.match(piece) or _BRANCH.match(piece):
+                continue
+            if "->" in piece:  # an einsum's equation
                 continue
             scopes.append(piece)
     return scopes, _CALL.sub(r"\1", op) if op else ""

@@ -242,6 +242,24 @@ def _devices(wanted: Target) -> tuple[Any, ...]:
     return _platforms.tpu_topology(wanted.spec)
 
 
+_COPIED = (
+    "threads_per_block_limit",
+    "threads_per_warp",
+    "shared_memory_per_block",
+    "shared_memory_per_core",
+    "threads_per_core_limit",
+    "core_count",
+    "fpus_per_core",
+    "memory_bandwidth",
+    "l2_cache_size",
+    "clock_rate_ghz",
+    "device_memory_size",
+    "shared_memory_per_block_optin",
+    "registers_per_core_limit",
+    "registers_per_block_limit",
+)
+
+
 def gpu_target_config(card: Card) -> str:
     """The card as text of XLA's `GpuTargetConfigProto`."""
     d = card.description
@@ -250,14 +268,7 @@ def gpu_target_config(card: Card) -> str:
     capability = f"major: {major} minor: {minor.rstrip('a')}"
     if accelerated:
         capability += " feature_extension: ACCELERATED_FEATURES"
-    copied = (
-        "threads_per_block_limit threads_per_warp shared_memory_per_block "
-        "shared_memory_per_core threads_per_core_limit core_count fpus_per_core "
-        "memory_bandwidth l2_cache_size clock_rate_ghz device_memory_size "
-        "shared_memory_per_block_optin registers_per_core_limit "
-        "registers_per_block_limit"
-    ).split()
-    lines = [f"  {name}: {d[name]}" for name in copied]
+    lines = [f"  {name}: {d[name]}" for name in _COPIED]
     return "\n".join(
         [
             "gpu_device_info {",

@@ -1,0 +1,82 @@
+"""Bytes as people write and read them."""
+
+import re
+
+from revremat._errors import UserError
+
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
+    """A number of bytes from an int, `"60GiB"`, or a share of what is usable.
+
+    Args:
+      text: An int is bytes; text is a number with a unit, or `"75%"`.
+      usable_bytes: What a percentage is of.
+
+    Returns:
+      Bytes.
+
+    Raises:
+      UserError: The text is no such thing.
+
+    >>> parse_bytes("1.5 GiB")
+    1610612736
+    >>> parse_bytes("50%", usable_bytes=1000)
+    500
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        if text <= 0:
+            raise UserError(
+                f"a budget of {text} bytes is nothing: write a positive one"
+            )
+        return text
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*", str(text))
+    number, unit = (float(match[1]), match[2].lower()) if match else (0.0, "?")
+    if unit == "%" and usable_bytes is not None and 0 < number <= 100:
+        return int(usable_bytes * number / 100)
+    if unit not in _UNITS or number == 0:
+        raise UserError(
+            f"{text!r} is no number of bytes: write one like '60GiB', '512MiB' or "
+            "'75%' (of the usable memory)"
+        )
+    return int(number * _UNITS[unit])
+
+
+def format_bytes(number: int | float) -> str:
+    """Bytes for people: three or four figures and a binary unit.
+
+    >>> format_bytes(1610612736)
+    '1.50 GiB'
+    """
+    sign, size = ("-" if number < 0 else ""), float(abs(number))
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1000 or unit == "TiB":
+            digits = 0 if unit == "B" or size >= 100 else 1 if size >= 10 else 2
+            return f"{sign}{size:.{digits}f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def format_us(microseconds: float) -> str:
+    """Microseconds for people.
+
+    >>> format_us(43_200)
+    '43.2 ms'
+    """
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if microseconds >= factor:
+            value = microseconds / factor
+            digits = 0 if value >= 100 else 1 if value >= 10 else 2
+            return f"{value:.{digits}f} {unit}"
+    return f"{microseconds:.0f} us"

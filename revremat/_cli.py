@@ -1,0 +1,148 @@
+"""The command line: `revremat report`, `revremat targets`, ..."""
+
+import ast
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from revremat import xla
+from revremat._errors import UserError
+from revremat._files import write_text
+from revremat._load import ProgramError, load, users_errors
+from revremat._lock import check_lock, lock_text
+from revremat._measure import measure
+from revremat._measurement import Measurement
+from revremat._render import render, render_targets, write
+
+FAILED = 1
+MISTAKE = 2
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a training step takes on a target: bytes, who holds them, and time.
+
+    PROGRAM is `package.module:problem` or `file.py:problem`, a function
+    `problem(target, **overrides)` that returns a `revremat.Problem`.
+    """
+
+    program: Annotated[str, tyro.conf.Positional]
+    """What to measure."""
+    target: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """`local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`; repeat it for a table."""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
+    json: Path | None = None
+    """Also write everything as JSON to this file."""
+    html: Path | None = None
+    """Also write a page to this file."""
+    lock: Path | None = None
+    """Write the bytes to this file, for `--check`."""
+    check: Path | None = None
+    """Fail (exit code 1) when bytes grew past this file's tolerance."""
+    tolerance: float = 0.01
+    """Growth that the lock lets pass, as a share."""
+
+    def run(self) -> int:
+        found = self._measure()
+        _out(found[0] if len(found) == 1 else found)
+        for path in filter(None, (self.json, self.html)):
+            write(found[0] if len(found) == 1 else found, path)
+        if self.lock is not None:
+            write_text(self.lock, lock_text(found, self.tolerance))
+        grown = check_lock(found, self.check) if self.check is not None else []
+        for sentence in grown:
+            print(f"revremat: {sentence}", file=sys.stderr)
+        return FAILED if grown else 0
+
+    def _measure(self) -> list[Measurement]:
+        targets = _targets(self.target or ("local",))
+        overrides = dict(_override(text) for text in self.set)
+        found = []
+        for target in targets:
+            problem = load(self.program, target, overrides)
+            with users_errors(f"{self.program} does not compile for {target}"):
+                step, specs = problem.make_step()
+                found.append(
+                    measure(
+                        step,
+                        *specs,
+                        target=target,
+                        donate=problem.donate,
+                        name=problem.name or self.program,
+                    )
+                )
+        return found
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The devices revremat knows, and what is missing to use each."""
+
+    def run(self) -> int:
+        xla.request_cpu_devices(8)
+        here = xla.target("local")
+        specs = ["local"] if here.platform != "cpu" else ["cpu:1"]
+        specs += ["cpu:8", *(f"{key}:8" for key in xla.GPU_CARDS)]
+        specs += ["v4:2x2x1", "v5e:4x4", "v5p:2x2x1", "v6e:4x4"]
+        rows = [(t, t.missing()) for t in map(xla.target, specs)]
+        sys.stdout.write(render_targets(rows, color=sys.stdout.isatty()))
+        return 0
+
+
+def _targets(specs: Sequence[str]) -> list[xla.Target]:
+    """The targets, with as many CPU devices as any of them needs."""
+    found = [xla.target(spec) for spec in specs if spec != "local"]
+    cpus = [t.num_devices for t in found if t.platform == "cpu"]
+    if cpus:
+        xla.request_cpu_devices(max(cpus))
+    return [xla.target(spec) for spec in specs]
+
+
+def _override(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError(f"--set {text!r} sets nothing: write --set name=value")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def _out(noun: Any) -> None:
+    sys.stdout.write(render(noun, color=sys.stdout.isatty()))
+
+
+Command = (
+    Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Targets, tyro.conf.subcommand("targets")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+      The exit code: 0, 1 when a check failed or the user's program raised, 2 for a
+      mistake in what was written.
+    """
+    try:
+        command: Any = tyro.cli(
+            Command,  # pyright: ignore[reportArgumentType]
+            prog="revremat",
+            description="Reversible networks and rematerialization for JAX.",
+            args=arguments,
+        )
+        return command.run()
+    except UserError as error:
+        print(f"revremat: {error}", file=sys.stderr)
+        return FAILED if isinstance(error, ProgramError) else MISTAKE
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        print("revremat: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,1 @@
+"""search and fit: the loop over the stages."""

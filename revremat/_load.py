@@ -1,0 +1,131 @@
+"""load: from the name a person writes on the command line to a Problem."""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from revremat._errors import UserError
+from revremat._problem import Problem
+from revremat.xla import Target
+
+FORM = "'package.module:problem' or 'path/to/file.py:problem'"
+
+
+class ProgramError(UserError):
+    """The user's own program raised; the message is its own traceback."""
+
+
+def load(program: str, target: Target, overrides: dict[str, Any]) -> Problem:
+    """The problem that `program` names, made for `target`.
+
+    Args:
+      program: `package.module:function` or `file.py:function`; the function is called
+        as `function(target, **overrides)` and returns a `Problem`.
+      target: What it will be compiled for.
+      overrides: More arguments for the function.
+
+    Returns:
+      A `Problem`.
+
+    Raises:
+      UserError: No such module, file or function, or it returns something else.
+      ProgramError: The program itself raised.
+    """
+    place, _, function_name = program.rpartition(":")
+    if not place or not function_name:
+        raise UserError(f"{program!r} names no program: write {FORM}")
+    module = _import(place, program)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        callables = [n for n, v in vars(module).items() if _is_own(v, module)]
+        has = f"it has {', '.join(callables)}" if callables else "it has none"
+        raise UserError(f"{place} has no function {function_name!r}: {has}")
+    with users_errors(f"{program} raised while making its problem"):
+        problem = function(target, **overrides)
+    if not isinstance(problem, Problem):
+        raise UserError(
+            f"{program} returned {type(problem).__name__}, not a revremat.Problem: "
+            "write 'return rr.Problem(loss=..., specs=(...))'"
+        )
+    return problem
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    return callable(value) and getattr(value, "__module__", "") == module.__name__
+
+
+def _import(place: str, program: str) -> ModuleType:
+    # A user's own packages are found from where the command is run.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if not place.endswith(".py"):
+        try:
+            found = importlib.util.find_spec(place)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise UserError(f"there is no module {place!r} to import: write {FORM}")
+        with users_errors(f"importing {place} failed"):
+            return importlib.import_module(place)
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise UserError(f"there is no file {place!r}: {program!r} must be {FORM}")
+    name = _module_name(path)
+    if name is not None:
+        with users_errors(f"importing {place} failed"):
+            return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{place!r} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    with users_errors(f"importing {place} failed"):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _module_name(path: Path) -> str | None:
+    """The dotted name of a file inside a package under the current folder."""
+    try:
+        relative = path.relative_to(Path.cwd())
+    except ValueError:
+        return None
+    in_package = all(
+        (Path.cwd() / parent / "__init__.py").is_file()
+        for parent in list(relative.parents)[:-1]
+    )
+    if len(relative.parts) < 2 or not in_package:
+        return None
+    return ".".join(relative.with_suffix("").parts)
+
+
+@contextlib.contextmanager
+def users_errors(doing: str) -> Iterator[None]:
+    """Turns what a user's program raises into its own traceback, without ours.
+
+    A `UserError` passes through: it is already one clear sentence.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        own = str(Path(__file__).resolve().parent)
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith((own, "<frozen"))
+            and "site-packages" not in frame.filename
+            and not frame.filename.endswith("contextlib.py")
+        ]
+        text = "".join(traceback.format_list(frames))
+        reason = "".join(traceback.format_exception_only(error)).strip()
+        reason = reason.split("\n--------------------\n")[0]
+        raise ProgramError(f"{doing}:\n{text}{reason}") from None

@@ -1,0 +1,93 @@
+"""Lock: a small committed file that says how many bytes a step may take."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from revremat._bytes import format_bytes
+from revremat._errors import UserError
+from revremat._measurement import Measurement
+
+_SCHEMA = 1
+
+
+def lock_text(measurements: Sequence[Measurement], tolerance: float = 0.01) -> str:
+    """The lock of some measurements, as JSON text.
+
+    Args:
+      measurements: Of one program or several, each on its target.
+      tolerance: Growth that a check lets pass, as a share.
+    """
+    entries = [
+        {
+            "program": m.program,
+            "target": m.target,
+            "total_bytes": m.memory.total_bytes,
+            "versions": m.versions,
+            "parts": _parts(m),
+        }
+        for m in measurements
+    ]
+    data = {"schema": _SCHEMA, "tolerance": tolerance, "entries": entries}
+    return json.dumps(data, indent=1) + "\n"
+
+
+def check_lock(measurements: Sequence[Measurement], path: Path) -> list[str]:
+    """What grew past the lock's tolerance: a sentence each, none if nothing did.
+
+    Raises:
+      UserError: The lock cannot be read, or lacks one of the measurements.
+    """
+    try:
+        data = json.loads(path.read_text())
+        schema, tolerance = data["schema"], float(data["tolerance"])
+        entries = {(e["program"], e["target"]): e for e in data["entries"]}
+    except OSError as error:
+        raise UserError(
+            f"cannot read the lock {str(path)!r} ({error.strerror}): make it with "
+            f"--lock {path}"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{str(path)!r} is no lock: make one with --lock") from None
+    if schema != _SCHEMA:
+        raise UserError(
+            f"{str(path)!r} has schema {schema}, this revremat reads {_SCHEMA}"
+        )
+    found = []
+    for m in measurements:
+        entry = entries.get((m.program, m.target))
+        if entry is None:
+            raise UserError(
+                f"{str(path)!r} has no entry for {m.program} on {m.target}: "
+                f"make it again with --lock {path}"
+            )
+        found += _growth(m, entry, tolerance)
+    return found
+
+
+def _growth(m: Measurement, entry: dict[str, Any], tolerance: float) -> list[str]:
+    before, after = entry["total_bytes"], m.memory.total_bytes
+    if after <= before * (1 + tolerance):
+        return []
+    parts, now = entry["parts"], _parts(m)
+    grown = sorted(
+        ((now.get(k, 0) - parts.get(k, 0), k) for k in now | parts), reverse=True
+    )
+    blame = ", ".join(
+        f"{name} +{format_bytes(more)}" for more, name in grown[:3] if more > 0
+    )
+    percent = 100 * (after / before - 1)
+    return [
+        f"{m.program} on {m.target} takes {format_bytes(after)}, "
+        f"{format_bytes(after - before)} ({percent:.1f} %) more than the lock's "
+        f"{format_bytes(before)}: {blame or 'holes between buffers'}"
+    ]
+
+
+def _parts(m: Measurement) -> dict[str, int]:
+    return {
+        "/".join(filter(None, (phase, scope))): size
+        for (phase, scope), size in m.memory.by("phase", "scope").items()
+        if size >= 0.002 * m.memory.total_bytes
+    }
