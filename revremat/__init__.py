@@ -15,7 +15,9 @@ Stages are functions; what flows between them are frozen dataclasses.
 """
 
 from revremat import xla as _xla
+from revremat._apply import apply as apply
 from revremat._errors import UserError as UserError
+from revremat._graph import Graph as Graph
 from revremat._measure import assert_fits as assert_fits
 from revremat._measure import measure as measure
 from revremat._measurement import Buffer as Buffer
@@ -27,9 +29,12 @@ from revremat._plan import OFFLOAD as OFFLOAD
 from revremat._plan import RECOMPUTE as RECOMPUTE
 from revremat._plan import SAVE as SAVE
 from revremat._plan import Action as Action
+from revremat._plan import Plan as Plan
 from revremat._problem import Problem as Problem
 from revremat._render import render as render
 from revremat._render import write as write
+from revremat._trace import trace as trace
+from revremat.program._api import block as block
 from revremat.program._api import name as name
 from revremat.program._api import stack as stack
 from revremat.xla import Target as Target

@@ -1,8 +1,17 @@
 """Action and Plan: how each layer's residuals come back, as data."""
 
+import json
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
+from revremat._errors import UserError
+
+SCHEMA_VERSION = 1
+MOST_LAYERS = 1_000_000
 KINDS = ("save", "recompute", "offload", "invert")
 
 
@@ -71,3 +80,211 @@ SAVE = Action("save")
 RECOMPUTE = Action("recompute")
 OFFLOAD = Action("offload")
 INVERT = Action("invert")
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """What a plan says about one unit.
+
+    Attributes:
+      name: The unit's name in the graph.
+      fingerprint: The unit's; a plan holds for this computation alone.
+      actions: One for each layer, the first to run first.
+      device_names: For each layer, what it keeps on the device, the input included.
+      host_names: For each layer, what it keeps in host memory.
+    """
+
+    name: str
+    fingerprint: str
+    actions: tuple[Action, ...]
+    device_names: tuple[tuple[str, ...], ...]
+    host_names: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        runs = [f"{len(list(run))} x {key!r}" for key, run in groupby(self.actions)]
+        return f"{self.name}: " + ", ".join(runs)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How every residual of a program comes back; the answer of a search.
+
+    Attributes:
+      units: What is decided, unit by unit; units left out stay as they are.
+      program: The graph's fingerprint; a plan holds for this program alone.
+      target: The machine it was made for, such as `"h100:8"`; "" for no one.
+      budget_bytes: What it had to fit in, per device; None for no budget.
+      predicted_bytes: What the search expected, before the last compile; None if it did
+        not say.
+      compiled_bytes: What the target's compiler says, per device; None if not asked.
+      held_by: What holds the memory where the plan does not fit, for people to read.
+      jax_version: Of the JAX that traced the program: names that are made up mean the
+        same value only there.
+    """
+
+    units: tuple[UnitPlan, ...]
+    program: str
+    target: str = ""
+    budget_bytes: int | None = None
+    predicted_bytes: int | None = None
+    compiled_bytes: int | None = None
+    held_by: str = ""
+    jax_version: str = ""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Compiled bytes where there are any, else predicted ones."""
+        known = self.compiled_bytes is not None
+        return self.compiled_bytes if known else self.predicted_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is known to stay within its budget; True without a budget."""
+        return self.budget_bytes is None or (
+            self.total_bytes is not None and self.total_bytes <= self.budget_bytes
+        )
+
+    @property
+    def shortfall_bytes(self) -> int:
+        """By how much it exceeds its budget; 0 where it fits or nothing is known."""
+        if self.budget_bytes is None or self.total_bytes is None:
+            return 0
+        return max(0, self.total_bytes - self.budget_bytes)
+
+    @property
+    def actions(self) -> dict[str, tuple[Action, ...]]:
+        """From unit to the action of each layer."""
+        return {unit.name: unit.actions for unit in self.units}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as JSON, in whole or not at all."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(self.to_json() + "\n")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Plan":
+        """Read what `save` wrote; nothing in the file is executed.
+
+        Raises:
+          UserError: The file is missing, damaged, or of a newer schema.
+        """
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot read a plan from it ({error}).") from None
+        return cls.from_json(text, source=str(path))
+
+    def to_json(self) -> str:
+        """One JSON object; equal neighbouring layers are written once, with a count."""
+        fields = {key: getattr(self, key) for key in _PLAN_FIELDS}
+        units = [_write_unit(unit) for unit in self.units]
+        return json.dumps(
+            {"schema": SCHEMA_VERSION, **fields, "units": units}, indent=1
+        )
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "the text") -> "Plan":
+        """The plan that `to_json` wrote.
+
+        Raises:
+          UserError: The text is damaged, or of a newer schema.
+        """
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UserError(
+                f"{source} is not a plan: it is not JSON ({error})."
+            ) from None
+        if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+            raise UserError(f"{source} is not a plan: it has no schema version.")
+        if data["schema"] > SCHEMA_VERSION:
+            raise UserError(
+                f"{source} has schema version {data['schema']} and this revremat reads "
+                f"versions up to {SCHEMA_VERSION}; install a newer revremat."
+            )
+        try:
+            fields = {
+                key: _typed(data, key, kind) for key, kind in _PLAN_FIELDS.items()
+            }
+            units = tuple(_read_unit(unit) for unit in _typed(data, "units", list))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{source} is a damaged plan: {error}.") from None
+        return cls(units=units, **fields)
+
+    def __str__(self) -> str:
+        size = "" if self.total_bytes is None else f", {self.total_bytes:,} bytes"
+        budget = "" if self.budget_bytes is None else f" of {self.budget_bytes:,}"
+        head = f"plan for {self.target or 'any target'}{size}{budget}"
+        if not self.fits:
+            head += f" (does not fit: {self.held_by or 'see the units'})"
+        return "\n".join([head, *(f"  {unit}" for unit in self.units)])
+
+
+_OPTIONAL_INT = int | None
+_PLAN_FIELDS: dict[str, Any] = {
+    "program": str,
+    "target": str,
+    "budget_bytes": _OPTIONAL_INT,
+    "predicted_bytes": _OPTIONAL_INT,
+    "compiled_bytes": _OPTIONAL_INT,
+    "held_by": str,
+    "jax_version": str,
+}
+
+
+def _typed(data: dict[str, Any], key: str, kind: Any) -> Any:
+    if not isinstance(data, dict) or key not in data:
+        raise ValueError(f"{key!r} is missing")
+    value = data[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{key!r} is {value!r}")
+    return value
+
+
+def _write_unit(unit: UnitPlan) -> dict[str, Any]:
+    layers = zip(unit.actions, unit.device_names, unit.host_names, strict=True)
+    runs = [
+        {
+            "layers": len(list(run)),
+            **asdict(action),
+            "on_device": device,
+            "on_host": host,
+        }
+        for (action, device, host), run in groupby(layers)
+    ]
+    return {"name": unit.name, "fingerprint": unit.fingerprint, "actions": runs}
+
+
+def _read_unit(data: dict[str, Any]) -> UnitPlan:
+    actions, device_names, host_names = [], [], []
+    for run in _typed(data, "actions", list):
+        count, kind = _typed(run, "layers", int), _typed(run, "kind", str)
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is no action; there are {', '.join(KINDS)}")
+        if not 0 < count <= MOST_LAYERS:
+            raise ValueError(f"'layers' is {count}")
+        chunks = _typed(run, "chunks", int)
+        action = Action(kind, *(_names(run, k) for k in ("save", "offload", "ahead")))
+        actions += [replace(action, chunks=chunks)] * count
+        device_names += [_names(run, "on_device")] * count
+        host_names += [_names(run, "on_host")] * count
+    return UnitPlan(
+        name=_typed(data, "name", str),
+        fingerprint=_typed(data, "fingerprint", str),
+        actions=tuple(actions),
+        device_names=tuple(device_names),
+        host_names=tuple(host_names),
+    )
+
+
+def _names(data: dict[str, Any], key: str) -> tuple[str, ...]:
+    names = _typed(data, key, list)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{key!r} is {names!r}")
+    return tuple(names)

@@ -1,5 +1,6 @@
 """What a user writes by hand: names, blocks and stacks."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from revremat._errors import UserError
 from revremat._plan import Action
-from revremat.program._ops import flatten, lift_constants, with_inputs
+from revremat.program._ops import BLOCK_PREFIX, flatten, lift_constants, with_inputs
 from revremat.program._stack import Stack, run_stack
 
 
@@ -30,6 +31,32 @@ def name(x: Any, name: str) -> Any:
     return treedef.unflatten(
         [checkpoint_name(leaf, f"{name}_{k}") for k, leaf in enumerate(leaves)]
     )
+
+
+def block(f: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Mark a function as a unit of decision.
+
+    It computes what it did. `rr.trace` lists it, and every equal call of a block is one
+    layer of its unit, with an action of its own.
+
+    Args:
+      f: A function of arrays, or pytrees of arrays; it may close over arrays.
+      name: What plans call it.
+
+    >>> import jax.numpy as jnp, revremat as rr
+    >>> rr.block(lambda x: 2 * x, "double")(jnp.ones(2))
+    Array([2., 2.], dtype=float32)
+    """
+    if not name or set(name) & set("/#"):
+        raise UserError(
+            f"rr.block: {name!r} is not a name; use letters, digits and '_'."
+        )
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+    marked.__name__ = marked.__qualname__ = BLOCK_PREFIX + name
+    return functools.wraps(f, assigned=("__doc__",), updated=())(jax.jit(marked))
 
 
 def stack(

@@ -92,9 +92,9 @@ def name_values(
 ) -> Layer:
     """Name every value of a layer that an action may speak of.
 
-    Values that the user tagged keep their names. Residuals of plain autodiff and results
-    of dear operations get names made from the operation and its count, `dot_general_0`,
-    which do not depend on the order of dictionaries or on code elsewhere.
+    Values that the user tagged keep their names. All others get names made from the
+    operation and its count, `dot_general_0`, which do not depend on the order of
+    dictionaries or on code elsewhere.
 
     Raises:
       UserError: One name on two values.
@@ -123,13 +123,10 @@ def name_values(
             )
     names.update(given)
     tagged = set(names.values())
-    residuals = {r for r in passes.residuals if isinstance(r, Value)}
     counts: dict[str, int] = {}
     for op in forward.ops:
+        kind = op.kind.replace("-", "_")
         for out in op.outputs:
-            if out not in residuals and not is_dear(op):
-                continue
-            kind = op.kind.replace("-", "_")
             number = counts[kind] = counts.get(kind, -1) + 1
             name = f"{kind}_{number}"
             if out not in tagged and out not in free and name not in names:

@@ -7,7 +7,7 @@ them; what plain autodiff keeps is only one choice among many.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -105,9 +105,14 @@ def linearize(layer: Program, in_mask: Sequence[bool]) -> Linearized:
     num_residuals = len(closed.out_avals) - count
     arguments = zip(pulled.inputs, program.outputs[count:], strict=False)
     taken = [(v, r) for v, r in arguments if v in used]
+    kept = tuple(residual for _, residual in taken)
+    outputs = program.outputs[:count]
+    live, _ = needed(program.ops, (*outputs, *kept), keep_effects=True)
+    alive = {*program.inputs}.union(*(op.outputs for op in live))
+    names = tuple((name, v) for name, v in program.names if v in alive)
     return Linearized(
-        forward=replace(program, outputs=program.outputs[:count]),
-        residuals=tuple(residual for _, residual in taken),
+        forward=Program(program.inputs, live, outputs, names),
+        residuals=kept,
         backward=Program(
             (*(v for v, _ in taken), *pulled.inputs[num_residuals:]),
             ops,

@@ -42,6 +42,8 @@ class Stack:
       inverse: From what `body` takes, with the carry that comes out in place of the one
         that goes in, to the latter; where there is a way.
       name: What messages call it.
+      in_mask: Which of the body's inputs are differentiated, as far as the whole program
+        shows; None to see when it happens.
     """
 
     body: Program
@@ -52,6 +54,7 @@ class Stack:
     actions: tuple[Action, ...]
     inverse: Program | None = None
     name: str = "the stack"
+    in_mask: tuple[bool, ...] | None = None
     _layers: dict[Any, Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
@@ -86,22 +89,23 @@ class Stack:
             self._layers[mask] = name_values(passes, held, f"a layer of {self.name}")
         return self._layers[mask]
 
-    def in_mask(
-        self, consts: Sequence[bool], carry: Sequence[bool], xs: Sequence[bool]
-    ) -> tuple[bool, ...]:
-        """Which of the layer's inputs are differentiated, given the stack's.
 
-        A carry that starts as a constant is differentiated if any layer makes it depend
-        on something that is.
-        """
-        carry = list(carry)
-        while True:
-            mask = (*consts, *carry, *xs)
-            out = depends(self.body, mask)[: self.num_carry]
-            grown = [a or b for a, b in zip(carry, out, strict=True)]
-            if grown == carry:
-                return mask
-            carry = grown
+def carried_mask(
+    body: Program, consts: Sequence[bool], carry: Sequence[bool], xs: Sequence[bool]
+) -> tuple[bool, ...]:
+    """Which of a layer's inputs are differentiated, given which of the stack's are.
+
+    A carry that starts as a constant is differentiated if any layer makes it depend on
+    something that is.
+    """
+    carry = list(carry)
+    while True:
+        mask = (*consts, *carry, *xs)
+        out = depends(body, mask)[: len(carry)]
+        grown = [a or b for a, b in zip(carry, out, strict=True)]
+        if grown == carry:
+            return mask
+        carry = grown
 
 
 def run_stack(
@@ -133,7 +137,8 @@ def run_stack(
             [p.perturbed and is_inexact(jax.typeof(p.value)) for p in primals],
         )
         (consts, c_mask), (init, i_mask), (xs, x_mask) = map(split, (consts, init, xs))
-        mask = stack.in_mask(c_mask, i_mask, x_mask)
+        mask = carried_mask(stack.body, c_mask, i_mask, x_mask)
+        mask = widen(mask, stack.in_mask)
         engine = _Engine(stack, stack.layer(mask))
         outputs, saved = engine.forward(consts, init, xs)
         static = _Static(mask, tuple(jax.typeof(x) for x in xs))
@@ -241,7 +246,7 @@ class _Engine:
     def backward(self, consts, xs, saved, x_avals, ct_carry, ct_ys):
         """Cotangents for the constants, the first carry and the `xs`; None for zero."""
         state = _Gradients(
-            carry=[_instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
+            carry=[instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
             consts=[_zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
             xs=[_zeros(aval) for aval in pick(x_avals, self.x_mask)],
             output=None,
@@ -417,7 +422,18 @@ def _empty(length: int, aval: Any) -> Any:
     return _zeros(jax.core.ShapedArray((length, *aval.shape), aval.dtype))
 
 
-def _instantiate(cotangent: Any) -> Any:
+def widen(mask: tuple[bool, ...], known: tuple[bool, ...] | None) -> tuple[bool, ...]:
+    """The mask a plan was made for, unless more than that is differentiated.
+
+    Names that are made up count operations of the derivative, so they hold for one mask.
+    """
+    if known is None or any(on and not k for on, k in zip(mask, known, strict=True)):
+        return mask
+    return known
+
+
+def instantiate(cotangent: Any) -> Any:
+    """A cotangent as an array, where it may be a symbolic zero."""
     if isinstance(cotangent, SymbolicZero):
         return _zeros(cotangent.aval)
     return cotangent

@@ -1,0 +1,83 @@
+"""Apply: the same loss, the same gradients, other memory."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from revremat._errors import UserError
+from revremat._plan import Plan, UnitPlan
+from revremat.program._loss import TracedLoss, trace_loss
+from revremat.program._rewrite import Decision, rewrite
+from revremat.program._units import FoundUnit
+
+
+def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """The same function, whose residuals come back as a plan says.
+
+    Scans, blocks, repeats and checkpointed regions that the plan names are replaced where
+    they stand, also inside jitted functions and inside code of other libraries; all else
+    stays as it is. The result can be jitted, differentiated, mapped and sharded as the
+    loss could.
+
+    Args:
+      loss: What was given to `rr.trace` or `rr.search`.
+      plan: Its plan.
+
+    Returns:
+      A function with the signature of `loss`. When it is called it raises `UserError` if
+      the program is another than the one the plan was made for, or if what it would keep
+      differs from what the plan says.
+
+    >>> import jax, jax.numpy as jnp, revremat as rr
+    >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+    >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+    >>> plan = rr.trace(loss, w, x).plan({"scan_0": rr.RECOMPUTE})
+    >>> bool((jax.grad(loss)(w, x) == jax.grad(rr.apply(loss, plan))(w, x)).all())
+    True
+    """
+
+    @functools.wraps(loss)
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        bound = functools.partial(loss, **kwargs)
+        functools.update_wrapper(bound, loss)
+        traced = trace_loss(bound, args)
+        decisions = _decide(traced, plan)
+        outs = rewrite(traced.found, decisions, jax.tree.leaves(args))
+        return traced.out_tree.unflatten(outs)
+
+    return applied
+
+
+def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
+    found = {unit.name: unit for unit in traced.units}
+    for unit in plan.units:
+        _check(unit, found)
+    if plan.program != traced.fingerprint:
+        raise UserError(
+            "the plan was made for another program: the units agree, but the code around "
+            f"them does not (fingerprint {traced.fingerprint}, the plan has "
+            f"{plan.program}); search again."
+        )
+    return [Decision(unit=found[unit.name], plan=unit) for unit in plan.units]
+
+
+def _check(unit: UnitPlan, found: dict[str, FoundUnit]) -> None:
+    if unit.name not in found:
+        raise UserError(
+            f"the plan was made for another program: it has a unit {unit.name!r}, this "
+            f"one has {', '.join(found)}; search again."
+        )
+    here = found[unit.name]
+    if len(unit.actions) != here.num_layers:
+        raise UserError(
+            f"the plan was made for another program: it has {len(unit.actions)} layers "
+            f"in unit {unit.name!r}, this one {here.num_layers}; search again."
+        )
+    if unit.fingerprint != here.fingerprint:
+        raise UserError(
+            f"the plan was made for another program: unit {unit.name!r} computes "
+            "something else, or on other shapes, than when the plan was made; search "
+            "again."
+        )

@@ -1,0 +1,356 @@
+"""Graph: what there is to decide in a program, as data."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from revremat._errors import UserError
+from revremat._plan import Action, Plan, UnitPlan
+
+
+@dataclass(frozen=True)
+class Value:
+    """One array in a unit's forward pass.
+
+    Attributes:
+      name: What actions call it: the user's tag, or one made from the operation and its
+        count; "" for weights, and for what is rebuilt from weights alone for free.
+      given: Whether the name is a user's tag.
+      shape: Of one layer's array.
+      dtype: Its name, such as `"bfloat16"`.
+      num_bytes: Size per device.
+      role: `"input"` for what the unit is given and would have to keep, `"held"` for
+        what is there in the backward pass anyway (weights), `"free"` for what is
+        rebuilt from weights at next to no cost, `"made"` for all else.
+    """
+
+    name: str
+    given: bool
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    role: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of a unit's forward pass.
+
+    Attributes:
+      kind: JAX's name for it, such as `"dot_general"`.
+      inputs: Positions in `Unit.values`.
+      outputs: Positions in `Unit.values`.
+      num_flops: What running it once costs, on all devices together.
+      dear: Whether rebuilding its result costs more than a pass over memory.
+      pinned: Why its results cannot be rebuilt exactly, "" if they can.
+      source: Where in the user's code it was written.
+    """
+
+    kind: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    num_flops: int
+    dear: bool
+    pinned: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A value it is worth deciding about.
+
+    Attributes:
+      name: What actions call it.
+      given: Whether that is a user's tag.
+      shape: Of one layer's array.
+      dtype: Its name.
+      num_bytes: Size per device, one layer's.
+      plain: Whether plain autodiff keeps it.
+      rebuild_flops: To rebuild it from the unit's input and weights alone.
+      pinned: Why it cannot be rebuilt, "" if it can.
+      source: Where in the user's code it is made.
+    """
+
+    name: str
+    given: bool
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    plain: bool
+    rebuild_flops: int
+    pinned: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one layer of a unit keeps under an action.
+
+    Attributes:
+      saved: Names kept on the device, layer inputs included.
+      offloaded: Names kept in host memory.
+      ahead: Names rebuilt one layer early.
+      device_bytes: Size of `saved` per device.
+      host_bytes: Size of `offloaded` per device.
+      rebuild_flops: What rebuilding the rest costs in the backward pass.
+      rebuilt: Kinds of the operations that are run again, in order.
+      unused: Names the action lists that nothing needs, given the rest; not kept.
+    """
+
+    saved: tuple[str, ...]
+    offloaded: tuple[str, ...]
+    ahead: tuple[str, ...]
+    device_bytes: int
+    host_bytes: int
+    rebuild_flops: int
+    rebuilt: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of the program about which there is something to decide.
+
+    Attributes:
+      name: What plans call it.
+      kind: `"scan"`, `"block"` (a function marked `rr.block`, once or several times),
+        `"repeat"` (the same computation several times over, unmarked), `"checkpoint"`
+        (a `jax.checkpoint` region) or `"whole"` (the loss itself, if there is no other).
+      fingerprint: Equal for equal computations, whatever their variables are called.
+      num_layers: How many times it runs; a plan gives each its action.
+      values: Every array of its forward pass.
+      operations: Every operation of its forward pass, in order.
+      residuals_of: Positions of the values the backward pass takes.
+      weight_bytes: Of what is held anyway, per layer and device.
+      forward_flops: Of one layer's forward pass.
+      backward_flops: Of one layer's backward pass, without rebuilding anything.
+      invertible: Whether INVERT can be chosen.
+      splittable: Largest number of chunks it may be computed in; 1 if it cannot be split.
+    """
+
+    name: str
+    kind: str
+    fingerprint: str
+    num_layers: int
+    values: tuple[Value, ...]
+    operations: tuple[Operation, ...]
+    residuals_of: tuple[int, ...]
+    weight_bytes: int
+    forward_flops: int
+    backward_flops: int
+    invertible: bool = False
+    splittable: int = 1
+
+    @cached_property
+    def residuals(self) -> tuple[Residual, ...]:
+        """What plain autodiff keeps, what is dear to rebuild, and what is tagged."""
+        makers = {out: op for op in self.operations for out in op.outputs}
+        plain = set(self.residuals_of)
+        found = []
+        for k, value in enumerate(self.values):
+            maker = makers.get(k)
+            dear = maker is not None and maker.dear
+            if not value.name or not (k in plain or dear or value.given):
+                continue
+            rebuilt = self._needed({k}, set())[0]
+            found.append(
+                Residual(
+                    name=value.name,
+                    given=value.given,
+                    shape=value.shape,
+                    dtype=value.dtype,
+                    num_bytes=value.num_bytes,
+                    plain=k in plain,
+                    rebuild_flops=sum(op.num_flops for op in rebuilt),
+                    pinned="" if maker is None else maker.pinned,
+                    source="" if maker is None else maker.source,
+                )
+            )
+        return tuple(found)
+
+    @cached_property
+    def position(self) -> Mapping[str, int]:
+        """From name to position in `values`."""
+        return {value.name: k for k, value in enumerate(self.values) if value.name}
+
+    def kept(self, action: Action) -> Kept:
+        """What one layer keeps and rebuilds under an action, from this data alone.
+
+        Raises:
+          UserError: A name the unit does not have.
+        """
+        unknown = sorted(action.names - set(self.position))
+        if unknown:
+            known = ", ".join(r.name for r in self.residuals) or "none"
+            raise UserError(
+                f"{action!r} names {', '.join(map(repr, unknown))}, which unit "
+                f"{self.name!r} does not have; it has: {known}."
+            )
+        at = lambda names: {self.position[name] for name in names}
+        is_decided = lambda k: self.values[k].role in ("made", "input")
+        plain = {k for k in self.residuals_of if is_decided(k)}
+        offloaded, saved = at(action.offload), at(action.save)
+        if action.kind == "save":
+            saved |= plain - offloaded
+        if action.kind == "offload":
+            offloaded |= plain - saved
+        pinned = {
+            out for op in self.operations if op.pinned for out in op.outputs
+        } - offloaded
+        targets = set(self.residuals_of)
+        ahead = at(action.ahead) - saved - offloaded
+        late, from_late = self._needed(targets, saved | offloaded | pinned | ahead)
+        ahead &= from_late
+        early, from_early = self._needed(ahead, saved | offloaded | pinned)
+        used = from_late | from_early
+        saved |= pinned
+        inputs = {k for k in used if self.values[k].role == "input"}
+        if action.kind != "invert":
+            saved |= inputs - offloaded
+        names = lambda ks: tuple(self.values[k].name for k in sorted(ks))
+        size = lambda ks: sum(self.values[k].num_bytes for k in ks)
+        rebuilt = (*early, *late)
+        return Kept(
+            saved=names(saved & used),
+            offloaded=names(offloaded & used),
+            ahead=names(ahead),
+            device_bytes=size(saved & used),
+            host_bytes=size(offloaded & used),
+            rebuild_flops=sum(op.num_flops for op in rebuilt),
+            rebuilt=tuple(op.kind for op in rebuilt),
+            unused=names(at(action.names) - used),
+        )
+
+    def plan(self, actions: tuple[Action, ...]) -> UnitPlan:
+        """These actions for its layers, checked.
+
+        Raises:
+          UserError: A wrong number of actions, or one that the unit cannot take.
+        """
+        if len(actions) != self.num_layers:
+            raise UserError(
+                f"unit {self.name!r} has {self.num_layers} layers and was given "
+                f"{len(actions)} actions; give one action, or one for each layer."
+            )
+        for action in set(actions):
+            if action.kind == "invert" and not self.invertible:
+                raise UserError(
+                    f"unit {self.name!r} has no inverse, so INVERT cannot be chosen; give "
+                    "one with `rr.block(..., inverse=...)`."
+                )
+            if action.chunks > self.splittable or action.chunks < 1:
+                raise UserError(
+                    f"unit {self.name!r} can be computed in 1 to {self.splittable} "
+                    f"chunks, not {action.chunks}."
+                )
+        kept = {action: self.kept(action) for action in set(actions)}
+        return UnitPlan(
+            name=self.name,
+            fingerprint=self.fingerprint,
+            actions=actions,
+            device_names=tuple(kept[action].saved for action in actions),
+            host_names=tuple(kept[action].offloaded for action in actions),
+        )
+
+    def _needed(self, targets: Iterable[int], given: set[int]):
+        wanted, ops = set(targets), []
+        for op in reversed(self.operations):
+            if any(out in wanted and out not in given for out in op.outputs):
+                ops.append(op)
+                wanted.update(op.inputs)
+        ops.reverse()
+        made = {out for op in ops for out in op.outputs}
+        return ops, {k for k in wanted if k in given or k not in made}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What `rr.trace` finds in a program.
+
+    Attributes:
+      units: Where something is to be decided, in program order.
+      fingerprint: Of the whole program; a plan holds for this one alone.
+      jax_version: Of the JAX that traced it.
+    """
+
+    units: tuple[Unit, ...]
+    fingerprint: str
+    jax_version: str
+
+    def __getitem__(self, name: str) -> Unit:
+        """The unit of that name.
+
+        Raises:
+          UserError: There is none.
+        """
+        for unit in self.units:
+            if unit.name == name:
+                return unit
+        known = ", ".join(unit.name for unit in self.units) or "none"
+        raise UserError(f"no unit is called {name!r}; the units are: {known}.")
+
+    def plan(
+        self,
+        actions: Mapping[str, Action | Sequence[Action]],
+        **about: Any,
+    ) -> Plan:
+        """A plan that gives units their actions.
+
+        Args:
+          actions: From the unit's name to one action for all of its layers, or to one
+            for each, the first to run first. Units left out stay as they are.
+          **about: Further fields of `Plan`: `target`, `budget_bytes`, ...
+
+        Raises:
+          UserError: An unknown unit, a wrong number of actions, or an action that the
+            unit cannot take.
+        """
+        return Plan(
+            units=tuple(
+                self[name].plan((given,) * self[name].num_layers)
+                if isinstance(given, Action)
+                else self[name].plan(tuple(given))
+                for name, given in actions.items()
+            ),
+            program=self.fingerprint,
+            jax_version=self.jax_version,
+            **about,
+        )
+
+    def to_json(self) -> str:
+        """One JSON object."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Graph":
+        """The graph that `to_json` wrote."""
+        data = json.loads(text)
+        units = tuple(_unit(unit) for unit in data["units"])
+        return cls(units, data["fingerprint"], data["jax_version"])
+
+    def __str__(self) -> str:
+        lines = []
+        for unit in self.units:
+            plain = sum(r.num_bytes for r in unit.residuals if r.plain)
+            lines.append(
+                f"{unit.name} ({unit.kind}, {unit.num_layers} layers, plain autodiff "
+                f"keeps {plain:,} bytes a layer)"
+            )
+            lines += [
+                f"  {r.name:24} {r.dtype}{list(r.shape)} {r.num_bytes:,} bytes, "
+                f"{r.rebuild_flops:,} FLOPs to rebuild"
+                + (" (plain)" if r.plain else "")
+                + (f", kept: {r.pinned}" if r.pinned else "")
+                for r in unit.residuals
+            ]
+        return "\n".join(lines)
+
+
+def _unit(data: dict[str, Any]) -> Unit:
+    tuples = lambda d: {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+    values = tuple(Value(**tuples(v)) for v in data.pop("values"))
+    operations = tuple(Operation(**tuples(o)) for o in data.pop("operations"))
+    return Unit(values=values, operations=operations, **tuples(data))

@@ -1,0 +1,106 @@
+"""Trace: what there is to decide in a program; never compiles."""
+
+from collections.abc import Callable
+from typing import Any
+
+from revremat import _compat
+from revremat._graph import Graph, Operation, Unit, Value
+from revremat.program import _costs
+from revremat.program._keep import Layer, cannot_rebuild, is_dear
+from revremat.program._loss import trace_loss
+from revremat.program._ops import Value as ProgramValue
+from revremat.program._units import FoundUnit
+
+BytesOf = Callable[[Any], int]
+"""From an array's shape and dtype (`.shape`, `.dtype`) to its size per device."""
+
+
+def trace(
+    loss: Callable[..., Any], *specs: Any, bytes_of: BytesOf = _costs.num_bytes
+) -> Graph:
+    """Find a program's units of decision and their residuals.
+
+    Units are the bodies of `jax.lax.scan`, functions marked with `rr.block`, unrolled
+    repeats of the same computation, and `jax.checkpoint` regions; without any, the whole
+    loss is the one unit.
+
+    Args:
+      loss: `loss(*specs) -> scalar`, or `(scalar, auxiliary)`; differentiated in its
+        first argument.
+      *specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s.
+      bytes_of: The size per device of one array of the forward pass; by default its
+        whole size, as on one device.
+
+    Raises:
+      UserError: The loss is not scalar, an argument is not made of arrays, nothing in
+        the first argument can be differentiated, or one name tags two values of a unit.
+
+    >>> import jax, jax.numpy as jnp, revremat as rr
+    >>> w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    >>> layer = lambda w, x: rr.name(jnp.tanh(x @ w), "hidden")
+    >>> graph = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)
+    >>> [(r.name, r.num_bytes) for r in graph["scan_0"].residuals if r.given]
+    [('hidden', 64)]
+    """
+    traced = trace_loss(loss, specs)
+    return Graph(
+        units=tuple(_unit(found, bytes_of) for found in traced.units),
+        fingerprint=traced.fingerprint,
+        jax_version=_compat.jax_version(),
+    )
+
+
+def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
+    site = found.sites[0]
+    layer = site.linearized(f"unit {found.name!r}")
+    forward = layer.passes.forward
+    order = [*forward.inputs, *(out for op in forward.ops for out in op.outputs)]
+    position = {value: k for k, value in enumerate(order)}
+    at = lambda atoms: tuple(position[a] for a in atoms if isinstance(a, ProgramValue))
+    names: dict[ProgramValue, str] = {}
+    for name, value in layer.names.items():
+        if value not in layer.held and (value not in names or name in layer.given):
+            names[value] = name
+    return Unit(
+        name=found.name,
+        kind=found.kind,
+        fingerprint=found.fingerprint,
+        num_layers=found.num_layers,
+        values=tuple(_value(layer, v, names.get(v, ""), bytes_of) for v in order),
+        operations=tuple(
+            Operation(
+                kind=op.kind,
+                inputs=at(op.inputs),
+                outputs=at(op.outputs),
+                num_flops=_costs.num_flops(op),
+                dear=is_dear(op),
+                pinned=cannot_rebuild(op) or "",
+                source=_compat.source_line(op.eqn),
+            )
+            for op in forward.ops
+        ),
+        residuals_of=tuple(dict.fromkeys(at(layer.passes.residuals))),
+        weight_bytes=sum(bytes_of(v.aval) for v in forward.inputs if v in layer.held),
+        forward_flops=_costs.program_flops(forward),
+        backward_flops=_costs.program_flops(layer.passes.backward),
+        invertible=site.inverse is not None,
+    )
+
+
+def _value(layer: Layer, value: ProgramValue, name: str, bytes_of: BytesOf) -> Value:
+    role = "made"
+    if value in layer.held:
+        role = "held"
+    elif value in layer.free:
+        role = "free"
+    elif value in layer.passes.forward.inputs:
+        role = "input"
+    return Value(
+        name="" if role in ("held", "free") else name,
+        given=name in layer.given,
+        shape=tuple(value.aval.shape),
+        dtype=str(value.aval.dtype),
+        num_bytes=bytes_of(value.aval),
+        role=role,
+    )

@@ -1,0 +1,53 @@
+"""What an operation costs, counted: FLOPs and bytes. For explaining and for pruning."""
+
+import math
+from typing import Any
+
+from revremat.program._ops import Op, Program, as_closed, flatten
+
+MOVES = {
+    *("reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice"),
+    *("dynamic_slice", "dynamic_update_slice", "concatenate", "pad", "gather", "copy"),
+    *("convert_element_type", "bitcast_convert_type", "iota", "rev", "name", "copy_p"),
+    *("stop_gradient", "optimization_barrier", "device_put", "split", "select_n"),
+    *("sharding_constraint", "reduce_precision"),
+}
+
+
+def num_bytes(aval: Any) -> int:
+    """Size of one whole array."""
+    itemsize = getattr(aval.dtype, "itemsize", 8)
+    return math.prod(aval.shape) * itemsize
+
+
+def program_flops(program: Program) -> int:
+    return sum(num_flops(op) for op in program.ops)
+
+
+def num_flops(op: Op) -> int:
+    """Multiplications and additions, one each; loops count their bodies every time."""
+    params, outputs = op.eqn.params, [out.aval for out in op.outputs]
+    size = sum(math.prod(aval.shape) for aval in outputs)
+    if op.kind == "dot_general":
+        (contracted, _), _ = params["dimension_numbers"]
+        shape = op.inputs[0].aval.shape
+        return 2 * size * math.prod(shape[d] for d in contracted)
+    if op.kind == "conv_general_dilated":
+        kernel, spec = op.inputs[1].aval.shape, params["dimension_numbers"].rhs_spec
+        return 2 * size * math.prod(kernel) // kernel[spec[0]]
+    if op.kind in ("ragged_dot", "ragged_dot_general"):
+        return 2 * size * op.inputs[0].aval.shape[-1]
+    inner = [
+        program_flops(flatten(as_closed(item)))
+        for value in params.values()
+        for item in (value if isinstance(value, tuple | list) else [value])
+        if hasattr(item, "eqns") or (hasattr(item, "jaxpr") and hasattr(item, "consts"))
+    ]
+    if inner:
+        times = params.get("length", 1) if op.kind == "scan" else 1
+        return times * (max(inner) if op.kind == "cond" else sum(inner))
+    if op.kind in MOVES:
+        return 0
+    if op.kind.startswith(("reduce", "arg", "cum")):
+        return sum(math.prod(atom.aval.shape) for atom in op.inputs)
+    return size

@@ -1,0 +1,82 @@
+"""A loss as a surveyed program: the common start of `trace` and `apply`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from revremat._errors import UserError
+from revremat.program._fingerprint import fingerprint
+from revremat.program._linearize import is_inexact
+from revremat.program._units import FoundUnit, Survey, survey, units_of
+
+
+@dataclass(frozen=True, eq=False)
+class TracedLoss:
+    """A loss on certain arguments.
+
+    Attributes:
+      found: Its program and the sites in it.
+      units: Its units.
+      fingerprint: Of the whole.
+      out_tree: The structure of what it returns.
+    """
+
+    found: Survey
+    units: tuple[FoundUnit, ...]
+    fingerprint: str
+    out_tree: Any
+
+
+def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
+    """Trace a loss and survey its program.
+
+    Raises:
+      UserError: The loss is not scalar, an argument is not made of arrays, or nothing in
+        the first one can be differentiated.
+    """
+    label = getattr(loss, "__name__", type(loss).__name__)
+    for number, arg in enumerate(args):
+        _check_arrays(label, number, arg)
+    closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+    _check_scalar(label, shapes)
+    leaves = [jax.typeof(leaf) for leaf in jax.tree.leaves(args[:1])]
+    rest = len(closed.in_avals) - len(leaves)
+    mask = (*map(is_inexact, leaves), *(False for _ in range(rest)))
+    if not any(mask):
+        raise UserError(
+            f"{label}: its first argument holds no floating-point array, so there is "
+            "nothing to differentiate; put the parameters first."
+        )
+    found = survey(closed, mask)
+    return TracedLoss(
+        found=found,
+        units=units_of(found, mask),
+        fingerprint=fingerprint(found.program, mask),
+        out_tree=jax.tree.structure(shapes),
+    )
+
+
+def _check_arrays(label: str, number: int, arg: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
+        if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
+            continue
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            where = f"argument {number}{jax.tree_util.keystr(path)}"
+            raise UserError(
+                f"{label}: {where} is {leaf!r}, which is not an array; bind it beforehand "
+                "with `functools.partial` or a lambda."
+            )
+
+
+def _check_scalar(label: str, shapes: Any) -> None:
+    value = shapes[0] if isinstance(shapes, tuple) and len(shapes) == 2 else shapes
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape != () or not is_inexact(value):
+        got = "a tree of arrays" if shape is None else f"{dtype}{list(shape)}"
+        raise UserError(
+            f"{label}: a loss returns one floating-point number (or that and auxiliary "
+            f"values), not {got}; take the mean or the sum."
+        )

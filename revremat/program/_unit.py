@@ -1,0 +1,82 @@
+"""One unit that is no loop, with its residuals coming back as an action says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from revremat._plan import Action
+from revremat.program import _layer
+from revremat.program._keep import Kept, Layer, name_values, resolve
+from revremat.program._linearize import is_inexact, linearize, pick
+from revremat.program._ops import Program
+from revremat.program._stack import instantiate, widen
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """A part of a program, and its action.
+
+    Attributes:
+      body: What it computes.
+      in_mask: Which inputs are differentiated as far as the whole program shows.
+      held: Which inputs are there in the backward pass anyway.
+      action: How its residuals come back.
+      name: What messages call it.
+    """
+
+    body: Program
+    in_mask: tuple[bool, ...]
+    held: tuple[bool, ...]
+    action: Action
+    name: str
+
+    def passes(self, mask: tuple[bool, ...]) -> tuple[Layer, Kept]:
+        """The two passes, and what is kept between them."""
+        passes = linearize(self.body, mask)
+        held = pick(passes.forward.inputs, self.held)
+        layer = name_values(passes, held, self.name)
+        return layer, resolve(layer, self.action, self.name)
+
+
+def run_unit(unit: Unit, args: Sequence[Any]) -> list[Any]:
+    """Evaluate a unit so that its backward pass follows its action."""
+
+    @jax.custom_vjp
+    def call(args):
+        return unit.body(*args)
+
+    def forward(primals):
+        mask = tuple(p.perturbed and is_inexact(jax.typeof(p.value)) for p in primals)
+        mask = widen(mask, unit.in_mask)
+        layer, kept = unit.passes(mask)
+        args = [p.value for p in primals]
+        outputs, saved = _layer.forward(layer, kept, args)
+        used = {*layer.passes.residuals}.union(*(op.inputs for op in kept.late))
+        pairs = zip(layer.passes.forward.inputs, args, unit.held, strict=True)
+        held = [arg if on and v in used else None for v, arg, on in pairs]
+        return outputs, (held, saved, _Static(mask))
+
+    def backward(residuals, cotangents):
+        held, saved, static = residuals
+        layer, kept = unit.passes(static.mask)
+        inputs = layer.passes.forward.inputs
+        env = {v: a for v, a in zip(inputs, held, strict=True) if a is not None}
+        env = _layer.recall(kept, env, saved)
+        wanted = pick(cotangents, layer.passes.out_mask)
+        if all(isinstance(ct, SymbolicZero) for ct in wanted):
+            return ([None] * len(inputs),)
+        tied = _layer.tie(env, kept.late, [instantiate(ct) for ct in wanted])
+        pulled = iter(_layer.pull_back(layer, kept, env, tied))
+        return ([next(pulled) if on else None for on in static.mask],)
+
+    call.defvjp(forward, backward, symbolic_zeros=True)
+    return list(call(list(args)))
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Static:
+    mask: tuple[bool, ...]
