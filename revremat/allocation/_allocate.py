@@ -7,16 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from revremat._errors import UserError
-from revremat.allocation import _greedy, _rectangles
+from revremat.allocation import _disjunctive, _greedy, _rectangles
 from revremat.allocation._blocks import Blocks, to_blocks
 from revremat.allocation._problem import AllocationProblem
-from revremat.allocation._search import FAILED, SOLVED
+from revremat.allocation._search import FAILED, LIMIT, SOLVED
 from revremat.allocation._sections import Section, lower_bound
 from revremat.allocation._solution import Allocation, Answer, Infeasible, Undecided
 from revremat.allocation._validate import validate
 
 _FILLINGS = 24
 _LARGE_FILLINGS = 96
+_FIRST_NODES, _ALL_NODES = 20_000, 1 << 40
 _GREEDY_BLOCKS = 4096
 """Above this many, all greedy orders together would take longer than they are worth."""
 
@@ -143,9 +144,8 @@ class _Run:
         if not self.done and rectangles is not None and rectangles.searchable:
             if self.search(rectangles) == FAILED:
                 return self.infeasible()
-        elif not self.done and rectangles is None:
-            if self.branch() == FAILED:
-                return self.infeasible()
+        elif not self.done and rectangles is None and self.branch() == FAILED:
+            return self.infeasible()
         if self.capacity_bytes is None or self.done:
             return self.allocation()
         return Undecided(self.capacity_bytes, self.allocation())
@@ -164,46 +164,65 @@ class _Run:
 
     def search(self, rectangles: _rectangles.Rectangles) -> int:
         """Exact search on rectangles."""
-        unit = rectangles.unit
-        name = "valley search"
 
-        def keep(offsets: np.ndarray) -> None:
-            self.offer(
-                rectangles.makespan_bytes(offsets), rectangles.base(offsets), name
-            )
-
-        if self.capacity_bytes is not None:
-
-            def watch() -> None:
-                self.nodes = rectangles.nodes
-                self.report()
-
-            # A topmost buffer may be shorter than its units: round down to find a
-            # packing, up to prove that there is none.
-            down, up = self.capacity_bytes // unit, -(-self.capacity_bytes // unit)
-            status, offsets = _rectangles.pack(rectangles, down, self.deadline, watch)
-            if status == FAILED and rectangles.tail.any() and down < up:
-                status, offsets = _rectangles.pack(rectangles, up, self.deadline, watch)
-            if status == SOLVED:
-                keep(offsets)
+        def keep(offsets: np.ndarray | None) -> None:
             self.nodes = rectangles.nodes
-            return status
-
-        def watch_best(offsets: np.ndarray | None, least_units: int) -> None:
             if offsets is not None:
-                keep(offsets)
-            self.nodes = rectangles.nodes
-            if not rectangles.tail.any():
-                self.proved_bytes = max(self.proved_bytes, least_units * unit)
+                makespan = rectangles.makespan_bytes(offsets)
+                self.offer(makespan, rectangles.base(offsets), "valley search")
             self.report()
 
-        least = -(-self.proved_bytes // unit)
-        best = -(-self.makespan_bytes // unit)
-        _rectangles.tighten(rectangles, least, best, self.deadline, watch_best)
-        return SOLVED
+        def keep_best(offsets: np.ndarray | None, least_bytes: int) -> None:
+            self.proved_bytes = max(self.proved_bytes, least_bytes)
+            keep(offsets)
+
+        if self.capacity_bytes is None:
+            _rectangles.tighten(
+                rectangles,
+                self.proved_bytes,
+                self.makespan_bytes,
+                self.deadline,
+                keep_best,
+            )
+            return SOLVED
+        status, offsets = _rectangles.pack(
+            rectangles, self.capacity_bytes, self.deadline, lambda: keep(None)
+        )
+        keep(offsets)
+        return status
 
     def branch(self) -> int:
-        """Exact search on blocks of any shape."""
+        """Exact search on blocks of any shape, from the best makespan downwards."""
+        pairs = _disjunctive.Pairs.of(self.blocks)
+        if pairs is None:
+            return LIMIT
+
+        def out_of_time() -> bool:
+            self.report()
+            return time.monotonic() > self.deadline
+
+        # The bound first: it is often enough, and then nothing else is needed.
+        goals = [(self.target_bytes, _FIRST_NODES), (self.target_bytes, _ALL_NODES)]
+        if self.capacity_bytes is None:
+            goals = [goals[0]]
+        while not self.done and not out_of_time():
+            capacity, nodes = goals.pop(0) if goals else (None, _ALL_NODES)
+            if capacity is None:
+                if self.capacity_bytes is not None:
+                    return LIMIT
+                capacity = self.makespan_bytes - 1
+            status, base, opened = _disjunctive.pack(
+                pairs, self.blocks, capacity, nodes, out_of_time
+            )
+            self.nodes += opened
+            if status == SOLVED:
+                self.offer(self.blocks.makespan(base), base, "search over pairs")
+            elif status == FAILED:
+                if self.capacity_bytes is not None:
+                    return FAILED
+                self.proved_bytes = max(self.proved_bytes, capacity + 1)
+            elif nodes == _ALL_NODES:
+                return LIMIT
         return SOLVED
 
     def infeasible(self) -> Infeasible:

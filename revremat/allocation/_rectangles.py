@@ -29,6 +29,7 @@ _SEARCHED_BLOCKS = 8192
 
 _RULES = (LOWEST, WEIGHTED, FEWEST)
 _REMEMBERED = 1 << 20
+_ATTEMPTS = 9
 
 
 @dataclass
@@ -158,7 +159,12 @@ class Rectangles:
         """Whether the exact search can be expected to get anywhere."""
         return len(self.size) <= _SEARCHED_BLOCKS
 
-    def attempt(self, capacity_units: int, nodes: int):
+    @property
+    def step_bytes(self) -> int:
+        """Makespans are multiples of this."""
+        return 1 if self.tail.any() else self.unit
+
+    def attempt(self, capacity_bytes: int, nodes: int):
         """One search in each lane: `(status, offsets in units or None)`.
 
         The lanes differ in rule and preference, and each attempt goes on to the next.
@@ -171,7 +177,7 @@ class Rectangles:
         with ThreadPoolExecutor(LANES) as pool:
             results = list(
                 pool.map(
-                    lambda lane: self._search_in(lane, capacity_units, nodes),
+                    lambda lane: self._search_in(lane, capacity_bytes, nodes),
                     range(LANES),
                 )
             )
@@ -182,18 +188,23 @@ class Rectangles:
                 return status, offsets
         return LIMIT, None
 
-    def _search_in(self, index: int, capacity_units: int, nodes: int):
+    def _search_in(self, index: int, capacity_bytes: int, nodes: int):
         lane = self.lanes[index]
-        if lane.capacity < capacity_units:
+        if lane.capacity < capacity_bytes:
             # What failed under less memory may do under more; not the other way.
             lane.failed[:] = 0
-        lane.capacity = capacity_units
+        lane.capacity = capacity_bytes
+        capacity = capacity_bytes // self.unit
+        if self.tail.any():
+            # Only a buffer that is short enough may end in the last, partial unit.
+            capacity = -(-capacity_bytes // self.unit)
+        reach = (capacity_bytes + self.tail) // self.unit
         number = self.tried + index
         kinds = len(self.preferences)
         noise = 0.0 if number < kinds * len(_RULES) else 0.3
         offsets = np.full(len(self.size), -1, np.int64)
         status, opened = search(
-            self.begin, self.end, self.size, self.first, capacity_units,
+            self.begin, self.end, self.size, reach, self.first, capacity,
             self.preference(number, noise), _RULES[number // kinds % len(_RULES)],
             nodes, lane.failures, lane.failed, offsets,
         )  # fmt: skip
@@ -202,7 +213,7 @@ class Rectangles:
 
 def pack(
     rectangles: Rectangles,
-    capacity_units: int,
+    capacity_bytes: int,
     deadline: float,
     watch: Callable[[], None],
 ):
@@ -213,7 +224,7 @@ def pack(
     """
     nodes = 2000.0
     while time.monotonic() < deadline:
-        status, offsets = rectangles.attempt(capacity_units, int(nodes))
+        status, offsets = rectangles.attempt(capacity_bytes, int(nodes))
         if status != LIMIT:
             return status, offsets
         nodes *= 1.04
@@ -223,47 +234,43 @@ def pack(
 
 def tighten(
     rectangles: Rectangles,
-    least_units: int,
-    best_units: int,
+    least_bytes: int,
+    best_bytes: int,
     deadline: float,
     watch: Callable[[np.ndarray | None, int], None],
-):
+) -> None:
     """Lowers a makespan towards the least possible, by bisection in growing efforts.
 
     Args:
       rectangles: What is packed.
-      least_units: A lower bound.
-      best_units: A makespan that is known to be possible.
+      least_bytes: A lower bound.
+      best_bytes: A makespan that is known to be possible.
       deadline: When to stop, on `time.monotonic`'s clock.
-      watch: Called with offsets whenever a better packing is found and with None after
-        other attempts, and with the lower bound proved so far.
-
-    Returns:
-      The lower bound that was proved.
+      watch: Called after each attempt with the offsets found or None, and with the
+        lower bound proved so far.
     """
-    nodes, rounds = 2000, 9
-    while least_units < best_units and time.monotonic() < deadline:
-        low, target = least_units - 1, least_units
-        while target < best_units:
-            status = LIMIT
-            for _ in range(rounds):
-                status, offsets = rectangles.attempt(target, nodes)
-                if status == SOLVED:
-                    best_units = int((offsets + rectangles.size).max())
-                    watch(offsets, least_units)
-                elif status == FAILED:
-                    least_units = max(least_units, target + 1)
-                    watch(None, least_units)
+    step = rectangles.step_bytes
+    least, best = -(-least_bytes // step), best_bytes // step
+    nodes = 2000
+    while least < best and time.monotonic() < deadline:
+        # `low` is what this round could not reach, proved or not.
+        low, target = least - 1, least
+        while target < best and time.monotonic() < deadline:
+            status, offsets = LIMIT, None
+            for _ in range(_ATTEMPTS):
+                status, offsets = rectangles.attempt(target * step, nodes)
                 if status != LIMIT or time.monotonic() > deadline:
                     break
-                watch(None, least_units)
-            if status != SOLVED:
+                watch(None, least * step)
+            if status == SOLVED:
+                best = rectangles.makespan_bytes(offsets) // step
+            else:
                 low = target
-            if time.monotonic() > deadline:
-                break
-            target = max(low + 1, low + (best_units - low) // 2)
+                if status == FAILED:
+                    least = max(least, target + 1)
+            watch(offsets, least * step)
+            target = max(low + 1, low + (best - low) // 2)
         nodes *= 2
-    return least_units
 
 
 def _ranks(keys) -> np.ndarray:

@@ -188,8 +188,8 @@ def _undo(
 
 @numba.njit(cache=True, nogil=True)
 def search(
-    begin, end, size, first, capacity, preference, rule, nodes, failures, failed,
-    offsets,
+    begin, end, size, reach, first, capacity, preference, rule, nodes, failures,
+    failed, offsets,
 ):  # fmt: skip
     """Looks for a packing; writes it to `offsets` when there is one.
 
@@ -197,6 +197,7 @@ def search(
       begin, end: `int64[n]`, the half-open range of sections of each buffer, sorted by
         `begin`.
       size: `int64[n]`, positive.
+      reach: `int64[n]`, how far up the end of each buffer may lie.
       first: `int64[sections + 1]`, the first buffer with `begin >= s`.
       capacity: The ceiling.
       preference: `float64[n]`; of two answers the one with the larger is tried first.
@@ -336,13 +337,16 @@ def search(
             for b in range(first[start], first[section + 1]):
                 if offsets[b] >= 0 or end[b] <= section or end[b] > stop:
                     continue
+                if floor[section] + size[b] > reach[b]:
+                    continue
                 at = pooled
                 twin = False
                 while at > frame[_NEXT] and preference[pool[at - 1]] < preference[b]:
                     at -= 1
                 for x in range(frame[_NEXT], pooled):
                     c = pool[x]
-                    if begin[c] == begin[b] and end[c] == end[b] and size[c] == size[b]:
+                    same_span = begin[c] == begin[b] and end[c] == end[b]
+                    if same_span and size[c] == size[b] and reach[c] == reach[b]:
                         twin = True
                         break
                 if twin:

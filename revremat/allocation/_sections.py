@@ -1,5 +1,6 @@
 """Lifetimes as ranges of sections, and the bound that each section proves."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,7 +110,7 @@ def lower_bound(problem: AllocationProblem) -> Section:
 
 
 def _pieces(problem: AllocationProblem):
-    """Lifetimes, sizes and owners, where of buffers in place the largest live counts."""
+    """Lifetimes, sizes and owners; of buffers in place the largest live counts."""
     lower, upper, sizes = problem.lower, problem.upper, problem.sizes_bytes
     owner = np.arange(len(sizes))
     if not problem.in_place:
@@ -120,7 +121,7 @@ def _pieces(problem: AllocationProblem):
         members = [problem.index[id] for id in ids]
         keep[members] = False
         events = sorted({t for i in members for t in (int(lower[i]), int(upper[i]))})
-        for a, b in zip(events, events[1:], strict=False):
+        for a, b in itertools.pairwise(events):
             live = [i for i in members if lower[i] <= a and b <= upper[i]]
             if live:
                 largest = max(live, key=lambda i: sizes[i])

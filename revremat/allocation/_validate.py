@@ -1,6 +1,7 @@
 """Judges an allocation by the definition alone; shares no code with the solvers."""
 
 import bisect
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ def validate(
     Raises:
       InvalidAllocation: The first rule found broken, and where.
     """
-    buffers, relation = problem.buffers, problem.relation
+    buffers = problem.buffers
     if len(offsets_bytes) != len(buffers):
         raise InvalidAllocation(
             f"{len(offsets_bytes)} offsets are given for {len(buffers)} buffers"
@@ -49,7 +50,7 @@ def validate(
             f"{capacity_bytes} bytes"
         )
     for name, members in problem.groups.items():
-        for i, j in zip(members, members[1:], strict=False):
+        for i, j in itertools.pairwise(members):
             align = buffers[j].alignment_bytes
             expected = -(-(offsets[i] + buffers[i].size_bytes) // align) * align
             if offsets[j] != expected:
