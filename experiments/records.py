@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from revremat._errors import UserError
+from revremat import UserError
 
 
 class Metrics:
@@ -107,10 +107,10 @@ def plot_loss(rows: list[dict[str, Any]], title: str, file: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, style in (("loss", {"linewidth": 1}), ("valid_loss", {"marker": "o"})):
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name, **style)
+    for name, marker in (("loss", ""), ("valid_loss", "o")):
+        having = [row for row in rows if name in row]
+        steps, values = [[row[key] for row in having] for key in ("step", name)]
+        axes.plot(steps, values, marker=marker, linewidth=1, label=name)
     axes.set(xlabel="step", ylabel="loss (nats)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()

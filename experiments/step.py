@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import revremat.sharding as sharding
 from experiments import models
 from experiments.configs.common import Experiment, OptimConfig
-from revremat._errors import UserError
-from revremat._problem import Problem
+from experiments.models.layout import Layout
+from revremat import Problem, UserError, sharding
 
 Loss = Callable[[Any, dict[str, jax.Array]], jax.Array]
 
@@ -87,15 +86,12 @@ def build(config: Experiment, mesh: Mesh) -> Program:
       UserError: If sizes do not divide.
     """
     model = models.module_of(config.model)
-    batch_axes = tuple(axis for axis in ("data", "fsdp") if mesh.shape[axis] > 1)
-    by_batch = NamedSharding(mesh, PartitionSpec(batch_axes or None))
+    layout = Layout(mesh)
+    by_batch = NamedSharding(mesh, PartitionSpec(layout.batch_axes or None))
     _check_batch(config, mesh)
 
-    def constrain(x: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, by_batch) if batch_axes else x
-
-    loss = model.loss_fn(config.model, constrain=constrain)
-    valid = model.metrics_fn(config.model, constrain=constrain)
+    loss = model.loss_fn(config.model, layout=layout)
+    valid = model.metrics_fn(config.model, layout=layout)
     schedule = make_schedule(config.optim, config.train.num_steps)
     optimizer = make_optimizer(config.optim, schedule)
 

@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import revremat.sharding as sharding
+import revremat as rr
 from experiments import cli, data, records
 from experiments.checkpoints import Checkpoints
 from experiments.configs.common import Experiment, known_keys
 from experiments.progress import MIB, Display, peak_bytes
 from experiments.step import build, mesh_axes
-from revremat._errors import UserError
+from revremat import UserError, sharding
 
 
 def main(args: list[str]) -> int:
@@ -65,6 +65,8 @@ def train(config: Experiment) -> None:
     start = checkpoints.last_step or 0
 
     # ---- Compile the step, as it is reported and as it is run ------------------------
+    # As in the report: what is kept is decided by us, not by a pass of the compiler.
+    jax.config.update("jax_compiler_enable_remat_pass", False)
     compiling_since = time.perf_counter()
     step_fn = jax.jit(program.make_step(program.loss), donate_argnums=0)
     step = step_fn.lower(program.state, program.batch).compile()
@@ -104,18 +106,18 @@ def train(config: Experiment) -> None:
             row[f"{unit}_per_s"] = round(display.rate(done), 1)
             display.update(done, row)
             if done == start + 2:
-                display.say(compare_peak(step))
-            last = done == config.train.num_steps or stop.requested
+                display.say(compare_peak(step, config.train.target))
+            last, stopping = done == config.train.num_steps, bool(stop.requested)
             if held_out and (done % config.train.valid_every == 0 or last):
                 scores = [jax.device_get(valid(state.params, put(b))) for b in held_out]
                 for name in scores[0]:
                     row[f"valid_{name}"] = float(np.mean([s[name] for s in scores]))
             if done % config.train.log_every == 0 or last:
                 metrics.write(row)
-            if done % config.train.save_every == 0 or last:
+            if done % config.train.save_every == 0 or last or stopping:
                 check_finite_state(done, state.params, checkpoints.last_step)
                 checkpoints.save(done, state, batches)
-            if stop.requested:
+            if stopping:
                 break
     finally:
         display.close()
@@ -138,27 +140,19 @@ class StopRequest:
         signal.signal(number, signal.SIG_DFL)
 
 
-def find_devices(target: str) -> list[jax.Device]:
+def find_devices(target: str) -> list[Any]:
     """The devices to train on: this machine's, or so many CPU devices."""
-    platform, _, count = target.partition(":")
-    if platform == "cpu" and (count or "1").isdecimal() and int(count or "1") > 0:
-        wanted = int(count or "1")
-        try:
-            jax.config.update("jax_platforms", "cpu")
-            jax.config.update("jax_num_cpu_devices", wanted)
-        except RuntimeError:
-            pass  # The devices are chosen already; counted below.
-        if len(jax.devices()) != wanted:
-            raise UserError(
-                f"train.target {target} wants {wanted} CPU devices and JAX already "
-                f"runs on {len(jax.devices())}; choose them before its first use"
-            )
-    elif target != "local":
+    if target == "local":
+        return jax.devices()
+    wanted = rr.target(target)
+    if wanted.platform != "cpu":
         raise UserError(
             f"train.target {target!r} is not a place to train on from here: write "
             "local or cpu:N (`revremat report` measures for machines elsewhere)"
         )
-    return jax.devices()
+    # Asked before JAX starts; where it has started, the mesh says what is missing.
+    jax.config.update("jax_platforms", "cpu")
+    return wanted.devices
 
 
 def facts(config: Experiment, splits: data.Splits) -> tuple[dict, dict]:
@@ -179,18 +173,19 @@ def facts(config: Experiment, splits: data.Splits) -> tuple[dict, dict]:
     return identity, settings
 
 
-def compare_peak(step: jax.stages.Compiled) -> str:
-    """What the compiler said the step takes, next to what the device has seen."""
-    stats = step.memory_analysis()
-    compiled = stats.argument_size_in_bytes + stats.output_size_in_bytes
-    compiled += stats.temp_size_in_bytes - stats.alias_size_in_bytes
-    text = f"the compiled step takes {compiled / MIB:,.1f} MiB a device"
+def compare_peak(step: jax.stages.Compiled, target: str) -> str:
+    """What the report says the step takes, next to what the device has seen."""
+    try:
+        report = rr.measure(step, target=target).memory.total_bytes
+    except UserError as error:
+        return f"no report to compare with the device's own peak: {error}"
+    text = f"the report says {report / MIB:,.1f} MiB a device"
     peak = peak_bytes()
     if peak is None:
-        return f"{text} (this device does not count its own peak)"
+        return f"{text}; this device does not count its own peak"
     return (
         f"{text}, the device's own peak is {peak / MIB:,.1f} MiB "
-        f"({(peak - compiled) / compiled:+.1%})"
+        f"({(peak - report) / MIB:+,.1f} MiB, {(peak - report) / report:+.1%})"
     )
 
 

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from revremat._errors import UserError
+from revremat import UserError
 
 
 def names() -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.data import DataConfig
-from revremat._errors import UserError
+from revremat import UserError
 
 
 @dataclass(frozen=True)
@@ -167,9 +167,8 @@ def read_value(hint: Any, value: Any, key: str) -> Any:
             return value
         wanted = "one of " + ", ".join(map(repr, options))
     elif hint is bool:
-        texts = {"True": True, "true": True, "False": False, "false": False}
-        if isinstance(value, bool) or value in texts:
-            return texts.get(value, value)
+        if str(value).lower() in ("true", "false"):
+            return str(value).lower() == "true"
         wanted = "True or False"
     else:
         wanted = {int: "a whole number", float: "a number", str: "text"}[hint]

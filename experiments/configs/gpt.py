@@ -11,7 +11,7 @@ from typing import Any
 from experiments import step
 from experiments.configs.common import Experiment, override
 from experiments.models.gpt import GPTConfig
-from revremat._problem import Problem
+from revremat import Problem
 
 config = Experiment(name="gpt", model=GPTConfig())
 

@@ -21,7 +21,7 @@ from experiments.configs.common import (
 )
 from experiments.data import DataConfig
 from experiments.models.gpt import GPTConfig
-from revremat._problem import Problem
+from revremat import Problem
 
 config = Experiment(
     name="gpt_7b",

@@ -13,7 +13,7 @@ from experiments import step
 from experiments.configs.common import Experiment, TrainConfig, override
 from experiments.data import DataConfig
 from experiments.models.gpt import GPTConfig
-from revremat._problem import Problem
+from revremat import Problem
 
 config = Experiment(
     name="gpt_shakespeare",

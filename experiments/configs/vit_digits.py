@@ -12,7 +12,7 @@ from experiments import step
 from experiments.configs.common import Experiment, TrainConfig, override
 from experiments.data import DataConfig
 from experiments.models.vit import ViTConfig
-from revremat._problem import Problem
+from revremat import Problem
 
 config = Experiment(
     name="vit_digits",

@@ -15,8 +15,9 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from experiments.models import transformer
-from experiments.models.transformer import BlockConfig, Constrain
-from revremat._errors import UserError
+from experiments.models.layout import ONE_DEVICE, Layout
+from experiments.models.transformer import BlockConfig
+from revremat import UserError
 
 
 @dataclass(frozen=True)
@@ -107,10 +108,11 @@ class GPT(nnx.Module):
         self.dropout = nnx.Dropout(config.dropout)
 
     def __call__(
-        self, tokens_BL: jax.Array, key: jax.Array | None, constrain: Constrain
+        self, tokens_BL: jax.Array, key: jax.Array | None, layout: Layout
     ) -> jax.Array:
         """Logits [B, L, V]; without a key nothing is dropped."""
         config = self.config
+        self.embed.embedding[...] = layout.table(self.embed.embedding[...])
         x_BLD = self.embed(tokens_BL)
         if config.positions == "learned":
             x_BLD = x_BLD + self.positions[: tokens_BL.shape[1]].astype(x_BLD.dtype)
@@ -118,7 +120,7 @@ class GPT(nnx.Module):
             key, embed_key = jax.random.split(key)
             x_BLD = self.dropout(x_BLD, rngs=embed_key)
         x_BLD = transformer.run_blocks(
-            self.blocks, constrain(x_BLD), key, config.num_layers, constrain
+            self.blocks, layout.stream(x_BLD), key, config.num_layers, layout
         )
         x_BLD = self.norm(x_BLD)
         return self.embed.attend(x_BLD) if config.tied else self.head(x_BLD)
@@ -131,24 +133,24 @@ def init(config: GPTConfig, key: jax.Array) -> dict[str, Any]:
 
 
 def loss_fn(
-    config: GPTConfig, *, train: bool = True, constrain: Constrain = lambda x: x
+    config: GPTConfig, *, train: bool = True, layout: Layout = ONE_DEVICE
 ) -> Callable[[Any, dict[str, jax.Array]], jax.Array]:
     """The mean cross-entropy of the next token, in nats, as a pure function.
 
     Args:
       config: The model.
       train: Whether dropout is on; its key is then `batch["key"]`, as key data.
-      constrain: Pins the residual stream to a sharding.
+      layout: Pins activations to a mesh.
 
     Returns:
       `loss(params, batch)` with `batch["tokens"]` int32 [B, L + 1].
     """
-    metrics = metrics_fn(config, train=train, constrain=constrain)
+    metrics = metrics_fn(config, train=train, layout=layout)
     return lambda params, batch: metrics(params, batch)["loss"]
 
 
 def metrics_fn(
-    config: GPTConfig, *, train: bool = False, constrain: Constrain = lambda x: x
+    config: GPTConfig, *, train: bool = False, layout: Layout = ONE_DEVICE
 ) -> Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]:
     """What validation reports: the loss in nats and in bits, as a pure function."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
@@ -160,7 +162,7 @@ def metrics_fn(
         if train and config.dropout:
             key = jax.random.wrap_key_data(batch["key"])
         model = nnx.merge(graph, params, copy=True)
-        logits_BLV = model(tokens_BT[:, :-1], key, constrain)
+        logits_BLV = model(tokens_BT[:, :-1], key, layout)
         loss = optax.losses.softmax_cross_entropy_with_integer_labels(
             logits_BLV.astype(jnp.float32), tokens_BT[:, 1:]
         ).mean()

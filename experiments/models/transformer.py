@@ -4,7 +4,6 @@ Shapes: B batch, L length, M length attended to, D width, H heads, K head width,
 G gates (1, or 2 in a gated MLP), F hidden width of the MLP, N layers.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +14,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
-from revremat._errors import UserError
-
-Constrain = Callable[[jax.Array], jax.Array]
-"""Pins the residual stream to a sharding; the identity on one device."""
+from experiments.models.layout import Layout
+from revremat import UserError
 
 
 @dataclass(frozen=True)
@@ -162,21 +159,21 @@ def run_blocks(
     x_BLD: jax.Array,
     key: jax.Array | None,
     depth: int,
-    constrain: Constrain,
+    layout: Layout,
 ) -> jax.Array:
     """Apply a stack made by `make_blocks`."""
     keys_N = None if key is None else jax.random.split(key, depth)
     if isinstance(blocks, nnx.Dict):
         for i, name in enumerate(sorted(blocks)):
             layer_key = None if keys_N is None else keys_N[i]
-            x_BLD = constrain(blocks[name](x_BLD, layer_key))
+            x_BLD = layout.stream(blocks[name](x_BLD, layer_key))
         return x_BLD
     graph, weights_N = nnx.split(blocks)
 
     def layer(x_BLD, weights_and_key):
         weights, layer_key = weights_and_key
         block = nnx.merge(graph, weights, copy=True)
-        return constrain(block(x_BLD, layer_key)), None
+        return layout.stream(block(x_BLD, layer_key)), None
 
     return jax.lax.scan(layer, x_BLD, (weights_N, keys_N))[0]
 
@@ -191,7 +188,7 @@ def tensor_parallel(axis: str) -> tuple[tuple[str, P], ...]:
     )
 
 
-def _linear(config, inputs, outputs, *, rngs, into_stream=False, axis=-1):
+def _linear(config, inputs, outputs, *, rngs, into_stream=False, axis: Any = -1):
     scale = 0.02 / (2 * config.depth) ** 0.5 if into_stream else 0.02
     return nnx.LinearGeneral(
         inputs,

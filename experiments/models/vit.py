@@ -16,8 +16,9 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from experiments.models import transformer
-from experiments.models.transformer import BlockConfig, Constrain
-from revremat._errors import UserError
+from experiments.models.layout import ONE_DEVICE, Layout
+from experiments.models.transformer import BlockConfig
+from revremat import UserError
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class ViT(nnx.Module):
         self.dropout = nnx.Dropout(config.dropout)
 
     def __call__(
-        self, images_BYXC: jax.Array, key: jax.Array | None, constrain: Constrain
+        self, images_BYXC: jax.Array, key: jax.Array | None, layout: Layout
     ) -> jax.Array:
         """Logits [B, Q]; without a key nothing is dropped."""
         x_BLD = self.embed(patches(images_BYXC, self.config.patch_size))
@@ -125,7 +126,7 @@ class ViT(nnx.Module):
             key, embed_key = jax.random.split(key)
             x_BLD = self.dropout(x_BLD, rngs=embed_key)
         x_BLD = transformer.run_blocks(
-            self.blocks, constrain(x_BLD), key, self.config.num_layers, constrain
+            self.blocks, layout.stream(x_BLD), key, self.config.num_layers, layout
         )
         return self.head(self.norm(x_BLD).mean(axis=1))
 
@@ -146,25 +147,25 @@ def init(config: ViTConfig, key: jax.Array) -> dict[str, Any]:
 
 
 def loss_fn(
-    config: ViTConfig, *, train: bool = True, constrain: Constrain = lambda x: x
+    config: ViTConfig, *, train: bool = True, layout: Layout = ONE_DEVICE
 ) -> Callable[[Any, dict[str, jax.Array]], jax.Array]:
     """The mean cross-entropy of the class, in nats, as a pure function.
 
     Args:
       config: The model.
       train: Whether dropout is on; its key is then `batch["key"]`, as key data.
-      constrain: Pins the residual stream to a sharding.
+      layout: Pins activations to a mesh.
 
     Returns:
       `loss(params, batch)` with `batch["images"]` float32 [B, Y, X, C] in [0, 1] and
       `batch["labels"]` int32 [B].
     """
-    metrics = metrics_fn(config, train=train, constrain=constrain)
+    metrics = metrics_fn(config, train=train, layout=layout)
     return lambda params, batch: metrics(params, batch)["loss"]
 
 
 def metrics_fn(
-    config: ViTConfig, *, train: bool = False, constrain: Constrain = lambda x: x
+    config: ViTConfig, *, train: bool = False, layout: Layout = ONE_DEVICE
 ) -> Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]:
     """What validation reports: loss and accuracy, as a pure function."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: ViT(config, rngs=nnx.Rngs(0))))
@@ -177,7 +178,7 @@ def metrics_fn(
         if train and config.dropout:
             key = jax.random.wrap_key_data(batch["key"])
         model = nnx.merge(graph, params, copy=True)
-        logits_BQ = model(images_BYXC, key, constrain).astype(jnp.float32)
+        logits_BQ = model(images_BYXC, key, layout).astype(jnp.float32)
         loss = optax.losses.softmax_cross_entropy_with_integer_labels(
             logits_BQ, labels_B
         ).mean()

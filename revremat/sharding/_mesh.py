@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ from revremat._errors import UserError
 
 
 def make_mesh(
-    axis_sizes: Mapping[str, int], devices: Sequence[jax.Device] | None = None
+    axis_sizes: Mapping[str, int], devices: Sequence[Any] | None = None
 ) -> Mesh:
     """Arrange devices in a named grid with Auto axes.
 

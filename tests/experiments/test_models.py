@@ -11,6 +11,7 @@ from flax import nnx
 
 from experiments.models import gpt, vit
 from experiments.models.gpt import GPTConfig
+from experiments.models.layout import Layout
 from experiments.models.vit import ViTConfig
 from revremat._errors import UserError
 
@@ -168,7 +169,7 @@ def test_a_gpt_sees_only_the_past():
     def logits(tokens):
         model = gpt.GPT(config, rngs=nnx.Rngs(0))
         nnx.update(model, params)
-        return model(tokens, None, lambda x: x)
+        return model(tokens, None, Layout())
 
     tokens = batch["tokens"][:, :-1]
     later = tokens.at[:, 7].set((tokens[:, 7] + 1) % config.vocab_size)
