@@ -134,10 +134,14 @@ class Memory:
             known = ", ".join(PHASES)
             raise ValueError(f"unknown phase {phase!r}: write one of {known}")
 
-        def matches(value: str, pattern: str | None, deeper: str | None = None) -> bool:
-            if pattern is None or fnmatch.fnmatchcase(value, pattern):
+        def matches(value: str, pattern: str | None, deeper: str = "") -> bool:
+            if pattern is None:
                 return True
-            return deeper is not None and fnmatch.fnmatchcase(value, deeper)
+            # Brackets stand for themselves: they are part of arguments' paths.
+            pattern, deeper = (p.replace("[", "[[]") for p in (pattern, deeper))
+            if fnmatch.fnmatchcase(value, pattern):
+                return True
+            return bool(deeper) and fnmatch.fnmatchcase(value, deeper)
 
         return Buffers(
             tuple(

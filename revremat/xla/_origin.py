@@ -105,7 +105,10 @@ class Origins:
                 case "conditional":
                     i = module.called(i)[0].root
                 case "parameter":
-                    outer = self._argument_of(i, index, seen)
+                    made = self._made_by_iteration(i, index, seen)
+                    if made is not None:
+                        return made
+                    outer = self._argument_of(i, index)
                     if outer is None:
                         return i
                     i, index = outer
@@ -121,9 +124,19 @@ class Origins:
                 case _:
                     return i
 
-    def _argument_of(
+    def _made_by_iteration(
         self, parameter: Any, index: tuple[int, ...], seen: set
     ) -> Any | None:
+        """What the previous iteration of a loop puts in a parameter's place."""
+        module = self.module
+        for caller in module.callers.get(module.home[parameter.id], ()):
+            if caller.opcode == "while":
+                made = self._walk(module.called(caller)[0].root, index, seen)
+                if made is not None and made.opcode not in _FILLS:
+                    return made
+        return None
+
+    def _argument_of(self, parameter: Any, index: tuple[int, ...]) -> Any | None:
         """What a computation's parameter stands for, None for the program's own."""
         module = self.module
         home = module.home[parameter.id]
@@ -131,17 +144,11 @@ class Origins:
             return None
         for caller in module.callers.get(home, ()):
             operands = module.operands(caller)
-            if caller.opcode == "while":
-                # An iteration's input is the previous one's output.
-                body = module.called(caller)[0].root
-                made = self._walk(body, index, seen)
-                if made is not None and made.opcode not in _FILLS:
-                    return made, ()
-                return operands[0], index
             number = parameter.parameter_number
-            if caller.opcode == "conditional":
-                branch = list(caller.called_computation_ids).index(home)
-                number = branch + 1
+            if caller.opcode == "while":
+                number = 0
+            elif caller.opcode == "conditional":
+                number = list(caller.called_computation_ids).index(home) + 1
             if number < len(operands):
                 return operands[number], index
         return None
