@@ -40,8 +40,8 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
             _remove_unfinished(folder)
             self._checkpointer = ocp.training.Checkpointer(
-                folder.absolute(),
-                preservation_policy=ocp.training.preservation_policies.LatestN(keep),
+                str(folder.absolute()),
+                preservation_policy=_latest(keep),
             )
         self.last_step: int | None = self._newest()
         """Step of the newest whole checkpoint, None before there is one."""
@@ -155,6 +155,10 @@ def bit_sums(state: Any) -> list[int]:
 def _paths(state: Any) -> list[str]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(state)
     return [jax.tree_util.keystr(k, simple=True, separator="/") for k, _ in leaves]
+
+
+def _latest(keep: int) -> Any:
+    return ocp.training.preservation_policies.LatestN(keep)
 
 
 def _remove_unfinished(folder: Path) -> None:

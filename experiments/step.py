@@ -239,8 +239,9 @@ def make_train_step(
             zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
             sums, _ = jax.lax.scan(add, zeros, parts | {"key": keys})
             value, grads = jax.tree.map(lambda leaf: leaf / accumulate, sums)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        with jax.named_scope("update"):
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
         state = TrainState(params, opt_state, state.step + 1, state.key)
         metrics = {
             "loss": value,

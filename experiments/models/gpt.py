@@ -111,19 +111,26 @@ class GPT(nnx.Module):
         self, tokens_BL: jax.Array, key: jax.Array | None, layout: Layout
     ) -> jax.Array:
         """Logits [B, L, V]; without a key nothing is dropped."""
-        config = self.config
+        with jax.named_scope("embed"):
+            x_BLD, key = self._embed(tokens_BL, key, layout)
+        x_BLD = transformer.run_blocks(
+            self.blocks, x_BLD, key, self.config.num_layers, layout
+        )
+        with jax.named_scope("head"):
+            x_BLD = self.norm(x_BLD)
+            if self.config.tied:
+                return self.embed.attend(x_BLD)
+            return self.head(x_BLD)
+
+    def _embed(self, tokens_BL, key, layout):
         self.embed.embedding[...] = layout.table(self.embed.embedding[...])
         x_BLD = self.embed(tokens_BL)
-        if config.positions == "learned":
+        if self.config.positions == "learned":
             x_BLD = x_BLD + self.positions[: tokens_BL.shape[1]].astype(x_BLD.dtype)
         if key is not None:
             key, embed_key = jax.random.split(key)
             x_BLD = self.dropout(x_BLD, rngs=embed_key)
-        x_BLD = transformer.run_blocks(
-            self.blocks, layout.stream(x_BLD), key, config.num_layers, layout
-        )
-        x_BLD = self.norm(x_BLD)
-        return self.embed.attend(x_BLD) if config.tied else self.head(x_BLD)
+        return layout.stream(x_BLD), key
 
 
 def init(config: GPTConfig, key: jax.Array) -> dict[str, Any]:
@@ -163,9 +170,10 @@ def metrics_fn(
             key = jax.random.wrap_key_data(batch["key"])
         model = nnx.merge(graph, params, copy=True)
         logits_BLV = model(tokens_BT[:, :-1], key, layout)
-        loss = optax.losses.softmax_cross_entropy_with_integer_labels(
-            logits_BLV.astype(jnp.float32), tokens_BT[:, 1:]
-        ).mean()
+        with jax.named_scope("loss"):
+            loss = optax.losses.softmax_cross_entropy_with_integer_labels(
+                logits_BLV.astype(jnp.float32), tokens_BT[:, 1:]
+            ).mean()
         return {"loss": loss, "bits_per_token": loss / jnp.log(2.0)}
 
     return metrics

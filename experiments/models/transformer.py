@@ -130,8 +130,10 @@ class Block(nnx.Module):
         """One layer; without a key nothing is dropped."""
         chex.assert_rank(x_BLD, 3)
         attn_key, mlp_key = (None, None) if key is None else jax.random.split(key)
-        x_BLD = x_BLD + self._drop(self.attn(self.attn_norm(x_BLD)), attn_key)
-        return x_BLD + self._drop(self.mlp(self.mlp_norm(x_BLD)), mlp_key)
+        with jax.named_scope("attn"):
+            x_BLD = x_BLD + self._drop(self.attn(self.attn_norm(x_BLD)), attn_key)
+        with jax.named_scope("mlp"):
+            return x_BLD + self._drop(self.mlp(self.mlp_norm(x_BLD)), mlp_key)
 
     def _drop(self, x_BLD: jax.Array, key: jax.Array | None) -> jax.Array:
         if key is None:
@@ -166,14 +168,16 @@ def run_blocks(
     if isinstance(blocks, nnx.Dict):
         for i, name in enumerate(sorted(blocks)):
             layer_key = None if keys_N is None else keys_N[i]
-            x_BLD = layout.stream(blocks[name](x_BLD, layer_key))
+            with jax.named_scope(f"layer{name}"):
+                x_BLD = layout.stream(blocks[name](x_BLD, layer_key))
         return x_BLD
     graph, weights_N = nnx.split(blocks)
 
     def layer(x_BLD, weights_and_key):
         weights, layer_key = weights_and_key
         block = nnx.merge(graph, weights, copy=True)
-        return layout.stream(block(x_BLD, layer_key)), None
+        with jax.named_scope("layer"):
+            return layout.stream(block(x_BLD, layer_key)), None
 
     return jax.lax.scan(layer, x_BLD, (weights_N, keys_N))[0]
 

@@ -120,15 +120,18 @@ class ViT(nnx.Module):
         self, images_BYXC: jax.Array, key: jax.Array | None, layout: Layout
     ) -> jax.Array:
         """Logits [B, Q]; without a key nothing is dropped."""
-        x_BLD = self.embed(patches(images_BYXC, self.config.patch_size))
-        x_BLD = x_BLD + self.positions[...].astype(x_BLD.dtype)
-        if key is not None:
-            key, embed_key = jax.random.split(key)
-            x_BLD = self.dropout(x_BLD, rngs=embed_key)
+        with jax.named_scope("embed"):
+            x_BLD = self.embed(patches(images_BYXC, self.config.patch_size))
+            x_BLD = x_BLD + self.positions[...].astype(x_BLD.dtype)
+            if key is not None:
+                key, embed_key = jax.random.split(key)
+                x_BLD = self.dropout(x_BLD, rngs=embed_key)
+            x_BLD = layout.stream(x_BLD)
         x_BLD = transformer.run_blocks(
-            self.blocks, layout.stream(x_BLD), key, self.config.num_layers, layout
+            self.blocks, x_BLD, key, self.config.num_layers, layout
         )
-        return self.head(self.norm(x_BLD).mean(axis=1))
+        with jax.named_scope("head"):
+            return self.head(self.norm(x_BLD).mean(axis=1))
 
 
 def patches(images_BYXC: jax.Array, size: int) -> jax.Array:
@@ -179,9 +182,10 @@ def metrics_fn(
             key = jax.random.wrap_key_data(batch["key"])
         model = nnx.merge(graph, params, copy=True)
         logits_BQ = model(images_BYXC, key, layout).astype(jnp.float32)
-        loss = optax.losses.softmax_cross_entropy_with_integer_labels(
-            logits_BQ, labels_B
-        ).mean()
+        with jax.named_scope("loss"):
+            loss = optax.losses.softmax_cross_entropy_with_integer_labels(
+                logits_BQ, labels_B
+            ).mean()
         return {"loss": loss, "accuracy": (logits_BQ.argmax(-1) == labels_B).mean()}
 
     return metrics
