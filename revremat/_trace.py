@@ -40,7 +40,7 @@ def trace(
     >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
     >>> layer = lambda w, x: rr.name(jnp.tanh(x @ w), "hidden")
     >>> graph = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)
-    >>> [(r.name, r.num_bytes) for r in graph["scan_0"].residuals if r.given]
+    >>> [(r.name, r.num_bytes) for r in graph["stack"].residuals if r.given]
     [('hidden', 64)]
     """
     traced = trace_loss(loss, specs)
@@ -77,6 +77,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
                 dear=is_dear(op),
                 pinned=cannot_rebuild(op) or "",
                 source=_compat.source_line(op.eqn),
+                batch_dims=_costs.num_batch_dims(op),
             )
             for op in forward.ops
         ),
@@ -84,7 +85,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         weight_bytes=sum(bytes_of(v.aval) for v in forward.inputs if v in layer.held),
         forward_flops=_costs.program_flops(forward),
         backward_flops=_costs.program_flops(layer.passes.backward),
-        invertible=site.inverse is not None,
+        invertible=found.is_stack and site.inverse is not None,
     )
 
 

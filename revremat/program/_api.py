@@ -10,8 +10,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from revremat._errors import UserError
 from revremat._plan import Action
-from revremat.program._ops import BLOCK_PREFIX, flatten, lift_constants, with_inputs
-from revremat.program._stack import Stack, run_stack
+from revremat.program._inverse import inverse_label
+from revremat.program._linearize import is_inexact
+from revremat.program._ops import BLOCK_PREFIX, read, run
+from revremat.program._rewrite import execute
+from revremat.program._sites import survey
 
 
 def name(x: Any, name: str) -> Any:
@@ -33,7 +36,9 @@ def name(x: Any, name: str) -> Any:
     )
 
 
-def block(f: Callable[..., Any], name: str) -> Callable[..., Any]:
+def block(
+    f: Callable[..., Any], name: str, *, inverse: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
     """Mark a function as a unit of decision.
 
     It computes what it did. `rr.trace` lists it, and every equal call of a block is one
@@ -42,6 +47,8 @@ def block(f: Callable[..., Any], name: str) -> Callable[..., Any]:
     Args:
       f: A function of arrays, or pytrees of arrays; it may close over arrays.
       name: What plans call it.
+      inverse: For `f(params, x, *rest) -> y` with `y` shaped as `x`:
+        `inverse(params, y, *rest) -> x`, which makes INVERT available.
 
     >>> import jax.numpy as jnp, revremat as rr
     >>> rr.block(lambda x: 2 * x, "double")(jnp.ones(2))
@@ -52,11 +59,57 @@ def block(f: Callable[..., Any], name: str) -> Callable[..., Any]:
             f"rr.block: {name!r} is not a name; use letters, digits and '_'."
         )
 
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        return f(*args, **kwargs)
+    return _marked(f, name, inverse, has_ys=False)
+
+
+def _marked(
+    f: Callable[..., Any],
+    name: str,
+    inverse: Callable[..., Any] | None,
+    has_ys: bool,
+) -> Callable[..., Any]:
+    def marked(*args: Any) -> Any:
+        out = f(*args)
+        if inverse is not None:
+            _write_inverse(inverse, name, out[0] if has_ys else out, args)
+        return out
 
     marked.__name__ = marked.__qualname__ = BLOCK_PREFIX + name
     return functools.wraps(f, assigned=("__doc__",), updated=())(jax.jit(marked))
+
+
+def _write_inverse(
+    inverse: Callable[..., Any], name: str, y: Any, args: tuple[Any, ...]
+) -> None:
+    """Call the inverse, as dead code, for `INVERT` to find."""
+    if len(args) < 2:
+        raise UserError(
+            f"rr.block: {name!r} has an inverse, so it is called with its parameters and "
+            f"its input, `f(params, x)`; it was called with {len(args)} argument."
+        )
+    params, x, *rest = args
+    if _described(y) != _described(x):
+        raise UserError(
+            f"rr.block: {name!r} has an inverse, so it returns what it takes; it takes "
+            f"{_described(x)} and returns {_described(y)}."
+        )
+
+    def undo(params: Any, y: Any, *rest: Any) -> Any:
+        found = inverse(params, y, *rest)
+        if _described(found) != _described(y):
+            raise UserError(
+                f"rr.block: the inverse of {name!r} returns {_described(found)} for "
+                f"{_described(y)}; it must return what the block takes."
+            )
+        return found
+
+    after, count = len(jax.tree.leaves(rest)), len(jax.tree.leaves(x))
+    undo.__name__ = undo.__qualname__ = inverse_label(after + count, count)
+    jax.jit(undo)(*jax.tree.map(jax.lax.stop_gradient, (params, y, *rest)))
+
+
+def _described(tree: Any) -> str:
+    return str(jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), tree))
 
 
 def stack(
@@ -69,6 +122,7 @@ def stack(
     inverse: Callable[..., Any] | None = None,
     has_ys: bool = False,
     reverse: bool = False,
+    name: str = "stack",
 ) -> Any:
     """Apply equal layers one after the other, each with its way back for gradients.
 
@@ -89,6 +143,8 @@ def stack(
       has_ys: Whether the layer returns `(x, y)`; then so does the stack, `y` stacked.
       reverse: Whether the layer of the last weights runs first.
 
+      name: What plans call it, where `actions` are left to them.
+
     Returns:
       The last layer's output, or `(output, stacked ys)`.
 
@@ -102,50 +158,51 @@ def stack(
     >>> rr.stack(layer, jnp.zeros((3, 2, 2)), jnp.ones(2), actions=rr.RECOMPUTE)
     Array([1., 1.], dtype=float32)
     """
-    weights, weights_tree = jax.tree.flatten((params, xs))
-    length = _length(weights)
-    carry, carry_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, x))
-    trees: list[Any] = []
+    length = _length(jax.tree.leaves((params, xs)))
+    x = jax.tree.map(jnp.asarray, x)
+    one = _marked(layer, name, inverse, has_ys)
 
-    def step(carry, weights):
-        p, extra = weights_tree.unflatten(weights)
-        arguments = (p, carry_tree.unflatten(carry))
-        out = layer(*arguments) if xs is None else layer(*arguments, extra)
-        out, y = out if has_ys else (out, None)
-        ys, ys_tree = jax.tree.flatten(y)
-        outs, out_tree = jax.tree.flatten(out)
-        _check_carry(carry_tree, carry, out_tree, outs)
-        trees[:] = [ys_tree]
-        return outs, ys
+    def step(x, weights):
+        p, *extra = weights
+        out = one(p, x, *extra)
+        after, y = out if has_ys else (out, None)
+        if _described(after) != _described(x):
+            raise UserError(
+                f"rr.stack: the layer takes {_described(x)} and returns "
+                f"{_described(after)}; it must return what it takes, shape and dtype, "
+                "for the next layer to take it."
+            )
+        return after, y
 
+    def scan(x, weights):
+        return jax.lax.scan(step, x, weights, reverse=reverse)
+
+    weights = (params,) if xs is None else (params, xs)
     if actions is None:
-        outs, ys = jax.lax.scan(step, carry, weights, reverse=reverse)
+        out, ys = scan(x, weights)
     else:
-        avals = jax.tree.map(jax.typeof, carry)
-        slices = [jax.eval_shape(lambda w: w[0], w) for w in weights]
-        body, consts = lift_constants(
-            flatten(jax.make_jaxpr(step)(avals, slices), keep_names=True)
+        given = (actions,) * length if isinstance(actions, Action) else tuple(actions)
+        out, ys = _run(scan, given, name, x, weights)
+    return (out, ys) if has_ys else out
+
+
+def _run(scan: Callable[..., Any], actions: tuple[Action, ...], name: str, *args: Any):
+    closed, shapes = jax.make_jaxpr(scan, return_shape=True)(*args)
+    found = survey(closed, [is_inexact(aval) for aval in closed.in_avals])
+    leaves, treedef = jax.tree.flatten(args), jax.tree.structure(shapes)
+    sites = {site.ops[0]: site for site in found.sites}
+    program, env = (
+        found.program,
+        dict(zip(found.program.inputs, leaves[0], strict=True)),
+    )
+
+    def rewritten(op, values):
+        return (
+            execute(sites[op], f"rr.{name}", actions, values) if op in sites else None
         )
-        undo, undo_consts = _flat_inverse(
-            inverse, avals, carry_tree, slices, weights_tree, xs is not None
-        )
-        engine = Stack(
-            body=with_inputs(body, [jax.typeof(c) for c in undo_consts], 0),
-            num_consts=len(undo_consts) + len(consts),
-            num_carry=len(carry),
-            length=length,
-            reverse=reverse,
-            actions=(actions,) * length
-            if isinstance(actions, Action)
-            else tuple(actions),
-            inverse=None
-            if undo is None
-            else with_inputs(undo, [jax.typeof(c) for c in consts], len(undo_consts)),
-            name="rr.stack",
-        )
-        outs, ys = run_stack(engine, [*undo_consts, *consts], carry, weights)
-    out = carry_tree.unflatten(outs)
-    return (out, trees[0].unflatten(ys)) if has_ys else out
+
+    run(program.ops, env, rewritten)
+    return treedef.unflatten([read(env, out) for out in program.outputs])
 
 
 def _length(weights: Sequence[Any]) -> int:
@@ -162,39 +219,3 @@ def _length(weights: Sequence[Any]) -> int:
             "array needs one entry for each layer along its first axis."
         )
     return next(iter(lengths))[0]
-
-
-def _check_carry(tree_in: Any, carry: Any, tree_out: Any, outs: Any) -> None:
-    before, after = map(_describe, (carry, outs))
-    if tree_in != tree_out or before != after:
-        raise UserError(
-            f"rr.stack: the layer takes {before} and returns {after}; it must return what "
-            "it takes, shape and dtype, for the next layer to take it."
-        )
-
-
-def _describe(leaves: Sequence[Any]) -> str:
-    return "(" + ", ".join(jax.typeof(leaf).str_short() for leaf in leaves) + ")"
-
-
-def _flat_inverse(inverse, carry, carry_tree, slices, weights_tree, has_xs):
-    """The inverse as a program from carry and weights to carry, and what it closes over.
-
-    None and nothing where there is no inverse.
-    """
-    if inverse is None:
-        return None, []
-
-    def undo(carry, weights):
-        p, extra = weights_tree.unflatten(weights)
-        arguments = (p, carry_tree.unflatten(carry))
-        x = inverse(*arguments, extra) if has_xs else inverse(*arguments)
-        found, tree = jax.tree.flatten(x)
-        if tree != carry_tree or _describe(found) != _describe(carry):
-            raise UserError(
-                f"rr.stack: the inverse returns {_describe(found)} for "
-                f"{_describe(carry)}; it must return what the layer takes."
-            )
-        return found
-
-    return lift_constants(flatten(jax.make_jaxpr(undo)(carry, slices)))

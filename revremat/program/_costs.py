@@ -51,3 +51,11 @@ def num_flops(op: Op) -> int:
     if op.kind.startswith(("reduce", "arg", "cum")):
         return sum(math.prod(atom.aval.shape) for atom in op.inputs)
     return size
+
+
+def num_batch_dims(op: Op) -> int:
+    """How many dimensions of a `dot_general` are a batch; 0 for all else."""
+    if op.kind != "dot_general":
+        return 0
+    (_, _), (lhs_batch, _) = op.eqn.params["dimension_numbers"]
+    return len(lhs_batch)

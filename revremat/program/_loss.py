@@ -10,7 +10,8 @@ import numpy as np
 from revremat._errors import UserError
 from revremat.program._fingerprint import fingerprint
 from revremat.program._linearize import is_inexact
-from revremat.program._units import FoundUnit, Survey, survey, units_of
+from revremat.program._sites import Survey, survey
+from revremat.program._units import FoundUnit, units_of
 
 
 @dataclass(frozen=True, eq=False)

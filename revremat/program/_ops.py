@@ -17,6 +17,7 @@ from jax.extend.core import JaxprEqn, Literal
 from revremat import _compat
 
 BLOCK_PREFIX = "revremat.block."
+INVERSE_PREFIX = "revremat.inverse."
 CALLS = {"jit", "pjit", "closed_call", "core_call"}
 CHECKPOINTS = {"checkpoint", "remat", "remat2"}
 
@@ -66,10 +67,17 @@ class Op:
         return self.eqn.primitive.name
 
     @property
+    def called(self) -> str:
+        """The name of the function it calls, "" if it is no call."""
+        return str(self.eqn.params.get("name", "")) if self.kind in CALLS else ""
+
+    @property
     def is_block(self) -> bool:
-        return self.kind in CALLS and str(self.eqn.params.get("name", "")).startswith(
-            BLOCK_PREFIX
-        )
+        return self.called.startswith(BLOCK_PREFIX)
+
+    @property
+    def is_inverse(self) -> bool:
+        return self.called.startswith(INVERSE_PREFIX)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +177,8 @@ class _Flattener:
             if not self.keep_names:
                 return inputs
         op = Op(eqn, tuple(inputs), tuple(Value(v.aval) for v in eqn.outvars), scope)
+        if op.is_inverse and not self.keep_blocks:
+            return op.outputs  # Written down for `INVERT` to find; nothing uses it.
         body = self._body(op)
         if body is not None:
             return self.inline(body, inputs, scope)
@@ -179,7 +189,9 @@ class _Flattener:
         """The jaxpr to put in an operation's place, or None to leave it."""
         if op.kind in CHECKPOINTS:
             return None if self.keep_checkpoints else as_closed(op.eqn.params["jaxpr"])
-        if op.kind not in CALLS or (self.keep_blocks and op.is_block):
+        if op.kind not in CALLS or (
+            self.keep_blocks and (op.is_block or op.is_inverse)
+        ):
             return None
         if _compat.has_explicit_placement(op.eqn):
             return None
@@ -218,6 +230,17 @@ def lift_constants(program: Program) -> tuple[Program, list[Any]]:
     extra = tuple(value for value, _ in lifted.values())
     lifted_program = Program(extra + program.inputs, ops, outputs, names)
     return lifted_program, [array for _, array in lifted.values()]
+
+
+def substitute(ops: Iterable[Op], env: dict[Value, Atom]) -> tuple[Op, ...]:
+    """The operations on other values: those in `env`, which gains what they make."""
+    replaced = []
+    for op in ops:
+        inputs = tuple(env.get(a, a) if isinstance(a, Value) else a for a in op.inputs)
+        outputs = tuple(Value(out.aval) for out in op.outputs)
+        env.update(zip(op.outputs, outputs, strict=True))
+        replaced.append(Op(op.eqn, inputs, outputs, op.scope))
+    return tuple(replaced)
 
 
 def with_inputs(program: Program, avals: Sequence[Any], position: int) -> Program:

@@ -1,7 +1,8 @@
 """Running a surveyed program with some of its units run as a plan says."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,9 +12,10 @@ from revremat._errors import UserError
 from revremat._plan import Action, UnitPlan
 from revremat.program._keep import Layer, resolve
 from revremat.program._ops import Op, Value, read
-from revremat.program._stack import Stack, run_stack
+from revremat.program._sites import Site, Survey
+from revremat.program._stack import Each, Stack, run_stack
 from revremat.program._unit import Unit, run_unit
-from revremat.program._units import FoundUnit, Site, Survey
+from revremat.program._units import FoundUnit
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +34,64 @@ def rewrite(
     Raises:
       UserError: What a unit would keep differs from what the plan says it keeps.
     """
-    chosen: dict[Op, tuple[Site, str, tuple[Action, ...]]] = {}
+    chosen: dict[Op, Callable[[dict[Value, Any]], None]] = {}
+    covered: set[Op] = set()
     for decision in decisions:
         check_kept(decision)
-        remaining = decision.plan.actions
-        for site in decision.unit.sites:
-            actions, remaining = remaining[: site.length], remaining[site.length :]
-            chosen[site.ops[0]] = (site, decision.unit.name, actions)
-    return _Rewriter(chosen).run(found, args)
+        for at, ops, step in _steps(decision):
+            chosen[at] = step
+            covered.update(ops)
+    return _Rewriter(chosen, covered).run(found, args)
+
+
+def _steps(decision: Decision):
+    """Where to run what instead of which operations."""
+    unit, actions = decision.unit, decision.plan.actions
+    together = any(a.kind == "invert" or a.ahead for a in actions)
+    if unit.kind != "scan" and unit.chain and together:
+        ops = tuple(op for site in unit.sites for op in site.ops)
+        # By then whatever the layers take beside one another's results has been made.
+        yield unit.sites[-1].ops[0], ops, partial(_run_chain, unit, actions)
+        return
+    for site in unit.sites:
+        taken, actions = actions[: site.length], actions[site.length :]
+        yield site.ops[0], site.ops, partial(_run_site, site, unit.name, taken)
+
+
+def _run_site(
+    site: Site, name: str, actions: tuple[Action, ...], env: dict[Value, Any]
+) -> None:
+    results = execute(site, name, actions, [read(env, atom) for atom in site.inputs])
+    env.update(zip(site.outputs, results, strict=True))
+
+
+def _run_chain(
+    unit: FoundUnit, actions: tuple[Action, ...], env: dict[Value, Any]
+) -> None:
+    """Run sites that follow one another as one stack, whose weights are not stacked."""
+    first, last = unit.sites[0], unit.sites[-1]
+    order = (*unit.chain, *(k for k in range(len(first.inputs)) if k not in unit.chain))
+    reorder = lambda program: replace(
+        program, inputs=tuple(program.inputs[k] for k in order)
+    )
+    stack = Stack(
+        body=reorder(first.body),
+        num_consts=0,
+        num_carry=len(unit.chain),
+        length=len(unit.sites),
+        reverse=False,
+        actions=actions,
+        inverse=None if first.inverse is None else reorder(first.inverse),
+        name=f"unit {unit.name!r}",
+        in_mask=tuple(first.in_mask[k] for k in order),
+        unrolled=True,
+    )
+    rows = [[read(env, site.inputs[k]) for k in order] for site in unit.sites]
+    columns = [Each(column) for column in zip(*rows, strict=True)]
+    n = len(unit.chain)
+    init = [column.items[0] for column in columns[:n]]
+    carry, _ = run_stack(stack, [], init, columns[n:])
+    env.update(zip(last.outputs, carry, strict=True))
 
 
 def check_kept(decision: Decision) -> None:
@@ -70,26 +122,20 @@ def _names(layer: Layer, values: Sequence[Value]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Rewriter:
-    chosen: dict[Op, tuple[Site, str, tuple[Action, ...]]]
+    chosen: dict[Op, Callable[[dict[Value, Any]], None]]
+    covered: set[Op]
 
     def run(self, found: Survey, args: Sequence[Any]) -> list[Any]:
         program = found.program
         env: dict[Value, Any] = dict(zip(program.inputs, args, strict=True))
-        done: set[Op] = set()
         for op in program.ops:
-            if op in done:
-                continue
             if op in self.chosen:
-                site, name, actions = self.chosen[op]
-                values = [read(env, atom) for atom in site.inputs]
-                results = execute(site, name, actions, values)
-                done.update(site.ops)
-                env.update(zip(site.outputs, results, strict=True))
-                continue
-            values = [read(env, atom) for atom in op.inputs]
-            changed = self._changed(found, op)
-            results = _compat.bind(op.eqn, values, op.scope, **changed)
-            env.update(zip(op.outputs, results, strict=True))
+                self.chosen[op](env)
+            elif op not in self.covered:
+                values = [read(env, atom) for atom in op.inputs]
+                changed = self._changed(found, op)
+                results = _compat.bind(op.eqn, values, op.scope, **changed)
+                env.update(zip(op.outputs, results, strict=True))
         return [read(env, out) for out in program.outputs]
 
     def _changed(self, found: Survey, op: Op) -> dict[str, Any]:
@@ -122,14 +168,14 @@ def execute(
     site: Site, name: str, actions: tuple[Action, ...], values: Sequence[Any]
 ) -> list[Any]:
     """Run one site under its actions: its outputs, from its inputs."""
-    label, args = f"unit {name!r}", [*site.constants, *values]
+    label, args = f"unit {name!r}", list(values)
     if site.kind != "scan":
         unit = Unit(site.body, site.in_mask, site.held, actions[0], label)
         return run_unit(unit, args)
     stack = Stack(
         body=site.body,
         num_consts=site.num_consts,
-        num_carry=site.num_carry,
+        num_carry=len(site.carried),
         length=site.length,
         reverse=site.reverse,
         actions=actions,
@@ -137,6 +183,6 @@ def execute(
         name=label,
         in_mask=site.in_mask,
     )
-    n, k = site.num_consts, site.num_consts + site.num_carry
+    n, k = site.num_consts, site.num_consts + len(site.carried)
     carry, ys = run_stack(stack, args[:n], args[n:k], args[k:])
     return [*carry, *ys]

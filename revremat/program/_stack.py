@@ -28,6 +28,22 @@ from revremat.program._ops import Program, Value, prune
 from revremat.program._segments import Segment, segments
 
 
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class Each:
+    """One array for each layer, where they are not stacked."""
+
+    items: tuple[Any, ...]
+
+    def tree_flatten(self):
+        return self.items, None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Any) -> "Each":
+        del aux
+        return cls(tuple(children))
+
+
 @dataclass(frozen=True, eq=False)
 class Stack:
     """A stack of equal layers and the action of each.
@@ -44,6 +60,8 @@ class Stack:
       name: What messages call it.
       in_mask: Which of the body's inputs are differentiated, as far as the whole program
         shows; None to see when it happens.
+      unrolled: Whether `xs` are `Each`, not stacked; the loops are written out then, and
+        there are no `ys`.
     """
 
     body: Program
@@ -55,6 +73,7 @@ class Stack:
     inverse: Program | None = None
     name: str = "the stack"
     in_mask: tuple[bool, ...] | None = None
+    unrolled: bool = False
     _layers: dict[Any, Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
@@ -117,7 +136,7 @@ def run_stack(
       stack: The layers and what to do with each one's residuals.
       consts: Arrays all layers share.
       init: What the first layer is given.
-      xs: Arrays with one entry for each layer along their first axis.
+      xs: Arrays with one entry for each layer along their first axis, or `Each`.
 
     Returns:
       What the last layer gives, and the `ys` of all layers, stacked.
@@ -129,19 +148,19 @@ def run_stack(
             outs = stack.body(*consts, *carry, *x)
             return outs[: stack.num_carry], outs[stack.num_carry :]
 
+        if stack.unrolled:
+            for t in range(stack.length):
+                init, _ = body(init, _take(xs, t))
+            return init, []
         return lax.scan(body, init, xs, length=stack.length, reverse=stack.reverse)
 
     def forward(consts, init, xs):
-        split = lambda primals: (
-            [p.value for p in primals],
-            [p.perturbed and is_inexact(jax.typeof(p.value)) for p in primals],
-        )
-        (consts, c_mask), (init, i_mask), (xs, x_mask) = map(split, (consts, init, xs))
+        (consts, c_mask), (init, i_mask), (xs, x_mask) = map(_split, (consts, init, xs))
         mask = carried_mask(stack.body, c_mask, i_mask, x_mask)
         mask = widen(mask, stack.in_mask)
         engine = _Engine(stack, stack.layer(mask))
         outputs, saved = engine.forward(consts, init, xs)
-        static = _Static(mask, tuple(jax.typeof(x) for x in xs))
+        static = _Static(mask, tuple(jax.tree.map(jax.typeof, xs)))
         return outputs, (engine.only_used(consts, xs), saved, static)
 
     def backward(residuals, cotangents):
@@ -152,6 +171,19 @@ def run_stack(
     call.defvjp(forward, backward, symbolic_zeros=True)
     carry, ys = call(list(consts), list(init), list(xs))
     return list(carry), list(ys)
+
+
+def _split(primals: Sequence[Any]) -> tuple[list[Any], list[bool]]:
+    """The values that a forward rule is given, and whether each is differentiated."""
+    values, mask = [], []
+    for primal in primals:
+        leaves, treedef = jax.tree.flatten(
+            primal, is_leaf=lambda p: hasattr(p, "value")
+        )
+        values.append(treedef.unflatten([leaf.value for leaf in leaves]))
+        perturbed = any(leaf.perturbed for leaf in leaves)
+        mask.append(perturbed and is_inexact(jax.typeof(leaves[0].value)))
+    return values, mask
 
 
 @jax.tree_util.register_static
@@ -189,12 +221,7 @@ class _Engine:
         saved = []
         for segment in self.segments:
             step = partial(self._forward_step, segment, consts, xs)
-            if segment.repeats == 1:
-                (carry, ys), kept = step((carry, ys), 0)
-            else:
-                (carry, ys), kept = lax.scan(
-                    step, (carry, ys), jnp.arange(segment.repeats)
-                )
+            (carry, ys), kept = self._loop(step, (carry, ys), range(segment.repeats))
             last = carry if self._keeps_output(segment) else None
             saved.append((kept, last))
         return (carry, ys), saved
@@ -210,6 +237,23 @@ class _Engine:
             ys = _put(ys, y, index)
             kept.append(saved)
         return (carry, ys), kept
+
+    def _loop(self, step, state, turns: range, reverse: bool = False):
+        """`lax.scan` over the turns, or the same written out where it is one turn."""
+        if not self._is_written_out(len(turns)):
+            return lax.scan(
+                step, state, jnp.arange(turns.start, turns.stop), reverse=reverse
+            )
+        outs: list[Any] = []
+        for t in reversed(turns) if reverse else turns:
+            state, out = step(state, t)
+            outs.append(out)
+        if reverse:
+            outs.reverse()
+        return state, jax.tree.map(lambda *each: Each(each), *outs) if outs else None
+
+    def _is_written_out(self, num_turns: int) -> bool:
+        return self.stack.unrolled or num_turns <= 1
 
     def _index(self, segment: Segment, t, j: int):
         run_index = segment.start + t * len(segment.pattern) + j
@@ -248,7 +292,7 @@ class _Engine:
         state = _Gradients(
             carry=[instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
             consts=[_zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
-            xs=[_zeros(aval) for aval in pick(x_avals, self.x_mask)],
+            xs=[jax.tree.map(_zeros, aval) for aval in pick(x_avals, self.x_mask)],
             output=None,
         )
         self.ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
@@ -272,26 +316,23 @@ class _Engine:
         if self.kept[segment.pattern[0]].ahead:
             return self._backward_ahead(segment, kept, state)
         step = partial(self._backward_step, segment, kept)
-        if segment.repeats == 1:
-            return step(state, None)[0]
-        return lax.scan(step, state, jnp.arange(segment.repeats), reverse=True)[0]
+        return self._loop(step, state, range(segment.repeats), reverse=True)[0]
 
     def _backward_step(self, segment: Segment, kept, state: "_Gradients", t):
-        last = len(segment.pattern) - 1
+        last, written_out = len(segment.pattern) - 1, isinstance(t, int)
         for j in reversed(range(len(segment.pattern))):
             plan = self.kept[segment.pattern[j]]
-            if j < last:
+            if j < last and not written_out:
                 # Or the compiler fetches every layer's weights before it needs them.
                 t, carry = lax.optimization_barrier((t, state.carry))
                 state = replace(state, carry=carry)
-            index = self._index(segment, 0 if t is None else t, j)
-            one = kept[j] if t is None else _at_all(kept[j], t)
+            index, one = self._index(segment, t, j), _at_all(kept[j], t)
             env = self._recall(plan, index, one)
             cotangents = state.carry
             if segment.pattern[j].kind == "invert":
                 inputs = self._invert(plan, index, env, state.output)
                 state = replace(state, output=inputs)
-            if segment.repeats == 1:
+            if written_out:
                 cotangents = _layer.tie(env, plan.late, cotangents)
             state = self._differentiate(plan, index, env, cotangents, state)
         return state, None
@@ -302,9 +343,8 @@ class _Engine:
         kept = kept[0]
 
         def at(t):
-            one = kept if segment.repeats == 1 else _at_all(kept, t)
             index = self._index(segment, t, 0)
-            return index, self._recall(plan, index, one)
+            return index, self._recall(plan, index, _at_all(kept, t))
 
         def early(t, cotangents):
             _, env = at(t)
@@ -323,9 +363,8 @@ class _Engine:
             return (differentiate(t, state, rebuilt), below), None
 
         rebuilt = early(last, state.carry)
-        if last > 0:
-            turns = jnp.arange(1, segment.repeats)
-            (state, rebuilt), _ = lax.scan(step, (state, rebuilt), turns, reverse=True)
+        turns = range(1, segment.repeats)
+        (state, rebuilt), _ = self._loop(step, (state, rebuilt), turns, reverse=True)
         return differentiate(0, state, rebuilt)
 
     def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
@@ -385,11 +424,14 @@ def _where(mask: Sequence[bool]) -> list[int]:
 
 
 def _at(stacked: Any, index: Any) -> Any:
+    if isinstance(stacked, Each):
+        return stacked.items[index]
     return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
 
 
 def _at_all(tree: Any, index: Any) -> Any:
-    return jax.tree.map(lambda stacked: _at(stacked, index), tree)
+    is_each = lambda x: isinstance(x, Each)
+    return jax.tree.map(lambda stacked: _at(stacked, index), tree, is_leaf=is_each)
 
 
 def _take(xs: Sequence[Any], index: Any) -> list[Any]:
@@ -398,9 +440,14 @@ def _take(xs: Sequence[Any], index: Any) -> list[Any]:
 
 def _put(buffers: Sequence[Any], items: Sequence[Any], index: Any) -> list[Any]:
     return [
-        lax.dynamic_update_index_in_dim(buffer, item, index, 0)
-        for buffer, item in zip(buffers, items, strict=True)
+        _put_one(buffer, x, index) for buffer, x in zip(buffers, items, strict=True)
     ]
+
+
+def _put_one(buffer: Any, item: Any, index: Any) -> Any:
+    if isinstance(buffer, Each):
+        return Each((*buffer.items[:index], item, *buffer.items[index + 1 :]))
+    return lax.dynamic_update_index_in_dim(buffer, item, index, 0)
 
 
 def _zeros(aval: Any) -> Any:

@@ -1,0 +1,203 @@
+"""Where in a program there is something to decide: scans, blocks, checkpoints, repeats."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from revremat import _compat
+from revremat.program._costs import MOVES
+from revremat.program._fingerprint import block_name
+from revremat.program._inverse import block_inverse, scan_inverse
+from revremat.program._keep import Layer, name_values
+from revremat.program._linearize import is_inexact, linearize
+from revremat.program._ops import (
+    CALLS,
+    CHECKPOINTS,
+    Atom,
+    Constant,
+    Op,
+    Program,
+    Value,
+    as_closed,
+    flatten,
+    lift_constants,
+    with_inputs,
+)
+from revremat.program._stack import carried_mask
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One place: the operations it covers, and the layer to run in their stead.
+
+    Attributes:
+      kind: As in `revremat._graph.Unit.kind`.
+      label: What the user called it, "" if nothing.
+      ops: What it covers, in program order.
+      inputs: What the layer takes from the rest of the program.
+      outputs: What the rest of the program takes from it.
+      body: The layer, flat. For a scan: constants, carry, `xs` in; carry, `ys` out.
+      in_mask: Which of the body's inputs are differentiated.
+      held: Which of the body's inputs are there in the backward pass anyway.
+      carried: Which of the body's inputs come from the layer before, as far as known.
+      num_consts: For a scan, how many inputs are constants.
+      length: For a scan, how many layers; 1 otherwise.
+      reverse: For a scan, whether it runs from the last to the first.
+      inverse: Takes what the body takes, with what is carried out in place of what is
+        carried in, and gives the latter; None if there is no way.
+    """
+
+    kind: str
+    label: str
+    ops: tuple[Op, ...]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Value, ...]
+    body: Program
+    in_mask: tuple[bool, ...]
+    held: tuple[bool, ...]
+    carried: tuple[int, ...] = ()
+    num_consts: int = 0
+    length: int = 1
+    reverse: bool = False
+    inverse: Program | None = None
+
+    def linearized(self, unit: str) -> Layer:
+        """The layer's two passes, every value named."""
+        passes = linearize(self.body, self.in_mask)
+        pairs = zip(passes.forward.inputs, self.held, strict=True)
+        return name_values(passes, [v for v, held in pairs if held], unit)
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """The sites of a flat program, and of the programs inside its operations.
+
+    Attributes:
+      program: With blocks and checkpoints left whole.
+      sites: Those on its own level, in program order.
+      inner: For operations that hold programs of their own: under which parameter, and
+        at which place in it (None if it is no tuple), each with its survey.
+    """
+
+    program: Program
+    sites: tuple[Site, ...]
+    inner: dict[Op, tuple[tuple[str, int | None, "Survey"], ...]]
+
+
+def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
+    """Find the sites of a closed jaxpr, given which inputs are differentiated."""
+    program = flatten(closed, keep_names=True, keep_checkpoints=True, keep_blocks=True)
+    live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
+    weights = set(program.inputs)
+    sites, inner = [], {}
+    for op in program.ops:
+        if op.kind in MOVES and all(
+            atom in weights or isinstance(atom, Constant) for atom in op.inputs
+        ):
+            weights.update(op.outputs)  # The same data in another form.
+        mask = [atom in live for atom in op.inputs]
+        if op.kind == "stop_gradient" or not any(mask):
+            continue
+        live.update(out for out in op.outputs if is_inexact(out.aval))
+        held = [isinstance(atom, Constant) or atom in weights for atom in op.inputs]
+        if op.kind == "scan":
+            sites.append(_scan_site(op, mask))
+        elif op.is_block or op.kind in CHECKPOINTS:
+            sites.append(_call_site(op, mask, held))
+        if nested := _inner(op, mask):
+            inner[op] = nested
+    return Survey(program, tuple(sites), inner)
+
+
+def whole(program: Program, in_mask: Sequence[bool]) -> Site:
+    """A program as one site, where there is no other."""
+    body, constants = _lift(program)
+    return Site(
+        kind="whole",
+        label="",
+        ops=program.ops,
+        inputs=(*constants, *program.inputs),
+        outputs=tuple(out for out in program.outputs if isinstance(out, Value)),
+        body=body,
+        in_mask=(*(False for _ in constants), *in_mask),
+        held=(True,) * len(body.inputs),
+    )
+
+
+def _lift(program: Program) -> tuple[Program, list[Constant]]:
+    body, arrays = lift_constants(program)
+    avals = [v.aval for v in body.inputs[: len(arrays)]]
+    return body, list(map(Constant, avals, arrays))
+
+
+def _call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
+    closed = as_closed(op.eqn.params["jaxpr"])
+    body, constants = _lift(flatten(closed, keep_names=True))
+    extra = len(constants)
+    positions, inverse = block_inverse(op) or ((), None)
+    if inverse is not None:
+        inverse = with_inputs(inverse, [c.aval for c in constants], 0)
+    return Site(
+        kind="block" if op.is_block else "checkpoint",
+        label=block_name(op.called),
+        ops=(op,),
+        inputs=(*constants, *op.inputs),
+        outputs=op.outputs,
+        body=body,
+        in_mask=(*[False] * extra, *mask),
+        held=(*[True] * extra, *held),
+        carried=tuple(k + extra for k in positions),
+        inverse=inverse,
+    )
+
+
+def _scan_site(op: Op, mask: Sequence[bool]) -> Site:
+    closed = as_closed(op.eqn.params["jaxpr"])
+    body, constants = _lift(flatten(closed, keep_names=True))
+    extra = len(constants)
+    num_consts, num_carry = _compat.scan_counts(op.eqn)
+    n, k = num_consts, num_consts + num_carry
+    consts = (*[False] * extra, *mask[:n])
+    carried = tuple(range(n + extra, k + extra))
+    blocks = flatten(closed, keep_blocks=True).ops
+    labels = [block_name(inside.called) for inside in blocks if inside.is_block]
+    return Site(
+        kind="scan",
+        label=labels[0] if len(labels) == 1 else "",
+        ops=(op,),
+        inputs=(*constants, *op.inputs),
+        outputs=op.outputs,
+        body=body,
+        in_mask=carried_mask(body, consts, mask[n:k], mask[k:]),
+        held=tuple(at not in carried for at in range(len(body.inputs))),
+        carried=carried,
+        num_consts=n + extra,
+        length=op.eqn.params["length"],
+        reverse=op.eqn.params["reverse"],
+        inverse=scan_inverse(closed, n, num_carry, [c.aval for c in constants]),
+    )
+
+
+def _inner(op: Op, mask: Sequence[bool]) -> tuple[tuple[str, int | None, Survey], ...]:
+    """Surveys of the programs inside an operation, where any has a site."""
+    params = op.eqn.params
+    if op.kind in CALLS and not op.is_block:
+        key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
+        found = [(key, None, survey(as_closed(params[key]), mask))]
+    elif op.kind == "cond":
+        found = [
+            ("branches", k, survey(as_closed(branch), mask[1:]))
+            for k, branch in enumerate(params["branches"])
+        ]
+    elif op.kind == "scan":
+        num_consts, num_carry = _compat.scan_counts(op.eqn)
+        n, k = num_consts, num_consts + num_carry
+        closed = as_closed(params["jaxpr"])
+        body = flatten(closed, keep_names=True)
+        inside = survey(closed, carried_mask(body, mask[:n], mask[n:k], mask[k:]))
+        # A block in a scan's body is part of the layer; another scan is a unit.
+        scans = tuple(site for site in inside.sites if site.kind == "scan")
+        found = [("jaxpr", None, replace(inside, sites=scans))]
+    else:
+        return ()
+    return tuple(item for item in found if item[2].sites or item[2].inner)
