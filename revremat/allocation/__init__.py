@@ -2,6 +2,11 @@
 
 from revremat.allocation._allocate import Progress as Progress
 from revremat.allocation._allocate import allocate as allocate
+from revremat.allocation._csv import read_problem as read_problem
+from revremat.allocation._csv import write_offsets as write_offsets
+from revremat.allocation._dependencies import Wait as Wait
+from revremat.allocation._dependencies import join_streams as join_streams
+from revremat.allocation._dependencies import read_waits as read_waits
 from revremat.allocation._problem import AllocationProblem as AllocationProblem
 from revremat.allocation._problem import Buffer as Buffer
 from revremat.allocation._relation import Relation as Relation
@@ -16,5 +21,7 @@ from revremat.allocation._solution import Infeasible as Infeasible
 from revremat.allocation._solution import Undecided as Undecided
 from revremat.allocation._streams import Scheduled as Scheduled
 from revremat.allocation._streams import split_streams as split_streams
+from revremat.allocation._svg import draw as draw
+from revremat.allocation._svg import write_drawing as write_drawing
 from revremat.allocation._validate import InvalidAllocation as InvalidAllocation
 from revremat.allocation._validate import validate as validate

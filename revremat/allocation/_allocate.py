@@ -8,7 +8,7 @@ import numpy as np
 
 from revremat._errors import UserError
 from revremat.allocation import _disjunctive, _greedy, _rectangles
-from revremat.allocation._blocks import Blocks, to_blocks
+from revremat.allocation._blocks import Blocks, covering_rectangles, to_blocks
 from revremat.allocation._problem import AllocationProblem
 from revremat.allocation._search import FAILED, LIMIT, SOLVED
 from revremat.allocation._sections import Section, lower_bound
@@ -17,9 +17,9 @@ from revremat.allocation._validate import validate
 
 _FILLINGS = 24
 _LARGE_FILLINGS = 96
+_NOTHING_BYTES = 1 << 62
 _FIRST_NODES, _ALL_NODES = 20_000, 1 << 40
-_GREEDY_BLOCKS = 4096
-"""Above this many, all greedy orders together would take longer than they are worth."""
+_COVER_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class _Run:
         self.section: Section = lower_bound(problem)
         self.blocks: Blocks = to_blocks(problem)
         self.proved_bytes = self.section.size_bytes
-        self.makespan_bytes: int | None = None
+        self.makespan_bytes = _NOTHING_BYTES
         self.base = np.zeros(0, np.int64)
         self.solver = ""
         self.nodes = 0
@@ -112,13 +112,11 @@ class _Run:
 
     @property
     def done(self) -> bool:
-        return (
-            self.makespan_bytes is not None and self.makespan_bytes <= self.target_bytes
-        )
+        return self.makespan_bytes <= self.target_bytes
 
     def offer(self, makespan_bytes: int, base: np.ndarray, solver: str) -> None:
         """Keeps a placement if it is the best so far."""
-        if self.makespan_bytes is None or makespan_bytes < self.makespan_bytes:
+        if makespan_bytes < self.makespan_bytes:
             self.makespan_bytes, self.base, self.solver = makespan_bytes, base, solver
 
     def report(self) -> None:
@@ -127,7 +125,7 @@ class _Run:
         if self.progress is None or now < self.reported + 0.1:
             return
         self.reported = now
-        best = self.makespan_bytes or 0
+        best = self.makespan_bytes
         self.progress(Progress(best, self.proved_bytes, now - self.started, self.nodes))
 
     def answer(self) -> Answer:
@@ -139,6 +137,8 @@ class _Run:
         rectangles = _rectangles.Rectangles.of(self.blocks)
         if rectangles is not None:
             self.fill(rectangles)
+        else:
+            self.cover()
         if not self.done and (rectangles is None or rectangles.searchable):
             self.greedy()
         if not self.done and rectangles is not None and rectangles.searchable:
@@ -155,6 +155,20 @@ class _Run:
         makespan, offsets = rectangles.filled(self.target_bytes, tries, self.deadline)
         self.offer(makespan, rectangles.base(offsets), "valley filling")
 
+    def cover(self) -> None:
+        """Packs rectangles around blocks of other shapes: quick, but never a proof."""
+        covering = covering_rectangles(self.blocks)
+        rectangles = _rectangles.Rectangles.of(covering) if covering else None
+        if rectangles is None:
+            return
+        self.fill(rectangles)
+        if not self.done and rectangles.searchable:
+            share = min(_COVER_SECONDS, (self.deadline - time.monotonic()) / 4)
+            _, offsets = _rectangles.pack(
+                rectangles, self.target_bytes, time.monotonic() + share, self.report
+            )
+            self.keep(rectangles, offsets)
+
     def greedy(self) -> None:
         for makespan, base, name in _greedy.portfolio(self.blocks, self.target_bytes):
             self.offer(makespan, base, name)
@@ -162,19 +176,22 @@ class _Run:
             if self.done or time.monotonic() > self.deadline:
                 return
 
+    def keep(
+        self, rectangles: _rectangles.Rectangles, offsets: np.ndarray | None
+    ) -> None:
+        """Takes what an attempt of the exact search came to."""
+        self.nodes = rectangles.nodes
+        if offsets is not None:
+            makespan = rectangles.makespan_bytes(offsets)
+            self.offer(makespan, rectangles.base(offsets), "valley search")
+        self.report()
+
     def search(self, rectangles: _rectangles.Rectangles) -> int:
         """Exact search on rectangles."""
 
-        def keep(offsets: np.ndarray | None) -> None:
-            self.nodes = rectangles.nodes
-            if offsets is not None:
-                makespan = rectangles.makespan_bytes(offsets)
-                self.offer(makespan, rectangles.base(offsets), "valley search")
-            self.report()
-
         def keep_best(offsets: np.ndarray | None, least_bytes: int) -> None:
             self.proved_bytes = max(self.proved_bytes, least_bytes)
-            keep(offsets)
+            self.keep(rectangles, offsets)
 
         if self.capacity_bytes is None:
             _rectangles.tighten(
@@ -186,9 +203,12 @@ class _Run:
             )
             return SOLVED
         status, offsets = _rectangles.pack(
-            rectangles, self.capacity_bytes, self.deadline, lambda: keep(None)
+            rectangles,
+            self.capacity_bytes,
+            self.deadline,
+            lambda: self.keep(rectangles, None),
         )
-        keep(offsets)
+        self.keep(rectangles, offsets)
         return status
 
     def branch(self) -> int:
@@ -227,7 +247,7 @@ class _Run:
 
     def infeasible(self) -> Infeasible:
         seconds = time.monotonic() - self.started
-        return Infeasible(self.capacity_bytes, self.section, self.nodes, seconds)
+        return Infeasible(self.target_bytes, self.section, self.nodes, seconds)
 
     def allocation(self) -> Allocation:
         offsets = self.blocks.offsets(self.problem, self.base)

@@ -118,3 +118,40 @@ def to_blocks(problem: AllocationProblem) -> Blocks:
         height, ranges = none, SectionRanges(none, none, none)
     relation = problem.relation.take(buffer) if problem.relation is not None else None
     return Blocks(start, buffer, shift, size, alignment, height, ranges, relation)
+
+
+def covering_rectangles(blocks: Blocks) -> Blocks | None:
+    """Rectangles that cover the blocks: a packing of them is one of the blocks.
+
+    A block becomes one buffer, as high as all of it and live as long as any of it, and
+    is kept alive until the last one begins that the relation keeps it apart from. All
+    take the alignments' common multiple; None if there is no sensible one.
+    """
+    if not blocks.count:
+        return None
+    unit = math.lcm(*{int(a) for a in blocks.alignment})
+    if unit > max(int(blocks.alignment.max()), int(np.median(blocks.height))):
+        return None
+    first = blocks.start[:-1]
+    begin, end = blocks.ranges.begin, blocks.ranges.end
+    if blocks.relation is not None:
+        end = end.copy()
+        for m in range(len(begin)):
+            later = blocks.relation.row(m) & (begin >= end[m])
+            if later.any():
+                end[m] = begin[later].max() + 1
+    rows = np.arange(blocks.count)
+    return Blocks(
+        np.arange(blocks.count + 1),
+        rows,
+        np.zeros_like(rows),
+        blocks.height,
+        np.full(blocks.count, unit, np.int64),
+        blocks.height,
+        SectionRanges(
+            np.minimum.reduceat(begin, first),
+            np.maximum.reduceat(end, first),
+            blocks.ranges.times,
+        ),
+        None,
+    )

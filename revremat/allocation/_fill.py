@@ -7,6 +7,7 @@ al., Operations Research 2004) with the horizontal places fixed by time.
 """
 
 import heapq
+from typing import Any
 
 import numba
 import numpy as np
@@ -33,7 +34,7 @@ def fill(begin, end, size, first, preference, ceiling, offsets):
     height = np.zeros(sections, np.int64)
     begin_of = np.zeros(sections + 1, np.int64)  # of the plateau that ends here
     plateau_end[0] = sections
-    heap = [(np.int64(0), np.int64(0), np.int64(sections))]
+    heap: Any = [(np.int64(0), np.int64(0), np.int64(sections))]
     makespan = np.int64(0)
     remaining = count
     while remaining > 0:

@@ -129,12 +129,14 @@ class Rectangles:
             return ranks
         return ranks + noise * np.random.default_rng(number).random(len(ranks))
 
-    def filled(self, target_bytes: int, tries: int, deadline: float):
+    def filled(
+        self, target_bytes: int, tries: int, deadline: float
+    ) -> tuple[int, np.ndarray]:
         """The best of several fillings, `(makespan_bytes, offsets)`.
 
         Stops early at the target or when time is up, but tries at least once.
         """
-        best, best_offsets = None, None
+        best, best_offsets = 0, np.empty(0, np.int64)
         offsets = np.empty(len(self.size), np.int64)
         ceiling = np.int64(1 << 62)
         for number in range(tries):
@@ -262,7 +264,7 @@ def tighten(
                 if status != LIMIT or time.monotonic() > deadline:
                     break
                 watch(None, least * step)
-            if status == SOLVED:
+            if offsets is not None:
                 best = rectangles.makespan_bytes(offsets) // step
             else:
                 low = target

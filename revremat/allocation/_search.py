@@ -14,6 +14,8 @@ has failed: dom/wdeg, Boussemart et al., ECAI 2004), solves parts of time that n
 remaining buffer connects one by one, and remembers what failed under a 64-bit hash.
 """
 
+from typing import Any
+
 import numba
 import numpy as np
 
@@ -231,19 +233,20 @@ def search(
     valley_end = np.empty(sections, np.int64)
     mask = np.uint64(failed.shape[0] - 1)
 
-    trail = np.empty((1 << 12, 2), np.int64)  # (section, floor it had)
+    trail: Any = np.empty((1 << 12, 2), np.int64)  # (section, floor it had)
     trailed = 0
     placed = np.empty(count, np.int64)
     placements = 0
-    pool = np.empty(1 << 12, np.int64)  # parts of time, or answers, of each frame
+    pool: Any = np.empty(1 << 12, np.int64)  # parts of time, or answers, of each frame
     pooled = 0
-    frames = np.empty((1 << 8, _COLUMNS), np.int64)
-    hashes = np.empty(1 << 8, np.uint64)
+    frames: Any = np.empty((1 << 8, _COLUMNS), np.int64)
+    hashes: Any = np.empty(1 << 8, np.uint64)
     depth = 0
 
     opened = 0
     parent = np.int64(-1)
-    left, right = np.int64(0), np.int64(sections)
+    left: Any = np.int64(0)
+    right: Any = np.int64(sections)
     status = LIMIT  # LIMIT while a goal is entered, else what the goal came to
     while True:
         if status == LIMIT:
