@@ -15,6 +15,7 @@ import numpy as np
 from revremat.program._ops import (
     BLOCK_PREFIX,
     Constant,
+    Op,
     Program,
     as_closed,
     flatten,
@@ -65,6 +66,13 @@ def describe(program: Program, marked: Sequence[bool] = ()) -> str:
         lines.append(f"{outputs}={kind}[{_params(op.eqn.params)}]({inputs})")
     lines.append("return " + ",".join(map(atom, program.outputs)))
     return "\n".join(lines)
+
+
+def describe_op(op: Op) -> str:
+    """What an operation does and on which shapes, whatever its values are."""
+    inputs = ",".join(_aval(atom.aval) for atom in op.inputs)
+    outputs = ",".join(_aval(out.aval) for out in op.outputs)
+    return f"{outputs}={op.kind}[{_params(op.eqn.params)}]({inputs})"
 
 
 def _aval(aval: Any) -> str:

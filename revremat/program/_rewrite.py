@@ -20,10 +20,18 @@ from revremat.program._units import FoundUnit
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """What is to be done about one unit."""
+    """What is to be done about one unit.
+
+    Attributes:
+      unit: The unit.
+      plan: An action for each of its layers.
+      shortened: Whether there may be fewer actions than layers; the layers beyond them
+        are left out.
+    """
 
     unit: FoundUnit
     plan: UnitPlan
+    shortened: bool = False
 
 
 def rewrite(
@@ -48,14 +56,17 @@ def _steps(decision: Decision):
     """Where to run what instead of which operations."""
     unit, actions = decision.unit, decision.plan.actions
     together = any(a.kind == "invert" or a.ahead for a in actions)
-    if unit.kind != "scan" and unit.chain and together:
+    if unit.kind != "scan" and unit.chain and together and not decision.shortened:
         ops = tuple(op for site in unit.sites for op in site.ops)
         # By then whatever the layers take beside one another's results has been made.
         yield unit.sites[-1].ops[0], ops, partial(_run_chain, unit, actions)
         return
     for site in unit.sites:
         taken, actions = actions[: site.length], actions[site.length :]
-        yield site.ops[0], site.ops, partial(_run_site, site, unit.name, taken)
+        step = partial(_run_site, site, unit.name, taken)
+        if site.kind != "scan" and not taken:
+            step = partial(_skip_site, site, unit.chain)
+        yield site.ops[0], site.ops, step
 
 
 def _run_site(
@@ -65,12 +76,19 @@ def _run_site(
     env.update(zip(site.outputs, results, strict=True))
 
 
+def _skip_site(site: Site, chain: Sequence[int], env: dict[Value, Any]) -> None:
+    """Leave a layer of a chain out: what comes in goes out."""
+    results = [read(env, site.inputs[k]) for k in chain]
+    env.update(zip(site.outputs, results, strict=True))
+
+
 def _run_chain(
     unit: FoundUnit, actions: tuple[Action, ...], env: dict[Value, Any]
 ) -> None:
     """Run sites that follow one another as one stack, whose weights are not stacked."""
     first, last = unit.sites[0], unit.sites[-1]
-    order = (*unit.chain, *(k for k in range(len(first.inputs)) if k not in unit.chain))
+    own = [k for k in range(len(first.inputs)) if k not in unit.chain]
+    order = (*unit.chain, *own)
     reorder = lambda program: replace(
         program, inputs=tuple(program.inputs[k] for k in order)
     )
@@ -86,11 +104,9 @@ def _run_chain(
         in_mask=tuple(first.in_mask[k] for k in order),
         unrolled=True,
     )
-    rows = [[read(env, site.inputs[k]) for k in order] for site in unit.sites]
-    columns = [Each(column) for column in zip(*rows, strict=True)]
-    n = len(unit.chain)
-    init = [column.items[0] for column in columns[:n]]
-    carry, _ = run_stack(stack, [], init, columns[n:])
+    init = [read(env, first.inputs[k]) for k in unit.chain]
+    xs = [Each(tuple(read(env, site.inputs[k]) for site in unit.sites)) for k in own]
+    carry, _ = run_stack(stack, [], init, xs)
     env.update(zip(last.outputs, carry, strict=True))
 
 
@@ -182,6 +198,7 @@ def execute(
         inverse=site.inverse,
         name=label,
         in_mask=site.in_mask,
+        shortened=len(actions) < site.length,
     )
     n, k = site.num_consts, site.num_consts + len(site.carried)
     carry, ys = run_stack(stack, args[:n], args[n:k], args[k:])

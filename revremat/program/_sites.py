@@ -23,6 +23,7 @@ from revremat.program._ops import (
     lift_constants,
     with_inputs,
 )
+from revremat.program._repeats import find_repeats
 from revremat.program._stack import carried_mask
 
 
@@ -88,13 +89,9 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
     """Find the sites of a closed jaxpr, given which inputs are differentiated."""
     program = flatten(closed, keep_names=True, keep_checkpoints=True, keep_blocks=True)
     live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
-    weights = set(program.inputs)
+    program, weights = _weights_first(program)
     sites, inner = [], {}
     for op in program.ops:
-        if op.kind in MOVES and all(
-            atom in weights or isinstance(atom, Constant) for atom in op.inputs
-        ):
-            weights.update(op.outputs)  # The same data in another form.
         mask = [atom in live for atom in op.inputs]
         if op.kind == "stop_gradient" or not any(mask):
             continue
@@ -106,7 +103,63 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
             sites.append(_call_site(op, mask, held))
         if nested := _inner(op, mask):
             inner[op] = nested
+    sites += _repeat_sites(program, {*inner, *(s.ops[0] for s in sites)}, live, weights)
+    order = {op: k for k, op in enumerate(program.ops)}
+    sites.sort(key=lambda site: order[site.ops[0]])
     return Survey(program, tuple(sites), inner)
+
+
+def _weights_first(program: Program) -> tuple[Program, set[Value]]:
+    """The program with what only gives its inputs another form moved to the front.
+
+    Returns:
+      It, and its inputs with those other forms: what is there at all times anyway.
+    """
+    weights, moved, others = set(program.inputs), [], []
+    for op in program.ops:
+        is_move = op.kind in MOVES and all(
+            atom in weights or isinstance(atom, Constant) for atom in op.inputs
+        )
+        if is_move:
+            weights.update(op.outputs)
+        (moved if is_move else others).append(op)
+    return replace(program, ops=(*moved, *others)), weights
+
+
+def _repeat_sites(
+    program: Program, apart: set[Op], live: set[Value], weights: set[Value]
+) -> list[Site]:
+    """Unrolled loops between the operations in `apart`."""
+    stretches: list[list[Op]] = [[]]
+    for op in program.ops:
+        if op in apart:
+            stretches.append([])
+        elif not weights.issuperset(op.outputs):
+            stretches[-1].append(op)
+    sites = []
+    for stretch in stretches:
+        inside = set(stretch)
+        used = {a for op in program.ops if op not in inside for a in op.inputs}
+        used |= set(program.outputs)
+        for repeat in find_repeats(stretch, used):
+            for turn in repeat.turns:
+                mask = tuple(atom in live for atom in turn.inputs)
+                if not any(mask):
+                    continue
+                held = [isinstance(a, Constant) or a in weights for a in turn.inputs]
+                sites.append(
+                    Site(
+                        kind="repeat",
+                        label="",
+                        ops=turn.ops,
+                        inputs=turn.inputs,
+                        outputs=turn.outputs,
+                        body=repeat.body,
+                        in_mask=mask,
+                        held=tuple(held),
+                    )
+                )
+    return sites
 
 
 def whole(program: Program, in_mask: Sequence[bool]) -> Site:

@@ -62,6 +62,8 @@ class Stack:
         shows; None to see when it happens.
       unrolled: Whether `xs` are `Each`, not stacked; the loops are written out then, and
         there are no `ys`.
+      shortened: Whether there may be fewer actions than layers; the layers beyond them
+        are left out. Not the same function: only for pricing a layer.
     """
 
     body: Program
@@ -74,10 +76,11 @@ class Stack:
     name: str = "the stack"
     in_mask: tuple[bool, ...] | None = None
     unrolled: bool = False
+    shortened: bool = False
     _layers: dict[Any, Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
-        if len(self.actions) != self.length:
+        if len(self.actions) != self.length and not self.shortened:
             raise UserError(
                 f"{self.name} has {self.length} layers and {len(self.actions)} actions; "
                 "give one action for each layer."

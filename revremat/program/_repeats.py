@@ -1,0 +1,161 @@
+"""Unrolled loops found again: the same computation, several times in a row.
+
+The operations of a program are compared as tokens (what they do, on which shapes); the
+longest stretch that equals itself shifted by some period is a loop, if the values flow in
+the same way in every turn. Where in the period a turn begins is chosen so that the least
+is handed from turn to turn, which for a residual network is the residual stream.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from revremat.program._costs import num_bytes
+from revremat.program._fingerprint import describe_op
+from revremat.program._keep import MATMULS
+from revremat.program._ops import Atom, Constant, Op, Program, Value, is_scalar
+
+MOST_OPS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """One turn of an unrolled loop: its operations, and what goes in and out."""
+
+    ops: tuple[Op, ...]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    """An unrolled loop: the body of all turns, and the turns."""
+
+    body: Program
+    turns: tuple[Turn, ...]
+
+
+def find_repeats(ops: Sequence[Op], used_after: set[Value]) -> list[Repeat]:
+    """The unrolled loops in a stretch of operations, in program order.
+
+    Args:
+      ops: A stretch without scans, blocks and checkpoints.
+      used_after: What the rest of the program uses.
+    """
+    if len(ops) > MOST_OPS:
+        return []
+    best = _longest(ops)
+    if best is None:
+        return []
+    start, period, length = best
+    repeat, begin, end = _best_rotation(ops, start, period, length, used_after)
+    before = find_repeats(ops[:begin], used_after | _used(ops[begin:]))
+    after = find_repeats(ops[end:], used_after)
+    return [*before, *([] if repeat is None else [repeat]), *after]
+
+
+def _used(ops: Sequence[Op]) -> set[Value]:
+    return {atom for op in ops for atom in op.inputs if isinstance(atom, Value)}
+
+
+def _longest(ops: Sequence[Op]) -> tuple[int, int, int] | None:
+    """Start, period and length of the stretch that repeats over most operations."""
+    numbers: dict[str, int] = {}
+    tokens = np.array([numbers.setdefault(describe_op(op), len(numbers)) for op in ops])
+    heavy = np.array([op.kind.startswith(MATMULS) for op in ops], dtype=bool)
+    best, best_covered = None, 0
+    for period in range(1, len(ops) // 2 + 1):
+        same = tokens[period:] == tokens[:-period]
+        edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False]))))
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            matched = int(stop - start)
+            covered = (matched // period + 1) * period
+            if matched < period or covered <= best_covered:
+                continue
+            if heavy[start : start + period].any():
+                best, best_covered = (int(start), period, matched + period), covered
+    return best
+
+
+def _best_rotation(
+    ops: Sequence[Op], start: int, period: int, length: int, used_after: set[Value]
+) -> tuple[Repeat | None, int, int]:
+    """The loop whose turns hand the least on, and the operations it covers."""
+    options = []
+    for offset in range(period):
+        begin, count = start + offset, (length - offset) // period
+        if count < 2:
+            break
+        end = begin + count * period
+        turns = [ops[k : k + period] for k in range(begin, end, period)]
+        after = used_after | _used(ops[end:])
+        crossing = {v for t in turns[:1] for op in t for v in op.outputs}
+        crossing &= after | _used(ops[begin + period : end])
+        cost = sum(num_bytes(v.aval) for v in crossing)
+        options.append((cost, -count, begin, end, turns, after))
+    for _, _, begin, end, turns, after in sorted(options, key=lambda o: o[:3]):
+        repeat = _same_flow(turns, after)
+        if repeat is not None:
+            return repeat, begin, end
+    return None, start, start + length
+
+
+def _same_flow(turns: Sequence[Sequence[Op]], used_after: set[Value]) -> Repeat | None:
+    """The loop, if values flow in the same way in every turn; None otherwise."""
+    made = [
+        {out: (k, j) for k, op in enumerate(ops) for j, out in enumerate(op.outputs)}
+        for ops in turns
+    ]
+    slots: dict[tuple[int, ...], tuple[Value, tuple[Atom, ...]]] = {}
+    env: dict[tuple[int, int], Value] = {}
+    body = []
+    for k, row in enumerate(zip(*turns, strict=True)):
+        inputs: list[Atom] = []
+        for atoms in zip(*(op.inputs for op in row), strict=True):
+            places = {
+                inside.get(atom) for atom, inside in zip(atoms, made, strict=True)
+            }
+            if len(places) != 1:
+                return None
+            (place,) = places
+            if place is not None:
+                inputs.append(env[place])
+            elif _equal_numbers(atoms):
+                inputs.append(atoms[0])
+            else:
+                key = tuple(map(id, atoms))
+                inputs.append(slots.setdefault(key, (Value(atoms[0].aval), atoms))[0])
+        op = row[0]
+        outputs = tuple(Value(out.aval) for out in op.outputs)
+        env.update({(k, j): out for j, out in enumerate(outputs)})
+        body.append(Op(op.eqn, tuple(inputs), outputs, op.scope))
+    leaving = set()
+    for n, ops in enumerate(turns):
+        later = used_after.union(*(_used(t) for t in turns[n + 1 :][:1]))
+        rest = later | {v for t in turns[n + 2 :] for v in _used(t)}
+        leaving |= {made[n][v] for op in ops for v in op.outputs if v in rest}
+    places = sorted(leaving)
+    program = Program(
+        inputs=tuple(value for value, _ in slots.values()),
+        ops=tuple(body),
+        outputs=tuple(env[place] for place in places),
+    )
+    return Repeat(
+        body=program,
+        turns=tuple(
+            Turn(
+                ops=tuple(ops),
+                inputs=tuple(atoms[n] for _, atoms in slots.values()),
+                outputs=tuple(ops[k].outputs[j] for k, j in places),
+            )
+            for n, ops in enumerate(turns)
+        ),
+    )
+
+
+def _equal_numbers(atoms: Sequence[Atom]) -> bool:
+    if not all(isinstance(a, Constant) and is_scalar(a) for a in atoms):
+        return False
+    values = [np.asarray(a.value) for a in atoms]  # type: ignore[union-attr]
+    return all(v.dtype == values[0].dtype and v == values[0] for v in values)
