@@ -47,6 +47,7 @@ class Operation:
       dear: Whether rebuilding its result costs more than a pass over memory.
       pinned: Why its results cannot be rebuilt exactly, "" if they can.
       source: Where in the user's code it was written.
+      batch_dims: Of a `dot_general`, how many dimensions are a batch.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Operation:
     dear: bool
     pinned: str
     source: str
+    batch_dims: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Unit:
       forward_flops: Of one layer's forward pass.
       backward_flops: Of one layer's backward pass, without rebuilding anything.
       invertible: Whether INVERT can be chosen.
+      skippable: Whether layers can be left out to price the others on a shorter program.
       splittable: Largest number of chunks it may be computed in; 1 if it cannot be split.
     """
 
@@ -142,6 +145,7 @@ class Unit:
     forward_flops: int
     backward_flops: int
     invertible: bool = False
+    skippable: bool = False
     splittable: int = 1
 
     @cached_property
