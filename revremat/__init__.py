@@ -37,6 +37,7 @@ from revremat._trace import trace as trace
 from revremat.program._api import block as block
 from revremat.program._api import name as name
 from revremat.program._api import stack as stack
+from revremat.program._head import cross_entropy as cross_entropy
 from revremat.xla import Target as Target
 from revremat.xla import target as target
 

@@ -131,7 +131,8 @@ class Unit:
       backward_flops: Of one layer's backward pass, without rebuilding anything.
       invertible: Whether INVERT can be chosen.
       skippable: Whether layers can be left out to price the others on a shorter program.
-      splittable: Largest number of chunks it may be computed in; 1 if it cannot be split.
+      chained: Whether layers hand their results on, and nowhere else: `ahead` needs it.
+      splits: The numbers of chunks it may be computed in, beside 1.
     """
 
     name: str
@@ -146,7 +147,8 @@ class Unit:
     backward_flops: int
     invertible: bool = False
     skippable: bool = False
-    splittable: int = 1
+    chained: bool = False
+    splits: tuple[int, ...] = ()
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
@@ -245,10 +247,16 @@ class Unit:
                     f"unit {self.name!r} has no inverse, so INVERT cannot be chosen; give "
                     "one with `rr.block(..., inverse=...)`."
                 )
-            if action.chunks > self.splittable or action.chunks < 1:
+            if action.chunks != 1 and action.chunks not in self.splits:
+                ways = ", ".join(map(str, (1, *self.splits)))
                 raise UserError(
-                    f"unit {self.name!r} can be computed in 1 to {self.splittable} "
-                    f"chunks, not {action.chunks}."
+                    f"unit {self.name!r} can be computed in {ways} chunks, not "
+                    f"{action.chunks}; `rr.block(..., split=...)` says how to split it."
+                )
+            if action.ahead and not self.chained:
+                raise UserError(
+                    f"unit {self.name!r} is no stack, so nothing of it can be rebuilt "
+                    "ahead of anything else; leave `ahead` away."
                 )
         kept = {action: self.kept(action) for action in set(actions)}
         return UnitPlan(

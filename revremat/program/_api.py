@@ -11,10 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from revremat._errors import UserError
 from revremat._plan import Action
 from revremat.program._inverse import inverse_label
-from revremat.program._linearize import is_inexact
-from revremat.program._ops import BLOCK_PREFIX, read, run
-from revremat.program._rewrite import execute
-from revremat.program._sites import survey
+from revremat.program._ops import BLOCK_PREFIX
+from revremat.program._rewrite import act
+from revremat.program._split import write_chunks
 
 
 def name(x: Any, name: str) -> Any:
@@ -37,7 +36,11 @@ def name(x: Any, name: str) -> Any:
 
 
 def block(
-    f: Callable[..., Any], name: str, *, inverse: Callable[..., Any] | None = None
+    f: Callable[..., Any],
+    name: str,
+    *,
+    inverse: Callable[..., Any] | None = None,
+    split: Sequence[int | None] | None = None,
 ) -> Callable[..., Any]:
     """Mark a function as a unit of decision.
 
@@ -49,6 +52,9 @@ def block(
       name: What plans call it.
       inverse: For `f(params, x, *rest) -> y` with `y` shaped as `x`:
         `inverse(params, y, *rest) -> x`, which makes INVERT available.
+      split: For a function whose results are *sums* over an axis of some arguments: that
+        axis for each argument, None for one to be used whole. Makes it possible to
+        compute the block in chunks: `RECOMPUTE(chunks=8)`.
 
     >>> import jax.numpy as jnp, revremat as rr
     >>> rr.block(lambda x: 2 * x, "double")(jnp.ones(2))
@@ -59,19 +65,22 @@ def block(
             f"rr.block: {name!r} is not a name; use letters, digits and '_'."
         )
 
-    return _marked(f, name, inverse, has_ys=False)
+    return _marked(f, name, inverse, split, has_ys=False)
 
 
 def _marked(
     f: Callable[..., Any],
     name: str,
-    inverse: Callable[..., Any] | None,
-    has_ys: bool,
+    inverse: Callable[..., Any] | None = None,
+    split: Sequence[int | None] | None = None,
+    has_ys: bool = False,
 ) -> Callable[..., Any]:
     def marked(*args: Any) -> Any:
         out = f(*args)
         if inverse is not None:
             _write_inverse(inverse, name, out[0] if has_ys else out, args)
+        if split is not None:
+            write_chunks(f, name, split, args)
         return out
 
     marked.__name__ = marked.__qualname__ = BLOCK_PREFIX + name
@@ -160,7 +169,7 @@ def stack(
     """
     length = _length(jax.tree.leaves((params, xs)))
     x = jax.tree.map(jnp.asarray, x)
-    one = _marked(layer, name, inverse, has_ys)
+    one = _marked(layer, name, inverse, has_ys=has_ys)
 
     def step(x, weights):
         p, *extra = weights
@@ -182,27 +191,8 @@ def stack(
         out, ys = scan(x, weights)
     else:
         given = (actions,) * length if isinstance(actions, Action) else tuple(actions)
-        out, ys = _run(scan, given, name, x, weights)
+        out, ys = act(scan, given, f"rr.{name}")(x, weights)
     return (out, ys) if has_ys else out
-
-
-def _run(scan: Callable[..., Any], actions: tuple[Action, ...], name: str, *args: Any):
-    closed, shapes = jax.make_jaxpr(scan, return_shape=True)(*args)
-    found = survey(closed, [is_inexact(aval) for aval in closed.in_avals])
-    leaves, treedef = jax.tree.flatten(args), jax.tree.structure(shapes)
-    sites = {site.ops[0]: site for site in found.sites}
-    program, env = (
-        found.program,
-        dict(zip(found.program.inputs, leaves[0], strict=True)),
-    )
-
-    def rewritten(op, values):
-        return (
-            execute(sites[op], f"rr.{name}", actions, values) if op in sites else None
-        )
-
-    run(program.ops, env, rewritten)
-    return treedef.unflatten([read(env, out) for out in program.outputs])
 
 
 def _length(weights: Sequence[Any]) -> int:

@@ -18,6 +18,7 @@ from revremat import _compat
 
 BLOCK_PREFIX = "revremat.block."
 INVERSE_PREFIX = "revremat.inverse."
+CHUNK_PREFIX = "revremat.chunk."
 CALLS = {"jit", "pjit", "closed_call", "core_call"}
 CHECKPOINTS = {"checkpoint", "remat", "remat2"}
 
@@ -78,6 +79,11 @@ class Op:
     @property
     def is_inverse(self) -> bool:
         return self.called.startswith(INVERSE_PREFIX)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it is dead code that says what else may be done with a block."""
+        return self.called.startswith((INVERSE_PREFIX, CHUNK_PREFIX))
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +183,8 @@ class _Flattener:
             if not self.keep_names:
                 return inputs
         op = Op(eqn, tuple(inputs), tuple(Value(v.aval) for v in eqn.outvars), scope)
-        if op.is_inverse and not self.keep_blocks:
-            return op.outputs  # Written down for `INVERT` to find; nothing uses it.
+        if op.is_written and not self.keep_blocks:
+            return op.outputs  # Nothing uses it.
         body = self._body(op)
         if body is not None:
             return self.inline(body, inputs, scope)
@@ -190,7 +196,7 @@ class _Flattener:
         if op.kind in CHECKPOINTS:
             return None if self.keep_checkpoints else as_closed(op.eqn.params["jaxpr"])
         if op.kind not in CALLS or (
-            self.keep_blocks and (op.is_block or op.is_inverse)
+            self.keep_blocks and (op.is_block or op.is_written)
         ):
             return None
         if _compat.has_explicit_placement(op.eqn):

@@ -11,8 +11,10 @@ from revremat import _compat
 from revremat._errors import UserError
 from revremat._plan import Action, UnitPlan
 from revremat.program._keep import Layer, resolve
-from revremat.program._ops import Op, Value, read
-from revremat.program._sites import Site, Survey
+from revremat.program._linearize import is_inexact
+from revremat.program._ops import Op, Value, read, run
+from revremat.program._sites import Site, Survey, survey
+from revremat.program._split import run_chunks
 from revremat.program._stack import Each, Stack, run_stack
 from revremat.program._unit import Unit, run_unit
 from revremat.program._units import FoundUnit
@@ -72,7 +74,8 @@ def _steps(decision: Decision):
 def _run_site(
     site: Site, name: str, actions: tuple[Action, ...], env: dict[Value, Any]
 ) -> None:
-    results = execute(site, name, actions, [read(env, atom) for atom in site.inputs])
+    values = [read(env, atom) for atom in site.inputs]
+    results = execute(site, f"unit {name!r}", actions, values)
     env.update(zip(site.outputs, results, strict=True))
 
 
@@ -180,11 +183,39 @@ class _Rewriter:
         )
 
 
+def act(
+    f: Callable[..., Any], actions: tuple[Action, ...], label: str
+) -> Callable[..., Any]:
+    """A function of one scan or block, with that run under the given actions."""
+
+    def acted(*args: Any) -> Any:
+        closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+        found = survey(closed, [is_inexact(aval) for aval in closed.in_avals])
+        sites = {site.ops[0]: site for site in found.sites}
+
+        def rewritten(op: Op, values: list[Any]) -> list[Any] | None:
+            # What is differentiated is seen when it happens.
+            seen = op in sites and replace(sites[op], in_mask=None)
+            return execute(seen, label, actions, values) if seen else None
+
+        env = dict(zip(found.program.inputs, jax.tree.leaves(args), strict=True))
+        run(found.program.ops, env, rewritten)
+        outs = [read(env, out) for out in found.program.outputs]
+        return jax.tree.structure(shapes).unflatten(outs)
+
+    return acted
+
+
 def execute(
-    site: Site, name: str, actions: tuple[Action, ...], values: Sequence[Any]
+    site: Site, label: str, actions: tuple[Action, ...], values: Sequence[Any]
 ) -> list[Any]:
     """Run one site under its actions: its outputs, from its inputs."""
-    label, args = f"unit {name!r}", list(values)
+    args, number = list(values), actions[0].chunks
+    if number != 1 and number not in site.chunks:
+        ways = ", ".join(map(str, (1, *site.chunks)))
+        raise UserError(f"{label} can be computed in {ways} chunks, not {number}.")
+    if number > 1:
+        return run_chunks(site.chunks[number], number, actions[0], label, args)
     if site.kind != "scan":
         unit = Unit(site.body, site.in_mask, site.held, actions[0], label)
         return run_unit(unit, args)

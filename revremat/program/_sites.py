@@ -1,7 +1,7 @@
 """Where in a program there is something to decide: scans, blocks, checkpoints, repeats."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from revremat import _compat
@@ -24,6 +24,7 @@ from revremat.program._ops import (
     with_inputs,
 )
 from revremat.program._repeats import find_repeats
+from revremat.program._split import Chunked, block_chunks
 from revremat.program._stack import carried_mask
 
 
@@ -38,7 +39,7 @@ class Site:
       inputs: What the layer takes from the rest of the program.
       outputs: What the rest of the program takes from it.
       body: The layer, flat. For a scan: constants, carry, `xs` in; carry, `ys` out.
-      in_mask: Which of the body's inputs are differentiated.
+      in_mask: Which of the body's inputs are differentiated; None to see when it happens.
       held: Which of the body's inputs are there in the backward pass anyway.
       carried: Which of the body's inputs come from the layer before, as far as known.
       num_consts: For a scan, how many inputs are constants.
@@ -46,6 +47,7 @@ class Site:
       reverse: For a scan, whether it runs from the last to the first.
       inverse: Takes what the body takes, with what is carried out in place of what is
         carried in, and gives the latter; None if there is no way.
+      chunks: The ways to split it, by number of chunks.
     """
 
     kind: str
@@ -54,16 +56,18 @@ class Site:
     inputs: tuple[Atom, ...]
     outputs: tuple[Value, ...]
     body: Program
-    in_mask: tuple[bool, ...]
+    in_mask: tuple[bool, ...] | None
     held: tuple[bool, ...]
     carried: tuple[int, ...] = ()
     num_consts: int = 0
     length: int = 1
     reverse: bool = False
     inverse: Program | None = None
+    chunks: dict[int, Chunked] = field(default_factory=dict)
 
     def linearized(self, unit: str) -> Layer:
         """The layer's two passes, every value named."""
+        assert self.in_mask is not None
         passes = linearize(self.body, self.in_mask)
         pairs = zip(passes.forward.inputs, self.held, strict=True)
         return name_values(passes, [v for v, held in pairs if held], unit)
@@ -201,6 +205,7 @@ def _call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
         held=(*[True] * extra, *held),
         carried=tuple(k + extra for k in positions),
         inverse=inverse,
+        chunks=block_chunks(op) if not constants else {},
     )
 
 

@@ -1,7 +1,7 @@
 """One unit that is no loop, with its residuals coming back as an action says."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -28,7 +28,7 @@ class Unit:
     """
 
     body: Program
-    in_mask: tuple[bool, ...]
+    in_mask: tuple[bool, ...] | None
     held: tuple[bool, ...]
     action: Action
     name: str
@@ -38,7 +38,8 @@ class Unit:
         passes = linearize(self.body, mask)
         held = pick(passes.forward.inputs, self.held)
         layer = name_values(passes, held, self.name)
-        return layer, resolve(layer, self.action, self.name)
+        # Nothing runs ahead of anything here.
+        return layer, resolve(layer, replace(self.action, ahead=()), self.name)
 
 
 def run_unit(unit: Unit, args: Sequence[Any]) -> list[Any]:
