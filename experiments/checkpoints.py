@@ -43,9 +43,23 @@ class Checkpoints:
                 str(folder.absolute()),
                 preservation_policy=_latest(keep),
             )
-        self.last_step: int | None = self._newest()
-        """Step of the newest whole checkpoint, None before there is one."""
         self._pending: tuple[int, Any] | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of the whole checkpoints, oldest first."""
+        pending = self._pending[0] if self._pending else None
+        found = [info.step for info in self._checkpointer.checkpoints]
+        return [step for step in found if step != pending]
+
+    @property
+    def last_step(self) -> int | None:
+        """Step of the newest whole checkpoint, None before there is one."""
+        return self.steps[-1] if self.steps else None
+
+    def path(self, step: int) -> Path:
+        """The folder of a checkpoint."""
+        return self._folder / str(step)
 
     def save(self, step: int, state: Any, batches: grain.DatasetIterator) -> None:
         """Begin to write a checkpoint; returns when the arrays may be overwritten.
@@ -74,10 +88,10 @@ class Checkpoints:
         """
         if self._pending is None:
             return
-        (step, response), self._pending = self._pending, None
+        step, response = self._pending
         with self._saving(step):
             response.result()
-        self.last_step = step
+        self._pending = None
 
     def load(self, state: Any, batches: grain.DatasetIterator) -> Any:
         """The newest whole checkpoint.
@@ -92,18 +106,18 @@ class Checkpoints:
         Raises:
           UserError: If it cannot be read or holds something else.
         """
-        path = self._folder / str(self.last_step)
-        before = [info.step for info in self._checkpointer.checkpoints[:-1]]
+        *before, newest = self.steps
         advice = f"go on from step {before[-1]}" if before else "start again"
         with _one_sentence(
-            f"cannot read the checkpoint {path}", f"delete that folder to {advice}"
+            f"cannot read the checkpoint {self.path(newest)}",
+            f"delete that folder to {advice}",
         ):
-            metadata = self._checkpointer.checkpointables_metadata(self.last_step)
+            metadata = self._checkpointer.checkpointables_metadata(newest)
             facts: Any = metadata.custom_metadata
             if not facts:
                 raise ValueError("files are missing")
             loaded = self._checkpointer.load_checkpointables(
-                self.last_step, {"state": state, "batches": batches}
+                newest, {"state": state, "batches": batches}
             )["state"]
             sums = zip(facts["bit_sums"], bit_sums(loaded), strict=True)
             for name, (saved, now) in zip(_paths(loaded), sums, strict=True):
@@ -120,10 +134,6 @@ class Checkpoints:
                 self._checkpointer.close()
             with contextlib.suppress(OSError):
                 _remove_unfinished(self._folder)
-
-    def _newest(self) -> int | None:
-        latest = self._checkpointer.latest
-        return None if latest is None else latest.step
 
     @contextlib.contextmanager
     def _saving(self, step: int) -> Iterator[None]:

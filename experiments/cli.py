@@ -53,9 +53,10 @@ def _check(config: Experiment, args: list[str]) -> None:
     known = {key.replace("_", "-"): key for key in known_keys(config)}
     rest = list(args)
     while rest:
-        flag, has_value, value = rest.pop(0).partition("=")
-        if not flag.startswith("--"):
-            raise UserError(f"{flag!r} is not a `--KEY VALUE`; write {USAGE}")
+        arg = rest.pop(0)
+        if not arg.startswith("--"):
+            raise UserError(f"{arg!r} is not a `--KEY VALUE`; write {USAGE}")
+        flag, has_value, value = arg.partition("=")
         key = known.get(flag[2:].replace("_", "-"))
         if key is None:
             names = [f"--{name}" for name in known]

@@ -205,7 +205,10 @@ def _plays(path: Path | None) -> list[bytes]:
                 files = [archive.extractfile(member) for member in members]
                 texts = [file.read() for file in files if file is not None]
         except (tarfile.TarError, OSError, EOFError) as error:
-            raise UserError(f"cannot read {path}: {error}; download it anew") from error
+            reason = str(error).split("\n")[0].rstrip(":")
+            raise UserError(
+                f"cannot read {path}: {reason}; download it anew"
+            ) from error
     if not texts:
         raise UserError(f"{path} holds no `*_gut.txt`; it is not that archive")
     return texts

