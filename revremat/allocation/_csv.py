@@ -1,6 +1,7 @@
 """Problems and answers as CSV files, in minimalloc's columns."""
 
 import csv
+import io
 import os
 import re
 from collections.abc import Sequence
@@ -86,7 +87,7 @@ def read_rows(
         ) from None
     if "\0" in text:
         raise UserError(f"{path} holds zero bytes; give a CSV file of {what}")
-    reader = csv.reader(text.splitlines(), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows = []
     try:
         header = [name.strip() for name in next(reader, [])]
@@ -148,7 +149,7 @@ def write_offsets(
       UserError: A file that cannot be written.
     """
     text = Path(source).read_text(encoding="utf-8-sig")
-    reader = csv.reader(text.splitlines())
+    reader = csv.reader(io.StringIO(text, newline=""))
     header = next(reader)
     old = [i for i, name in enumerate(header) if name.strip() == "offset"]
     rows = [[c for i, c in enumerate(row) if i not in old] for row in reader if row]
