@@ -12,7 +12,7 @@ from revremat._errors import UserError
 from revremat._plan import Action, UnitPlan
 from revremat.program._keep import Layer, resolve
 from revremat.program._linearize import is_inexact
-from revremat.program._ops import Op, Value, read, run
+from revremat.program._ops import Constant, Op, Value, read, run
 from revremat.program._sites import Site, Survey, survey
 from revremat.program._split import run_chunks
 from revremat.program._stack import Each, Stack, run_stack
@@ -194,9 +194,12 @@ def act(
         sites = {site.ops[0]: site for site in found.sites}
 
         def rewritten(op: Op, values: list[Any]) -> list[Any] | None:
+            if op not in sites:
+                return None
             # What is differentiated is seen when it happens.
-            seen = op in sites and replace(sites[op], in_mask=None)
-            return execute(seen, label, actions, values) if seen else None
+            site = replace(sites[op], in_mask=None)
+            constants = [atom.value for atom in lifted(site)]
+            return execute(site, label, actions, [*constants, *values])
 
         env = dict(zip(found.program.inputs, jax.tree.leaves(args), strict=True))
         run(found.program.ops, env, rewritten)
@@ -204,6 +207,12 @@ def act(
         return jax.tree.structure(shapes).unflatten(outs)
 
     return acted
+
+
+def lifted(site: Site) -> list[Constant]:
+    """What a site of one operation takes beside the operation's inputs, in front."""
+    count = len(site.inputs) - len(site.ops[0].inputs)
+    return [atom for atom in site.inputs[:count] if isinstance(atom, Constant)]
 
 
 def execute(

@@ -220,7 +220,7 @@ class _Engine:
     def forward(self, consts, init, xs):
         stack, carry = self.stack, list(init)
         y_avals = [a.aval for a in self.layer.passes.forward.outputs[stack.num_carry :]]
-        ys = [_empty(stack.length, aval) for aval in y_avals]
+        ys = [jnp.zeros((stack.length, *a.shape), a.dtype) for a in y_avals]
         saved = []
         for segment in self.segments:
             step = partial(self._forward_step, segment, consts, xs)
@@ -462,14 +462,6 @@ def _zeros(aval: Any) -> Any:
 
 def has_explicit(mesh: Any) -> bool:
     return AxisType.Explicit in mesh.axis_types
-
-
-def _empty(length: int, aval: Any) -> Any:
-    if _layer.is_key(aval):
-        keys = jax.eval_shape(jax.random.key_data, aval)
-        data = jnp.zeros((length, *keys.shape), keys.dtype)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(aval))
-    return _zeros(jax.core.ShapedArray((length, *aval.shape), aval.dtype))
 
 
 def widen(mask: tuple[bool, ...], known: tuple[bool, ...] | None) -> tuple[bool, ...]:
