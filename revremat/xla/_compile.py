@@ -116,7 +116,8 @@ def compile_lowered(
     path = cache_folder() / f"{key}.zip"
     if cache and (found := _read(path, key)) is not None:
         return found
-    made = _compile(lowered, target, options)
+    with _kernels(target, cache) as kernels:
+        made = _compile(lowered, target, {**options, **kernels})
     if cache:
         _write(path, key, made)
     return made
@@ -182,6 +183,37 @@ def _device_ids(leaf: Any) -> tuple[int, ...]:
     if hasattr(sharding, "mesh"):
         return tuple(d.id for d in sharding.mesh.devices.flat)
     return tuple(sorted(d.id for d in sharding.device_set))
+
+
+_KERNELS_LIMIT_BYTES = 128 << 20
+
+
+@contextlib.contextmanager
+def _kernels(target: Target, cache: bool) -> Iterator[dict[str, Any]]:
+    """Options that make XLA reuse GPU kernels it has compiled for earlier programs.
+
+    Kernels have no part in memory or schedule, but compiling them takes most of the
+    time. Each compile works on a copy of its own, so that processes cannot meet in it.
+    """
+    if target.platform != "cuda" or target.present or not cache:
+        yield {}
+        return
+    kind = f"{target.card.key} {versions()}".encode()
+    shared = cache_folder() / f"kernels-{hashlib.sha256(kind).hexdigest()[:16]}.bin"
+    with tempfile.TemporaryDirectory(prefix="revremat-") as folder:
+        own = Path(folder) / "kernels.bin"
+        before = 0
+        with contextlib.suppress(OSError):
+            if shared.stat().st_size < _KERNELS_LIMIT_BYTES:
+                shutil.copyfile(shared, own)
+                before = own.stat().st_size
+        yield {"xla_gpu_kernel_cache_file": str(own)}
+        with contextlib.suppress(OSError):
+            if own.stat().st_size > before:
+                fresh = shared.with_name(f".{shared.name}-{os.getpid()}")
+                shared.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(own, fresh)
+                os.replace(fresh, shared)
 
 
 @contextlib.contextmanager
