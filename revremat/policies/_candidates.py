@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from revremat._graph import Unit
-from revremat._plan import INVERT, OFFLOAD, RECOMPUTE, SAVE, Action
+from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 
 PRESETS = ("none", "full", "dots", "dots_no_batch")
 _MOST_NAMES = 10
-_SAME_BYTES = 0.02
+_LEAST_GAIN = 0.01
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def candidates(
 def dear_names(unit: Unit) -> tuple[str, ...]:
     """Names of values that are tagged or cost a matrix product to rebuild.
 
-    Those that save most FLOPs per byte come first; at most ten.
+    Those that save most FLOPs per byte come first; at most ten. Untagged values whose
+    rebuilding is less than a hundredth of all are not worth a name.
     """
     dear = {
         unit.values[k].name
@@ -104,6 +105,8 @@ def dear_names(unit: Unit) -> tuple[str, ...]:
         kept = unit.kept(RECOMPUTE(save=[r.name]))
         if r.name in kept.saved:
             saved = bare - kept.rebuild_flops
+            if saved < _LEAST_GAIN * bare:
+                continue
             gains.append((-saved / max(1, r.num_bytes), r.name))
     return tuple(name for _, name in sorted(gains)[:_MOST_NAMES])
 
@@ -161,13 +164,16 @@ def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
     found = []
     if products:
         found.append(
-            Candidate("offload " + "+".join(sorted(products)), RECOMPUTE(offload=products))
+            Candidate(
+                "offload " + "+".join(sorted(products)), RECOMPUTE(offload=products)
+            )
         )
     for name in names[:2]:
         others = [n for n in names if n != name and n in products]
         found.append(Candidate(f"offload {name}", RECOMPUTE(offload=[name])))
         if others:
             action = RECOMPUTE(save=others, offload=[name])
-            found.append(Candidate(f"{'+'.join(sorted(others))}, offload {name}", action))
-    found.append(Candidate("offload all", OFFLOAD))
+            found.append(
+                Candidate(f"{'+'.join(sorted(others))}, offload {name}", action)
+            )
     return found

@@ -105,8 +105,10 @@ def choose(
     # Of equally fast mixes the smaller one, and of those the simpler one.
     scale = max(1e-9, float(np.abs(cost[:size]).max()))
     largest = max(1.0, max(p.kept_bytes for p in rows.prices))
-    cost[:size] += 1e-7 * scale * np.array([p.kept_bytes for p in rows.prices]) / largest
-    cost[size:] += 1e-6 * scale
+    cost[:size] += (
+        1e-7 * scale * np.array([p.kept_bytes for p in rows.prices]) / largest
+    )
+    cost[size:] += 1e-4 * scale
     constraints = [
         *rows.layers(),
         rows.link(pure),
@@ -121,7 +123,7 @@ def choose(
     found = milp(
         cost,
         integrality=np.ones(2 * size),
-        bounds=Bounds(np.zeros(2 * size), limits),
+        bounds=Bounds(np.zeros(2 * size), limits),  # pyright: ignore[reportArgumentType]
         constraints=constraints,
         options={"mip_rel_gap": 1e-6, "time_limit": 10.0},
     )

@@ -73,6 +73,15 @@ class Target:
         return self.memory_bytes - self.reserve_bytes
 
     @property
+    def host_bytes(self) -> float:
+        """Host memory that each device may offload to.
+
+        Pinned memory of one process is capped at 64 GB by default, and one process
+        serves all of a host's devices; on CPU nothing is gained by it.
+        """
+        return 0.0 if self.platform == "cpu" else 64e9 / self.devices_per_host
+
+    @property
     def environment(self) -> dict[str, str]:
         """Environment variables a run needs so that it gets `usable_bytes`."""
         if self.platform != "cuda":
