@@ -17,6 +17,10 @@ Stages are functions; what flows between them are frozen dataclasses.
 from revremat import xla as _xla
 from revremat._apply import apply as apply
 from revremat._errors import UserError as UserError
+from revremat._fit import DoesNotFit as DoesNotFit
+from revremat._fit import Fit as Fit
+from revremat._fit import fit as fit
+from revremat._fit import search as search
 from revremat._graph import Graph as Graph
 from revremat._measure import assert_fits as assert_fits
 from revremat._measure import measure as measure
