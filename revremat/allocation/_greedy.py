@@ -12,6 +12,23 @@ BEST_FIT, LOWEST = 0, 1
 
 
 @numba.njit(cache=True, nogil=True)
+def _sort(keys, values, count):
+    """Shell's sort of two arrays by the first; compiles in a third of NumPy's time."""
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, count):
+            key, value = keys[i], values[i]
+            j = i
+            while j >= gap and keys[j - gap] > key:
+                keys[j], values[j] = keys[j - gap], values[j - gap]
+                j -= gap
+            keys[j], values[j] = key, value
+        gap //= 3
+
+
+@numba.njit(cache=True, nogil=True)
 def place_in_order(
     order, start, begin, end, shift, size, alignment, words, fit, ceiling, base
 ):
@@ -58,9 +75,7 @@ def place_in_order(
                     forbidden_end[clashes] = offset[x] + size[p] - shift[m]
                     clashes += 1
         if last - first > 1:
-            by_begin = np.argsort(forbidden_begin[:clashes])
-            forbidden_begin[:clashes] = forbidden_begin[:clashes][by_begin]
-            forbidden_end[:clashes] = forbidden_end[:clashes][by_begin]
+            _sort(forbidden_begin, forbidden_end, clashes)
         # `lowest`: no offset below it is free that has not been looked at.
         lowest = np.int64(0)
         chosen, leftover = np.int64(-1), np.int64(1 << 62)
