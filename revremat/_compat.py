@@ -76,5 +76,25 @@ def has_explicit_placement(eqn: JaxprEqn) -> bool:
     return placed or laid_out or bool(params.get("compiler_options_kvs"))
 
 
+def compile_settings(lowered: Any) -> list[str]:
+    """All that JAX adds to a compile beside the module: options and devices.
+
+    Args:
+      lowered: A `jax.stages.Lowered`.
+    """
+    lowering = lowered._lowering
+    # The compiler_options of jax.jit, and the devices in the order of the program.
+    options = getattr(lowering, "_compiler_options_kvs", None) or ()
+    devices = getattr(lowering, "_device_list", None) or ()
+    names = (
+        "jax_optimization_level",
+        "jax_memory_fitting_level",
+        "jax_disable_most_optimizations",
+        "jax_use_shardy_partitioner",
+    )
+    settings = [f"{name}={jax.config.values.get(name)}" for name in names]
+    return [*settings, str(sorted(options)), str([d.id for d in devices])]
+
+
 def jax_version() -> str:
     return jax.__version__

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from revremat._errors import UserError
 
@@ -178,19 +179,30 @@ def _with_measurement(card: Card) -> Card:
     shipped = resources.files("revremat.xla").joinpath("measured", f"{card.key}.json")
     own = measured_folder() / f"{card.key}.json"
     if own.is_file():
-        text, place = own.read_text(), str(own)
+        source, place = own, str(own)
     elif shipped.is_file():
-        text, place = shipped.read_text(), "revremat's own"
+        source, place = shipped, "revremat's own"
     else:
         return card
     try:
-        found = json.loads(text)["card"]
-        changes = {k: found[k] for k in MEASURABLE if k in found}
-        if "peak_flops" in changes:
-            changes["peak_flops"] = {**card.peak_flops, **changes["peak_flops"]}
-        return replace(card, measured=True, **changes)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        found = json.loads(source.read_text())["card"]
+        changes = {k: _checked(k, found[k]) for k in MEASURABLE if k in found}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"the measured card {place} cannot be read ({error}): measure again with "
             "'make card' or delete it"
         ) from None
+    if "peak_flops" in changes:
+        changes["peak_flops"] = {**card.peak_flops, **changes["peak_flops"]}
+    return replace(card, measured=True, **changes)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """A measured field, if it is a positive number (or a table of them)."""
+    numbers = value.values() if name == "peak_flops" else [value]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise TypeError(f"{name} is {value!r}")
+        if not 0 <= number < float("inf") or (number == 0 and name != "reserve_bytes"):
+            raise ValueError(f"{name} is {value!r}")
+    return value

@@ -1,15 +1,18 @@
 """Compile a step for a target, once: afterwards it comes from the disk."""
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata as metadata
 import io
 import json
 import os
+import platform
 import shutil
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +20,12 @@ from typing import Any
 
 import jax
 
+from revremat._compat import compile_settings
 from revremat._errors import UserError
 from revremat.xla._specs import place
 from revremat.xla._targets import Target, gpu_target_config
 
-_FORMAT = 1
+_FORMAT = 2
 _CACHE_LIMIT_BYTES = 4 << 30
 _STATS = ("argument", "output", "alias", "temp", "generated_code")
 
@@ -141,6 +145,8 @@ def versions() -> str:
         "jax-cuda13-plugin",
         "jax-cuda13-pjrt",
         "nvidia-cuda-nvcc",
+        "nvidia-cuda-nvrtc",
+        "nvidia-cudnn-cu13",
         "libtpu",
     ):
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -161,9 +167,13 @@ def _fingerprint(
     module = io.BytesIO()
     lowered.compiler_ir().operation.write_bytecode(module)
     leaves = jax.tree.leaves(placed)
-    machine = (
-        gpu_target_config(target.card) if target.platform == "cuda" else target.spec
-    )
+    match target.platform:
+        case "cuda":
+            machine = gpu_target_config(target.card)
+        case "cpu":
+            machine = _instruction_set()
+        case _:
+            machine = target.spec
     parts = {
         "format": _FORMAT,
         "target": [target.platform, target.num_hosts, target.devices_per_host],
@@ -171,11 +181,24 @@ def _fingerprint(
         "machine": machine,
         "devices": sorted({str(_device_ids(leaf)) for leaf in leaves}),
         "options": sorted((k, str(v)) for k, v in options.items()),
+        "settings": compile_settings(lowered),
         "flags": [os.environ.get(n, "") for n in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         "versions": versions(),
         "module": hashlib.sha256(module.getvalue()).hexdigest(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@functools.cache
+def _instruction_set() -> str:
+    """What this machine's CPU can do: its compiler makes use of all of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    kinds = ("model name", "flags", "Features", "CPU part")
+    found = sorted({line for line in lines if line.startswith(kinds)})
+    return "\n".join([platform.machine(), platform.processor(), *found])
 
 
 def _device_ids(leaf: Any) -> tuple[int, ...]:
@@ -290,8 +313,10 @@ def _read(path: Path, key: str) -> Artifact | None:
                 True,
                 about["versions"],
             )
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError):
+    except (OSError, LookupError, ValueError, TypeError, RuntimeError, EOFError):
         return None  # absent or damaged: compiled again and replaced
+    except (zipfile.BadZipFile, zlib.error):
+        return None
 
 
 def _write(path: Path, key: str, artifact: Artifact) -> None:

@@ -1,0 +1,282 @@
+"""The compile cache: the same compile is done once, and another one never served."""
+
+import importlib
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import revremat as rr
+from revremat.xla import _cards, _compile
+from tests.xla.programs import spec
+
+SOURCE = """
+import jax.numpy as jnp
+
+def step(x):
+    return jnp.sin(x) @ x
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of its own for every test."""
+    folder = tmp_path / "compiles"
+    monkeypatch.setenv("REVREMAT_CACHE", str(folder))
+    return folder
+
+
+def step(x):
+    return jnp.sin(x) @ x
+
+
+def other(x):
+    return jnp.cos(x) @ x
+
+
+def ask(function=step, x=None, target="cpu:1", **options):
+    """One compile, always asked for from this line: callers are part of a program."""
+    x = spec(64, 64) if x is None else x
+    return rr.measure(function, x, target=target, **options)
+
+
+def jit(**arguments):
+    return jax.jit(step, **arguments)
+
+
+@pytest.mark.parametrize("target", ["cpu:1", "cpu:8", "h100:1", "h100:8"])
+def test_the_second_time_is_read_from_disk_and_says_the_same(target):
+    first, second = ask(target=target), ask(target=target)
+    assert not first.cached
+    assert second.cached
+    assert second.memory == first.memory
+    assert second.time == first.time
+    assert second.compile_seconds == first.compile_seconds > 0
+
+
+def test_nothing_is_read_or_written_when_asked_not_to(cache):
+    assert not ask(cache=False).cached
+    assert not cache.exists()
+    ask()
+    assert not ask(cache=False).cached
+
+
+OTHERS = {
+    "program": lambda: ask(other),
+    "shape": lambda: ask(x=spec(32, 32)),
+    "dtype": lambda: ask(x=spec(64, 64, dtype=jnp.bfloat16)),
+    "weak type": lambda: ask(lambda x: x + 1),
+    "donation": lambda: ask(donate=(0,)),
+    "target": lambda: ask(target="cpu:2"),
+    "platform": lambda: ask(target="h100:1"),
+    "option": lambda: ask(options={"xla_cpu_enable_fast_math": True}),
+    "option of jit": lambda: ask(
+        jit(compiler_options={"xla_cpu_enable_fast_math": True})
+    ),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_another_compile_is_never_served(change):
+    ask()
+    assert not OTHERS[change]().cached
+    assert OTHERS[change]().cached == (change != "weak type")  # a new lambda's line
+    assert ask().cached
+
+
+def test_options_are_told_apart_by_value():
+    options = "xla_cpu_enable_fast_math"
+    assert not ask(options={options: True}).cached
+    assert not ask(options={options: False}).cached
+    assert ask(options={options: True}).cached
+
+
+def test_options_of_jit_are_told_apart_by_value():
+    options = "xla_cpu_enable_fast_math"
+    fast, exact = (jit(compiler_options={options: on}) for on in (True, False))
+    assert not ask(fast).cached
+    assert not ask(exact).cached
+    assert ask(fast).cached
+
+
+def test_sharding_and_order_of_devices_are_told_apart():
+    target = rr.target("cpu:4")
+    by_row, by_column = PartitionSpec("d"), PartitionSpec(None, "d")
+    mesh = target.mesh({"d": 4})
+    turned = jax.sharding.Mesh(mesh.devices[::-1], "d", axis_types=mesh.axis_types)
+    layouts = [
+        NamedSharding(mesh, by_row),
+        NamedSharding(mesh, by_column),
+        NamedSharding(turned, by_row),
+    ]
+    for cached in (False, True):
+        found = [ask(x=spec(64, 64, sharding=s), target=target) for s in layouts]
+        assert [m.cached for m in found] == [cached] * 3
+
+
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "LIBTPU_INIT_ARGS"])
+def test_flags_are_part_of_a_compile(monkeypatch, name):
+    ask()
+    # Not read by XLA any more in this process, but it would be in the next one.
+    monkeypatch.setenv(name, "--xla_cpu_enable_fast_min_max=true")
+    assert not ask().cached
+    monkeypatch.delenv(name)
+    assert ask().cached
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("jax_optimization_level", "O1"), ("jax_memory_fitting_level", "O0")],
+)
+def test_settings_of_jax_are_part_of_a_compile(setting, value):
+    ask()
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, value)
+    try:
+        assert not ask().cached
+    finally:
+        jax.config.update(setting, before)
+    assert ask().cached
+
+
+def test_precision_is_part_of_a_compile():
+    ask()
+    with jax.default_matmul_precision("highest"):
+        assert not ask().cached
+
+
+def test_versions_are_part_of_a_compile(monkeypatch):
+    ask()
+    monkeypatch.setattr(_compile, "versions", lambda: "jax 99.0")
+    assert not ask().cached
+
+
+def test_another_instruction_set_is_another_compile(monkeypatch):
+    ask()
+    monkeypatch.setattr(_compile, "_instruction_set", lambda: "an older machine")
+    assert not ask().cached
+
+
+def test_another_description_of_a_card_is_another_compile(monkeypatch):
+    ask(target="h100:1")
+    tables = {name: dict(facts) for name, facts in _cards._tables().items()}
+    tables["h100"]["l2_cache_size"] //= 2
+    monkeypatch.setattr(_cards, "_tables", lambda: tables)
+    assert not ask(target="h100:1").cached
+
+
+def test_cards_alike_in_all_but_their_links_are_still_two():
+    ask(target="h100:1")
+    assert not ask(target="h800:1").cached
+
+
+def test_a_program_one_line_further_down_is_another(tmp_path, monkeypatch):
+    """Reports name lines, so a report from before the edit would name wrong ones."""
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "moved_program.py"
+    for text, cached in ((SOURCE, False), (SOURCE, True), ("\n" + SOURCE, False)):
+        file.write_text(text)
+        os.utime(file, (len(text), len(text)))
+        importlib.invalidate_caches()
+        module = importlib.reload(importlib.import_module("moved_program"))
+        m = ask(module.step)
+        assert m.cached == cached
+        line = 1 + text.splitlines().index("    return jnp.sin(x) @ x")
+        made = [b.source for b in m.memory.where(phase="output")]
+        assert f"{file}:{line}" in made
+
+
+def entry(cache: Path) -> Path:
+    (file,) = cache.glob("*.zip")
+    return file
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:200] + b"\0" * 40 + data[240:],
+        lambda data: b"not a zip" * 100,
+    ],
+)
+def test_a_damaged_entry_is_compiled_again_and_replaced(cache, damage):
+    first = ask()
+    file = entry(cache)
+    file.write_bytes(damage(file.read_bytes()))
+    again = ask()
+    assert not again.cached
+    assert again.memory == first.memory
+    assert ask().cached
+
+
+def test_a_flipped_bit_anywhere_is_noticed_or_harmless(cache):
+    ask()
+    file = entry(cache)
+    data = file.read_bytes()
+    whole = _compile._read(file, file.stem)
+    for position in range(0, len(data), max(1, len(data) // 150)):
+        bad = bytearray(data)
+        bad[position] ^= 1 << (position % 8)
+        file.write_bytes(bad)
+        found = _compile._read(file, file.stem)
+        assert found is None or (found.hlo, found.stats) == (whole.hlo, whole.stats)
+
+
+def test_an_entry_under_another_name_is_not_believed(cache):
+    ask()
+    taken = entry(cache).read_bytes()
+    entry(cache).unlink()
+    ask(other)
+    entry(cache).write_bytes(taken)
+    assert not ask(other).cached
+
+
+def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REVREMAT_CACHE", str(tmp_path / "file" / "compiles"))
+    for target in ("cpu:1", "h100:1"):
+        first, second = ask(target=target), ask(target=target)
+        assert not first.cached
+        assert not second.cached
+        assert first.memory == second.memory
+
+
+def test_a_full_disk_leaves_nothing_half_written(cache, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_compile.os, "replace", full)
+    assert not ask().cached
+    assert list(cache.iterdir()) == []
+
+
+def test_the_oldest_entries_go_when_the_folder_is_full(cache, monkeypatch):
+    ask()
+    oldest = entry(cache)
+    os.utime(oldest, (1, 1))
+    monkeypatch.setattr(_compile, "_CACHE_LIMIT_BYTES", oldest.stat().st_size + 10)
+    ask(other)
+    assert oldest not in list(cache.glob("*.zip"))
+    assert ask(other).cached
+
+
+def test_jax_settings_are_left_as_they_were():
+    names = ("jax_compiler_enable_remat_pass", "jax_enable_compilation_cache")
+    before = [getattr(jax.config, name) for name in names]
+    ask()
+    with pytest.raises(Exception, match="no_such_option"):
+        ask(options={"no_such_option": 1})
+    assert [getattr(jax.config, name) for name in names] == before
+
+
+def test_gpu_kernels_compiled_before_change_nothing():
+    """Memory and schedule are the same with and without kernels to reuse."""
+    ask(target="h100:1")
+    with_kernels = ask(other, target="h100:1")
+    without = ask(other, target="h100:1", cache=False)
+    assert with_kernels.memory == without.memory
+    assert with_kernels.time == without.time
