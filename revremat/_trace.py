@@ -86,6 +86,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         forward_flops=_costs.program_flops(forward),
         backward_flops=_costs.program_flops(layer.passes.backward),
         invertible=found.is_stack and site.inverse is not None,
+        skippable=found.is_stack,
         chained=found.is_stack,
         splits=tuple(sorted(site.chunks)),
     )
