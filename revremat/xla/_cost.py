@@ -163,13 +163,7 @@ def _convolution_flops(i: Any, module: Module) -> float:
         in_size = lhs.dimensions[dims.input_spatial[d]]
         pairs *= _valid_pairs(out_size, in_size, window)
     out_other = out.dimensions[dims.output_batch] * out.dimensions[dims.output_feature]
-    return (
-        2.0
-        * pairs
-        * out_other
-        * kernel.dimensions[dims.kernel_input_feature]
-        / max(1, i.batch_group_count)
-    )
+    return 2.0 * pairs * out_other * kernel.dimensions[dims.kernel_input_feature]
 
 
 def _valid_pairs(out_size: int, in_size: int, window: Any) -> float:

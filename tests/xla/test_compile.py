@@ -218,7 +218,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_harmless(cache):
     file = entry(cache)
     data = file.read_bytes()
     whole = _compile._read(file, file.stem)
-    for position in range(0, len(data), max(1, len(data) // 150)):
+    for position in range(0, len(data), max(1, len(data) // 60)):
         bad = bytearray(data)
         bad[position] ^= 1 << (position % 8)
         file.write_bytes(bad)

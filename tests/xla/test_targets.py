@@ -220,7 +220,9 @@ def test_a_measured_card_replaces_the_defaults(cards):
 def test_a_damaged_measurement_is_told_and_not_used(cards, text):
     data = text if isinstance(text, bytes) else text.encode()
     (cards / "h100.json").write_bytes(data)
-    with pytest.raises(rr.UserError, match=r"measured card .*h100\.json cannot be read"):
+    with pytest.raises(
+        rr.UserError, match=r"measured card .*h100\.json cannot be read"
+    ):
         rr.target("h100:8")
 
 
