@@ -24,7 +24,7 @@ class OptimConfig:
       accumulate: Micro-batches a step.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     warmup_steps: int = 20
     weight_decay: float = 0.1
     b1: float = 0.9

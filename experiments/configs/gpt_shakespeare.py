@@ -19,7 +19,7 @@ config = Experiment(
     name="gpt_shakespeare",
     model=GPTConfig(dropout=0.1),
     data=DataConfig(name="shakespeare"),
-    train=TrainConfig(num_steps=600),
+    train=TrainConfig(num_steps=400),
 )
 
 

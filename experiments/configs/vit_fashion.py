@@ -18,8 +18,8 @@ from revremat import Problem
 config = Experiment(
     name="vit_fashion",
     model=ViTConfig(image_size=28, patch_size=4, dropout=0.1),
-    data=DataConfig(name="fashion", batch_size=128),
-    train=TrainConfig(num_steps=1500, valid_every=250, valid_batches=78),
+    data=DataConfig(name="fashion", batch_size=64),
+    train=TrainConfig(num_steps=800, valid_every=200, valid_batches=40),
 )
 
 

@@ -35,6 +35,7 @@ class BlockConfig:
       attention: Einsums and a softmax, or `jax.nn.dot_product_attention`.
       dtype: Of the computation; parameters are always float32.
       depth: Layers in the stack; outputs into the stream start smaller by its root.
+      init_scale: Standard deviation of fresh matrices.
     """
 
     width: int
@@ -49,6 +50,7 @@ class BlockConfig:
     attention: Literal["plain", "dot_product"] = "plain"
     dtype: Literal["float32", "bfloat16"] = "float32"
     depth: int = 1
+    init_scale: float = 0.02
 
     def __post_init__(self):
         if self.width % self.num_heads:
@@ -193,7 +195,8 @@ def tensor_parallel(axis: str) -> tuple[tuple[str, P], ...]:
 
 
 def _linear(config, inputs, outputs, *, rngs, into_stream=False, axis: Any = -1):
-    scale = 0.02 / (2 * config.depth) ** 0.5 if into_stream else 0.02
+    scale = config.init_scale
+    scale = scale / (2 * config.depth) ** 0.5 if into_stream else scale
     return nnx.LinearGeneral(
         inputs,
         outputs,

@@ -86,6 +86,7 @@ class ViTConfig:
             attention=self.attention,
             dtype=self.dtype,
             depth=self.num_layers,
+            init_scale=0.5 / self.width**0.5,
         )
 
 
@@ -100,8 +101,9 @@ class ViT(nnx.Module):
             dtype=config.dtype,
             rngs=rngs,
         )
+        # As large as an embedded patch: the mean of the patches sees no order but this.
         self.positions = nnx.Param(
-            nnx.initializers.normal(0.02)(
+            nnx.initializers.normal(0.3)(
                 rngs.params(), (config.num_patches, config.width)
             )
         )

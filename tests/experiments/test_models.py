@@ -178,7 +178,13 @@ def test_a_gpt_sees_only_the_past():
     assert (before[:, 7:] != after[:, 7:]).any(axis=-1).all()
 
 
-@pytest.mark.parametrize("options", [{}, LLAMA], ids=["GPT-2", "Llama"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="GPT-2"),
+        pytest.param(LLAMA, id="Llama"),
+    ],
+)
 def test_both_attentions_compute_the_same(options):
     plain = dataclasses.replace(SMALL_GPT, **options)
     fused = dataclasses.replace(plain, attention="dot_product")

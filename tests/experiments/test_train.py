@@ -9,10 +9,14 @@ import signal
 import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from experiments import records
+from experiments import cli, data, records, step
+from experiments.checkpoints import Checkpoints
 from experiments.train import compare_peak, main
+from revremat import UserError, sharding
 
 
 def losses(folder: Path) -> list[tuple]:
@@ -106,7 +110,9 @@ def test_killed_ten_times_the_curve_is_the_same_bit_for_bit(
     check_kills(trainer, uninterrupted, tmp_path / "run", kills=10, seed=seed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_asked_to_stop_it_saves_and_goes_on_later(
     trainer, uninterrupted, tmp_path, number
 ):
@@ -141,16 +147,6 @@ def test_half_a_line_and_lines_after_the_checkpoint_are_dropped(tmp_path):
     ]
 
 
-def test_an_unfinished_checkpoint_is_not_picked_up(trainer, uninterrupted, tmp_path):
-    folder = shutil.copytree(uninterrupted, tmp_path / "run")
-    checkpoints = folder / "checkpoints"
-    (checkpoints / "60").rename(checkpoints / "60.orbax-checkpoint-tmp")
-    code, out, _ = trainer.run(folder)
-    assert code == 0
-    assert "going on from step 55" in out
-    assert losses(folder) == losses(uninterrupted)
-
-
 def cut_short(checkpoint: Path) -> None:
     largest = max(checkpoint.rglob("d/*"), key=lambda file: file.stat().st_size)
     os.truncate(largest, 100)
@@ -176,32 +172,65 @@ def spoil_the_metadata(checkpoint: Path) -> None:
     (checkpoint / "_CHECKPOINT_METADATA").write_text("{")
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        cut_short,
-        flip_one_bit,
-        remove_the_state,
-        spoil_the_iterator,
-        spoil_the_metadata,
-    ],
-)
 def test_a_damaged_checkpoint_is_one_sentence_that_tells_what_to_do(
-    trainer, uninterrupted, tmp_path, damage
+    trainer, uninterrupted, tmp_path
 ):
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
-    damage(folder / "checkpoints" / "60")
-    code, out, err = trainer.run(folder)
+    flip_one_bit(folder / "checkpoints" / "60")
+    code, _, err = trainer.run(folder)
     assert code == 1
     assert_one_sentence(err)
     assert f"cannot read the checkpoint {folder}/checkpoints/60: " in err
     assert "delete that folder to go on from step 55" in err
     assert losses(folder) == losses(uninterrupted)
-    if damage is flip_one_bit:  # once is enough: what it says is true
-        shutil.rmtree(folder / "checkpoints" / "60")
-        code, out, _ = trainer.run(folder)
-        assert (code, "going on from step 55" in out) == (0, True)
-        assert losses(folder) == losses(uninterrupted)
+    shutil.rmtree(folder / "checkpoints" / "60")
+    code, out, _ = trainer.run(folder)
+    assert (code, "going on from step 55" in out) == (0, True)
+    assert losses(folder) == losses(uninterrupted)
+
+
+def load_newest(folder: Path, args: list[str]) -> int:
+    """Load what a run would go on from; the number of steps it has done."""
+    config = cli.parse(args)
+    axes = step.mesh_axes(config, 1)
+    program = step.build(config, sharding.make_mesh(axes, jax.devices()[:1]))
+    splits = data.load(config.data, config.model.seq_len)
+    batches = data.train_batches(splits.train, config.data.batch_size, 0)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=2)
+    try:
+        return int(checkpoints.load(program.state, batches).step)
+    finally:
+        checkpoints.close()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (cut_short, "a file is cut short"),
+        (flip_one_bit, "the bits of .* have changed since"),
+        (remove_the_state, "files are missing"),
+        (spoil_the_iterator, "Expecting property name"),
+        (spoil_the_metadata, ""),
+    ],
+)
+def test_every_damage_is_noticed(trainer, uninterrupted, tmp_path, damage, reason):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    damage(folder / "checkpoints" / "60")
+    sentence = (
+        rf"cannot read the checkpoint .*/60: {reason}.*; delete that folder to go"
+    )
+    with pytest.raises(UserError, match=sentence):
+        load_newest(folder, trainer.args)
+    shutil.rmtree(folder / "checkpoints" / "60")
+    assert load_newest(folder, trainer.args) == 55
+
+
+def test_an_unfinished_checkpoint_is_swept_away(trainer, uninterrupted, tmp_path):
+    folder = shutil.copytree(uninterrupted, tmp_path / "run")
+    checkpoints = folder / "checkpoints"
+    (checkpoints / "60").rename(checkpoints / "60.orbax-checkpoint-tmp")
+    assert load_newest(folder, trainer.args) == 55
+    assert [path.name for path in checkpoints.iterdir()] == ["55"]
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(
@@ -245,7 +274,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(trainer, tmp_path):
     shutil.rmtree(folder / "checkpoints" / str(suspect))
     code, out, _ = trainer.run(folder, "--train.num-steps", str(step + 1))
     assert (code, f"going on from step {good}" in out) == (0, True)
-    assert "optim.learning_rate was 1e+30 and is 0.001" in out
+    assert "optim.learning_rate was 1e+30 and is 0.003" in out
 
 
 def test_a_folder_of_another_run_is_refused(trainer, uninterrupted, tmp_path):
@@ -292,17 +321,14 @@ def test_what_cannot_be_trained_is_one_sentence(
 
 
 def test_the_devices_own_peak_is_compared_with_the_report(monkeypatch):
-    import jax
-    import jax.numpy as jnp
-
     spec = jax.ShapeDtypeStruct((2**20,), jnp.float32)
-    step = jax.jit(lambda x: x + 1).lower(spec).compile()
-    said = compare_peak(step, "cpu:1")
+    compiled = jax.jit(lambda x: x + 1).lower(spec).compile()
+    said = compare_peak(compiled, "cpu:1")
     assert said == (
         "the report says 8.0 MiB a device; this device does not count its own peak"
     )
     monkeypatch.setattr("experiments.train.peak_bytes", lambda: 10 * 2**20)
-    said = compare_peak(step, "cpu:1")
+    said = compare_peak(compiled, "cpu:1")
     assert said == (
         "the report says 8.0 MiB a device, the device's own peak is 10.0 MiB "
         "(+2.0 MiB, +25.0%)"
