@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,20 @@ def check_lock(measurements: Sequence[Measurement], path: Path) -> list[str]:
     try:
         data = json.loads(path.read_text())
         schema, tolerance = data["schema"], float(data["tolerance"])
-        entries = {(e["program"], e["target"]): e for e in data["entries"]}
+        if schema != _SCHEMA:
+            raise UserError(
+                f"{str(path)!r} has schema {schema}, this revremat reads {_SCHEMA}"
+            )
+        entries = {(e["program"], e["target"]): _entry(e) for e in data["entries"]}
     except OSError as error:
         raise UserError(
             f"cannot read the lock {str(path)!r} ({error.strerror}): make it with "
             f"--lock {path}"
         ) from None
-    except (ValueError, KeyError, TypeError):
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{str(path)!r} is no lock: make one with --lock") from None
-    if schema != _SCHEMA:
-        raise UserError(
-            f"{str(path)!r} has schema {schema}, this revremat reads {_SCHEMA}"
-        )
     found = []
     for m in measurements:
         entry = entries.get((m.program, m.target))
@@ -66,23 +69,37 @@ def check_lock(measurements: Sequence[Measurement], path: Path) -> list[str]:
     return found
 
 
-def _growth(m: Measurement, entry: dict[str, Any], tolerance: float) -> list[str]:
-    before, after = entry["total_bytes"], m.memory.total_bytes
+@dataclass(frozen=True)
+class _Entry:
+    total_bytes: int
+    versions: str
+    parts: dict[str, int]
+
+
+def _entry(data: dict[str, Any]) -> _Entry:
+    parts = {str(name): int(size) for name, size in data["parts"].items()}
+    return _Entry(int(data["total_bytes"]), str(data["versions"]), parts)
+
+
+def _growth(m: Measurement, entry: _Entry, tolerance: float) -> list[str]:
+    before, after = entry.total_bytes, m.memory.total_bytes
     if after <= before * (1 + tolerance):
         return []
-    parts, now = entry["parts"], _parts(m)
+    parts, now = entry.parts, _parts(m)
     grown = sorted(
         ((now.get(k, 0) - parts.get(k, 0), k) for k in now | parts), reverse=True
     )
     blame = ", ".join(
         f"{name} +{format_bytes(more)}" for more, name in grown[:3] if more > 0
     )
-    percent = 100 * (after / before - 1)
-    return [
+    sentence = (
         f"{m.program} on {m.target} takes {format_bytes(after)}, "
-        f"{format_bytes(after - before)} ({percent:.1f} %) more than the lock's "
-        f"{format_bytes(before)}: {blame or 'holes between buffers'}"
-    ]
+        f"{format_bytes(after - before)} ({100 * (after / before - 1):.1f} %) more "
+        f"than the lock's {format_bytes(before)}: {blame or 'holes between buffers'}"
+    )
+    if entry.versions != m.versions:
+        sentence += f" (locked with {entry.versions}; this is {m.versions})"
+    return [sentence]
 
 
 def _parts(m: Measurement) -> dict[str, int]:

@@ -1,0 +1,113 @@
+"""Bytes and times, as people write and read them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revremat import UserError
+from revremat._bytes import format_bytes, format_us, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (1, 1),
+        (123_456_789_012, 123_456_789_012),
+        ("60GiB", 60 * 2**30),
+        ("60 gib", 60 * 2**30),
+        (" 1.5GiB ", 3 * 2**29),
+        ("512MiB", 2**29),
+        ("3KiB", 3072),
+        ("2TiB", 2**41),
+        ("80GB", 80 * 10**9),
+        ("0.5 MB", 500_000),
+        ("7kB", 7000),
+        ("1TB", 10**12),
+        ("17B", 17),
+        ("75%", 750),
+        ("100 %", 1000),
+        ("12.5%", 125),
+    ],
+)
+def test_what_may_be_written(text, number):
+    assert parse_bytes(text, usable_bytes=1000) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "60 gigs",
+        "60",
+        "GiB",
+        "",
+        "-1GiB",
+        "0GiB",
+        "0%",
+        "101%",
+        "1e9B",
+        "1,5GiB",
+        "60GiB 1",
+        None,
+        True,
+        2.5,
+        "0x10B",
+        "1.GiB",
+    ],
+)
+def test_anything_else_is_told_what_to_write(text):
+    with pytest.raises(UserError, match="write one like '60GiB', '512MiB' or '75%'"):
+        parse_bytes(text, usable_bytes=1000)
+
+
+@pytest.mark.parametrize("number", [0, -5])
+def test_a_budget_of_nothing_is_refused(number):
+    with pytest.raises(UserError, match=f"a budget of {number} bytes is nothing"):
+        parse_bytes(number)
+
+
+def test_a_share_needs_something_to_be_a_share_of():
+    with pytest.raises(UserError, match="'75%' is no number of bytes"):
+        parse_bytes("75%")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "0.98 KiB"),
+        (1024, "1.00 KiB"),
+        (10 * 1024, "10.0 KiB"),
+        (123 * 1024, "123 KiB"),
+        (1000 * 1024, "0.98 MiB"),
+        (2**30, "1.00 GiB"),
+        (-3 * 2**29, "-1.50 GiB"),
+        (5000 * 2**40, "5000 TiB"),
+    ],
+)
+def test_bytes_for_people(number, text):
+    assert format_bytes(number) == text
+
+
+@given(st.integers(1, 2**55))
+def test_what_is_shown_can_be_written(number):
+    text = format_bytes(number)
+    assert parse_bytes(text) == pytest.approx(number, rel=0.011)
+    assert len(text) <= len("9.99 GiB") or number >= 1000 * 2**40
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (0, "0 us"),
+        (12.4, "12 us"),
+        (999, "999 us"),
+        (1000, "1.00 ms"),
+        (43_210, "43.2 ms"),
+        (297_400, "297 ms"),
+        (1.5e6, "1.50 s"),
+        (3.2e8, "320 s"),
+    ],
+)
+def test_times_for_people(us, text):
+    assert format_us(us) == text

@@ -1,0 +1,147 @@
+"""Measurement: sums, queries, and JSON that reads back."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import revremat as rr
+from tests.measurements import BUFFERS, GIB, MEASUREMENT, MIB, changed
+
+MEMORY = MEASUREMENT.memory
+
+
+def test_total_is_argument_plus_output_minus_alias_plus_temp():
+    assert MEMORY.total_bytes == 11 * GIB + 256 * MIB
+
+
+def test_it_fits_when_step_and_reserve_fit():
+    total = MEMORY.total_bytes
+    exact = changed(device_bytes=total + 2 * GIB)
+    assert (exact.usable_bytes, exact.headroom_bytes) == (total, 0)
+    assert exact.fits
+    less = changed(device_bytes=total + 2 * GIB - 1)
+    assert less.headroom_bytes == -1
+    assert not less.fits
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5]),
+        ({"phase": "forward"}, [0]),
+        ({"phase": "re*"}, [3]),
+        ({"scope": "layer"}, [0, 3, 4]),
+        ({"scope": "layer/attn"}, [0, 4]),
+        ({"scope": "layer/at"}, []),
+        ({"scope": "lay*/attn"}, [0, 4]),
+        ({"scope": "*softmax"}, [0]),
+        ({"scope": "state.params['mlp']*"}, [1]),
+        ({"scope": "state*['up']"}, [1, 2]),
+        ({"source": "*attention.py:*"}, [0]),
+        ({"dtype": "bfloat16"}, [0, 3]),
+        ({"dtype": "b*16", "phase": "recompute"}, [3]),
+        ({"space": "host"}, [6]),
+        ({"space": "*"}, [0, 1, 2, 3, 4, 5, 6]),
+        ({"scope": "nowhere"}, []),
+    ],
+)
+def test_queries(query, found):
+    buffers = MEMORY.where(**query)
+    assert list(buffers) == [BUFFERS[n] for n in found]
+    assert buffers.bytes == sum(BUFFERS[n].bytes for n in found)
+    assert len(buffers) == len(found)
+
+
+def test_slices_of_buffers_are_buffers():
+    buffers = MEMORY.where()
+    assert buffers[:2].bytes == 7 * GIB
+    assert buffers[0] is BUFFERS[0]
+
+
+def test_an_unknown_phase_is_told_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown phase 'fwd': write one of argument"):
+        MEMORY.where(phase="fwd")
+
+
+def test_sums_by_attributes_are_of_the_device_largest_first():
+    assert MEMORY.by("dtype") == {
+        ("float32",): 5 * GIB + 768 * MIB,
+        ("bfloat16",): 5 * GIB,
+    }
+    sums = MEMORY.by("phase", "scope")
+    assert list(sums.values()) == sorted(sums.values(), reverse=True)
+    assert sum(sums.values()) == MEMORY.where().bytes
+
+
+def test_json_reads_back_as_it_was():
+    assert rr.Measurement.from_json(MEASUREMENT.to_json()) == MEASUREMENT
+    assert json.loads(MEASUREMENT.to_json())["memory"]["total_bytes"] == (
+        MEMORY.total_bytes
+    )
+
+
+words = st.text(max_size=20)
+sizes = st.integers(0, 2**50)
+buffers = st.builds(
+    rr.Buffer,
+    sizes,
+    st.lists(st.integers(0, 2**40), max_size=5).map(tuple),
+    words,
+    words,
+    words,
+    words,
+    words,
+    words,
+)
+
+
+@given(
+    st.builds(
+        rr.Measurement,
+        words,
+        words,
+        words,
+        st.integers(1, 10**6),
+        sizes,
+        sizes,
+        st.builds(
+            rr.Memory,
+            *[sizes] * 6,
+            st.lists(buffers, max_size=4).map(tuple),
+        ),
+        st.builds(rr.Time, *[st.floats(0, 1e15)] * 9, st.booleans()),
+        notes=st.lists(words, max_size=3).map(tuple),
+    )
+)
+def test_any_measurement_reads_back(measurement):
+    assert rr.Measurement.from_json(measurement.to_json()) == measurement
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        "{}",
+        '{"schema": 1}',
+        '{"schema": "1"}',
+        '{"schema": 1, "memory": {}}',
+        MEASUREMENT.to_json().replace('"step_us"', '"step_s"'),
+        MEASUREMENT.to_json().replace('"program"', '"programme"'),
+        MEASUREMENT.to_json()[:-100],
+    ],
+)
+def test_what_is_no_measurement_is_refused(text):
+    with pytest.raises(ValueError, match="not a measurement"):
+        rr.Measurement.from_json(text)
+
+
+def test_a_newer_schema_is_refused():
+    newer = json.loads(MEASUREMENT.to_json()) | {"schema": 99}
+    with pytest.raises(ValueError, match="has schema 99, but this revremat reads up"):
+        rr.Measurement.from_json(json.dumps(newer))
