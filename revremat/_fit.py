@@ -15,7 +15,7 @@ from revremat._graph import Graph
 from revremat._measure import measure
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action, Plan
-from revremat._prices import num_probes, price_unit
+from revremat._prices import REFERENCE, UnitPrices
 from revremat._problem import Problem
 from revremat._trace import trace
 from revremat.policies import Candidate, Choice, Menu
@@ -27,6 +27,7 @@ Progress = Callable[[str, int, int], None]
 _MOST_TIGHTENINGS = 5
 _NUM_RIVALS = 2
 _WORTH_ANOTHER_COMPILE = 0.003
+_NEAR = 1.02
 
 
 class DoesNotFit(UserError):
@@ -41,13 +42,13 @@ class Row:
       name: What it does, layers counted: `12 x none, 12 x full`.
       plan: Its plan; None for the program as it was written.
       measurement: What the target's compiler says.
-      predicted_bytes: What was expected of it; None if nothing was.
+      predicted_bytes: What was expected of it; nothing of the program as written.
     """
 
     name: str
     plan: Plan | None
     measurement: Measurement
-    predicted_bytes: float | None = None
+    predicted_bytes: float = float("nan")
 
     @property
     def bytes(self) -> int:
@@ -198,39 +199,51 @@ class _Search:
         }
 
     def run(self) -> Fit:
-        self.expected = 2 + _NUM_RIVALS + _MOST_TIGHTENINGS // 2
-        self.expected += sum(
-            len(self.candidates[u.name]) * num_probes(u) for u in self.units
-        )
-        self._add("as written", None, None)
-        menus = self._price()
-        choice = self._tighten(menus)
+        self.prices = [
+            UnitPrices(
+                self.problem.loss,
+                self.graph,
+                unit,
+                self.candidates[unit.name],
+                self.ask,
+                self._share(),
+            )
+            for unit in self.units
+        ]
+        self.expected = sum(p.num_first_compiles for p in self.prices)
+        self.expected += 2 + _NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
+        self._add("as written", None, float("nan"))
+        for prices in self.prices:
+            prices.price_roughly()
+        self._correct()
+        choice = self._tighten()
         if choice is not None:
-            self._rivals(menus, choice)
+            self._rivals(choice)
         best = self._best()
         plan = dataclasses.replace(
             best.plan or self.graph.plan({}),
             target=self.target.spec,
             budget_bytes=self.budget,
-            predicted_bytes=None
-            if best.predicted_bytes is None
-            else round(best.predicted_bytes),
+            predicted_bytes=round(best.predicted_bytes) if best.plan else None,
             compiled_bytes=best.bytes,
             held_by=_held_by(best.measurement),
         )
         bound = best.time_us
         if choice is not None and best.plan is not None:
-            fixed = best.time_us - self._layers_us(menus, best.plan)
-            bound = min(bound, choice.bound_us + fixed)
+            bound = min(bound, choice.bound_us + self._fixed_us(best))
         return Fit(
             loss=apply(self.problem.loss, plan) if plan.units else self.problem.loss,
             plan=plan,
             measurement=best.measurement,
             rows=tuple(self.rows.values()),
-            menus=tuple(menus),
+            menus=self.menus(),
             bound_us=bound,
             num_compiles=self.done,
         )
+
+    def menus(self) -> tuple[Menu, ...]:
+        """What is known of all prices."""
+        return tuple(prices.menu() for prices in self.prices)
 
     # Compiles -------------------------------------------------------------------------
 
@@ -252,7 +265,7 @@ class _Search:
         self,
         name: str,
         actions: Mapping[str, tuple[Action, ...]] | None,
-        predicted: float | None,
+        predicted: float,
     ) -> Row:
         """Compiles a whole program, unless it has been."""
         key = None if actions is None else tuple(sorted(actions.items()))
@@ -267,37 +280,14 @@ class _Search:
 
     # Prices ---------------------------------------------------------------------------
 
-    def _price(self) -> list[Menu]:
-        """Prices from cut programs, set right by one whole program."""
-        menus = [
-            price_unit(
-                self.problem.loss,
-                self.graph,
-                unit,
-                self.candidates[unit.name],
-                self.ask,
-                self._share(),
-            )
-            for unit in self.units
-        ]
-        full = {u.name: (("full", u.num_layers),) for u in self.units}
-        predicted = policies.predict_bytes(menus, full)
-        row = self._add(
-            _summary(full),
-            {u.name: (RECOMPUTE,) * u.num_layers for u in self.units},
-            predicted,
-        )
-        error = row.bytes - predicted
-        return [
-            dataclasses.replace(
-                menu,
-                prices=tuple(
-                    dataclasses.replace(p, base_bytes=max(0.0, p.base_bytes + error))
-                    for p in menu.prices
-                ),
-            )
-            for menu in menus
-        ]
+    def _correct(self) -> None:
+        """Sets the constant of all prices right by one whole program."""
+        full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
+        predicted = policies.predict_bytes(self.menus(), full)
+        actions = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
+        row = self._add(_summary(full), actions, predicted)
+        for prices in self.prices:
+            prices.correction = row.bytes - predicted
 
     def _share(self) -> float:
         """Part of an activation that lies on one device, judging by the data."""
@@ -313,21 +303,25 @@ class _Search:
             here += size
         return here / whole if whole else 1.0
 
-    def _layers_us(self, menus: Sequence[Menu], plan: Plan) -> float:
-        total = 0.0
-        for menu in menus:
+    def _fixed_us(self, row: Row) -> float:
+        """Time of a compiled program beside its layers, by their prices."""
+        if row.plan is None:
+            return 0.0
+        layers = 0.0
+        for menu in self.menus():
             times = {p.name: p.time_us for p in menu.prices}
             names = {c.action: c.name for c in self.candidates[menu.unit]}
-            total += sum(times[names[a]] for a in plan.actions.get(menu.unit, ()))
-        return total
+            actions = row.plan.actions.get(menu.unit, ())
+            layers += sum(times[names[action]] for action in actions)
+        return row.time_us - layers
 
     # Choice ---------------------------------------------------------------------------
 
-    def _tighten(self, menus: Sequence[Menu]) -> Choice | None:
+    def _tighten(self) -> Choice | None:
         """The best mix by its prices, compiled; the limit moves until it fits."""
         limit, first = float(self.budget), None
         for _ in range(_MOST_TIGHTENINGS):
-            choice = self._choose(menus, limit)
+            choice = self._choose(limit)
             if choice is None:
                 break
             first = first or choice
@@ -343,34 +337,37 @@ class _Search:
                 break
         return first
 
-    def _rivals(self, menus: Sequence[Menu], choice: Choice) -> None:
+    def _rivals(self, choice: Choice) -> None:
         """The nearest competitors, and the best that treats all layers alike."""
-        slack = max(
-            (r.bytes - (r.predicted_bytes or r.bytes) for r in self.rows.values()),
-            default=0.0,
-        )
-        limit = self.budget - max(0.0, slack)
-        pure = self._choose(menus, limit, pure=True)
+        over = [r.bytes - r.predicted_bytes for r in self.rows.values() if r.plan]
+        limit = self.budget - max(0.0, *over)
+        pure = self._choose(limit, pure=True)
         if pure is not None:
             self._try(pure)
         seen = [choice.support]
         for _ in range(_NUM_RIVALS):
-            rival = self._choose(menus, limit, excluding=seen)
+            rival = self._choose(limit, excluding=seen)
             if rival is None:
                 return
             seen.append(rival.support)
             best = self._best()
-            fixed = best.time_us - (
-                self._layers_us(menus, best.plan) if best.plan else best.time_us
-            )
-            if best.plan is not None and rival.time_us + fixed > 1.02 * best.time_us:
+            expected = rival.time_us + self._fixed_us(best)
+            if best.plan is not None and expected > _NEAR * best.time_us:
                 return
             self._try(rival)
 
-    def _choose(self, menus: Sequence[Menu], limit: float, **kw: Any) -> Choice | None:
-        return policies.choose(
-            menus, limit, host_budget_bytes=self.target.host_bytes, **kw
-        )
+    def _choose(self, limit: float, **how: Any) -> Choice | None:
+        """A choice all of whose prices come from two compiles."""
+        while True:
+            choice = policies.choose(
+                self.menus(), limit, host_budget_bytes=self.target.host_bytes, **how
+            )
+            if choice is None:
+                return None
+            by_unit = {p.unit.name: p for p in self.prices}
+            used = sorted(choice.support)
+            if not any([by_unit[unit].refine(name) for unit, name in used]):
+                return choice
 
     def _try(self, choice: Choice) -> Row:
         actions = {}
@@ -397,7 +394,7 @@ def _summary(counts: Mapping[str, Sequence[tuple[str, int]]]) -> str:
 
 
 def _held_by(m: Measurement) -> str:
-    parts = list(m.memory.by("phase", "scope").items())[:3]
+    parts = list(m.memory.by("phase", "module").items())[:3]
     return ", ".join(
         f"{'/'.join(filter(None, key))} {format_bytes(size)}" for key, size in parts
     )

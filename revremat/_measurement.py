@@ -3,6 +3,7 @@
 import dataclasses
 import fnmatch
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -45,6 +46,18 @@ class Buffer:
     op: str = ""
     source: str = ""
     space: str = "device"
+
+    @property
+    def module(self) -> str:
+        """The scope cut to its first two parts, for sums.
+
+        >>> Buffer(1, (), "", "argument", "state.params['mlp']['up']").module
+        'state.params'
+        """
+        if self.phase == "argument":
+            parts = re.findall(r"\[[^\]]*\]|\.?[^.\[]+", self.scope)
+            return "".join(parts[:2])
+        return "/".join(self.scope.split("/")[:2]) or "(unnamed)"
 
 
 @dataclass(frozen=True)

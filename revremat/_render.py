@@ -3,7 +3,6 @@
 import functools
 import io
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -209,18 +208,6 @@ def _of_the_card(noun: Measurement) -> str:
     )
 
 
-def module_of(buffer: Buffer, depth: int = 2) -> str:
-    """A buffer's module path, cut to `depth` parts; whole leaves for few arguments.
-
-    >>> module_of(Buffer(1, (), "", "argument", "state.params['mlp']['up'][0]"))
-    "state.params"
-    """
-    if buffer.phase == "argument":
-        parts = re.findall(r"\[[^\]]*\]|\.?[^.\[]+", buffer.scope)
-        return "".join(parts[:depth])
-    return "/".join(buffer.scope.split("/")[:depth]) or "(unnamed)"
-
-
 def _by_phase(noun: Measurement) -> Table:
     total = max(1, noun.memory.total_bytes)
     table = Table(
@@ -237,7 +224,7 @@ def _by_phase(noun: Measurement) -> Table:
     for phase in PHASES:
         sums: dict[str, int] = {}
         for b in noun.memory.where(phase=phase):
-            sums[module_of(b)] = sums.get(module_of(b), 0) + b.bytes
+            sums[b.module] = sums.get(b.module, 0) + b.bytes
         rows = sorted(sums.items(), key=lambda item: -item[1])
         large = [r for r in rows if r[1] >= 0.01 * total][:6]
         rest = sum(size for _, size in rows) - sum(size for _, size in large)
