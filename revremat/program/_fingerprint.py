@@ -68,6 +68,19 @@ def describe(program: Program, marked: Sequence[bool] = ()) -> str:
     return "\n".join(lines)
 
 
+def input_order(program: Program) -> tuple[int, ...]:
+    """At which place among the inputs each stands by first use; unused ones are last."""
+    first: dict[Any, int] = {}
+    for op in program.ops:
+        for atom in op.inputs:
+            first.setdefault(atom, len(first))
+    for out in program.outputs:
+        first.setdefault(out, len(first))
+    places = [first.get(v, len(first)) for v in program.inputs]
+    order = sorted(range(len(places)), key=places.__getitem__)
+    return tuple(order)
+
+
 def describe_op(op: Op) -> str:
     """What an operation does and on which shapes, whatever its values are."""
     inputs = ",".join(_aval(atom.aval) for atom in op.inputs)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from revremat._errors import UserError
+from revremat._graph import unsteady
 from revremat._plan import Action
 from revremat.program._linearize import Linearized
 from revremat.program._ops import Atom, Op, Value, needed
@@ -160,6 +161,10 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
     saved |= _forced(ops, residuals, saved | offloaded) - offloaded
 
     varying = [v for v in layer.passes.forward.inputs if v not in layer.held]
+    kept = saved | offloaded
+    again, _ = needed(ops, residuals, kept)
+    inverted = set(varying) - kept if action.kind == "invert" else set()
+    saved |= unsteady(again, kept, inverted) - offloaded
     kept = saved | offloaded
     ahead = [v for v in dict.fromkeys(find(action.ahead)) if v not in kept]
     late, from_late = needed(ops, residuals, kept | set(ahead))

@@ -226,7 +226,7 @@ def execute(
     if number > 1:
         return run_chunks(site.chunks[number], number, actions[0], label, args)
     if site.kind != "scan":
-        unit = Unit(site.body, site.in_mask, site.held, actions[0], label)
+        unit = Unit(site.body, site.in_mask, site.held, actions[0], label, site.layers)
         return run_unit(unit, args)
     stack = Stack(
         body=site.body,
@@ -239,6 +239,7 @@ def execute(
         name=label,
         in_mask=site.in_mask,
         shortened=len(actions) < site.length,
+        layers=site.layers,
     )
     n, k = site.num_consts, site.num_consts + len(site.carried)
     carry, ys = run_stack(stack, args[:n], args[n:k], args[k:])

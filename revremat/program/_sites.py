@@ -48,6 +48,7 @@ class Site:
       inverse: Takes what the body takes, with what is carried out in place of what is
         carried in, and gives the latter; None if there is no way.
       chunks: The ways to split it, by number of chunks.
+      layers: The body's two passes, for each mask that was asked for.
     """
 
     kind: str
@@ -64,13 +65,17 @@ class Site:
     reverse: bool = False
     inverse: Program | None = None
     chunks: dict[int, Chunked] = field(default_factory=dict)
+    layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def linearized(self, unit: str) -> Layer:
         """The layer's two passes, every value named."""
         assert self.in_mask is not None
-        passes = linearize(self.body, self.in_mask)
-        pairs = zip(passes.forward.inputs, self.held, strict=True)
-        return name_values(passes, [v for v, held in pairs if held], unit)
+        if self.in_mask not in self.layers:
+            passes = linearize(self.body, self.in_mask)
+            pairs = zip(passes.forward.inputs, self.held, strict=True)
+            held = [v for v, held in pairs if held]
+            self.layers[self.in_mask] = name_values(passes, held, unit)
+        return self.layers[self.in_mask]
 
 
 @dataclass(frozen=True, eq=False)

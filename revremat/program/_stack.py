@@ -62,6 +62,7 @@ class Stack:
         shows; None to see when it happens.
       unrolled: Whether `xs` are `Each`, not stacked; the loops are written out then, and
         there are no `ys`.
+      layers: The body's two passes, for each mask that was asked for.
       shortened: Whether there may be fewer actions than layers; the layers beyond them
         are left out. Not the same function: only for pricing a layer.
     """
@@ -77,7 +78,7 @@ class Stack:
     in_mask: tuple[bool, ...] | None = None
     unrolled: bool = False
     shortened: bool = False
-    _layers: dict[Any, Layer] = field(default_factory=dict, repr=False)
+    layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
         if len(self.actions) != self.length and not self.shortened:
@@ -104,12 +105,12 @@ class Stack:
 
     def layer(self, mask: tuple[bool, ...]) -> Layer:
         """The layer's two passes when the inputs in `mask` are differentiated."""
-        if mask not in self._layers:
+        if mask not in self.layers:
             passes = linearize(self.body, mask)
             inputs, n = passes.forward.inputs, self.num_consts
             held = (*inputs[:n], *inputs[n + self.num_carry :])
-            self._layers[mask] = name_values(passes, held, f"a layer of {self.name}")
-        return self._layers[mask]
+            self.layers[mask] = name_values(passes, held, f"a layer of {self.name}")
+        return self.layers[mask]
 
 
 def carried_mask(

@@ -1,7 +1,7 @@
 """One unit that is no loop, with its residuals coming back as an action says."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ class Unit:
       held: Which inputs are there in the backward pass anyway.
       action: How its residuals come back.
       name: What messages call it.
+      layers: The body's two passes, for each mask that was asked for.
     """
 
     body: Program
@@ -32,12 +33,15 @@ class Unit:
     held: tuple[bool, ...]
     action: Action
     name: str
+    layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def passes(self, mask: tuple[bool, ...]) -> tuple[Layer, Kept]:
         """The two passes, and what is kept between them."""
-        passes = linearize(self.body, mask)
-        held = pick(passes.forward.inputs, self.held)
-        layer = name_values(passes, held, self.name)
+        if mask not in self.layers:
+            passes = linearize(self.body, mask)
+            held = pick(passes.forward.inputs, self.held)
+            self.layers[mask] = name_values(passes, held, self.name)
+        layer = self.layers[mask]
         # Nothing runs ahead of anything here.
         return layer, resolve(layer, replace(self.action, ahead=()), self.name)
 

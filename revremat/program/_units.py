@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from revremat.program._fingerprint import fingerprint
+from revremat.program._fingerprint import fingerprint, input_order
+from revremat.program._keep import Layer
 from revremat.program._ops import CALLS, Program, Value
 from revremat.program._sites import Site, Survey, whole
 
@@ -51,7 +52,8 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
     groups: dict[Any, list[tuple[Program, Site]]] = {}
     for number, (path, program, site) in enumerate(sites):
         alone = number if site.kind in ("scan", "whole") else -1
-        key = (path, site.kind, site.label, fingerprint(site.body), alone)
+        same = (fingerprint(site.body), input_order(site.body))
+        key = (path, site.kind, site.label, same, alone)
         groups.setdefault(key, []).append((program, site))
     taken: set[str] = set()
     units = []
@@ -99,7 +101,11 @@ def _alike(sites: Sequence[Site]) -> tuple[Site, ...]:
     columns = lambda rows: list(zip(*rows, strict=True))
     in_mask = tuple(map(any, columns(site.in_mask for site in sites)))
     held = tuple(map(all, columns(site.held for site in sites)))
-    return tuple(replace(site, in_mask=in_mask, held=held) for site in sites)
+    layers: dict[tuple[bool, ...], Layer] = {}  # Equal bodies: one serves for all.
+    return tuple(
+        replace(site, body=sites[0].body, in_mask=in_mask, held=held, layers=layers)
+        for site in sites
+    )
 
 
 def _chain(program: Program, sites: Sequence[Site]) -> tuple[int, ...]:
