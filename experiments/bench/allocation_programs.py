@@ -29,7 +29,7 @@ from revremat.allocation import (
 from revremat.xla import Heap, Module, compile_step, liveness, target
 
 P = PartitionSpec
-_SECONDS = 10.0
+_SECONDS = 3.0
 _PLAIN = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 _INLINED = {"while", "call", "conditional"}
 _LARGEST_ALIGNMENT = 256
@@ -136,7 +136,9 @@ class _Reader:
                 self._add(f"{i.name}/begin", reads, set())
                 for called in self.module.called(i):
                     self._walk(called)
-                self._add(i.name, self.defined.get(i.id, set()), set())
+                # What a loop takes in and leaves alone is needed in every iteration.
+                results = {self._find(i, index) for index in _leaves(i.shape)}
+                self._add(i.name, results - {None}, set())
             elif i.opcode.endswith("-start"):
                 writes = set(self.defined.get(i.id, ()))
                 for called in self.module.called(i):
@@ -146,7 +148,8 @@ class _Reader:
             elif i.opcode.endswith("-done"):
                 start = self.module.operands(i)[0]
                 writes = self.defined.get(i.id, set())
-                self._add(i.name, set(), writes, finishes=(start.name,))
+                held = self.defined.get(start.id, set())
+                self._add(i.name, held, writes, finishes=(start.name,))
             else:
                 self._add(i.name, reads, self.defined.get(i.id, set()))
 
@@ -180,7 +183,7 @@ class _Reader:
                 i, index = operands[0], (i.tuple_index, *index)
             elif i.opcode == "tuple" and index:
                 i, index = operands[index[0]], index[1:]
-            elif i.opcode in ("bitcast", "opt-barrier"):
+            elif i.opcode in ("bitcast", "opt-barrier", "while"):
                 i = operands[0]
             elif i.opcode == "async-done":
                 i = self.module.called(operands[0])[0].root
@@ -198,10 +201,14 @@ class _Reader:
             elif i.opcode == "call":
                 i = self.module.called(i)[0].root
             elif i.opcode == "parameter":
-                caller = self.caller.get(self.module.home[i.id])
-                if caller is None or caller.opcode not in ("call", "async-start"):
+                home = self.module.home[i.id]
+                caller = self.caller.get(home)
+                if caller is None:
                     return None
-                i = self.module.operands(caller)[self.parameter[i.id]]
+                number = self.parameter[i.id]
+                if caller.opcode == "conditional":
+                    number = 1 + list(caller.called_computation_ids).index(home)
+                i = self.module.operands(caller)[number]
             else:
                 return None
 

@@ -90,8 +90,9 @@ def _print(answer: Allocation, count: int, seconds: float) -> None:
         f"({format_bytes(answer.makespan_bytes)}), {proof}"
     )
     print(
-        f"lower bound  {bound.size_bytes} bytes at time {bound.time} "
-        f"({len(bound.ids)} buffers); the makespan is {100 * answer.excess:.3f} % above"
+        f"lower bound  {bound.size_bytes} bytes ({len(bound.ids)} buffers"
+        f"{'' if bound.time is None else f' at time {bound.time}'}); "
+        f"the makespan is {100 * answer.excess:.3f} % above"
     )
     print(f"found by     {answer.solver} in {seconds:.2f} s")
 

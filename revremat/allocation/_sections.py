@@ -17,20 +17,25 @@ class Section:
     (rounded up to the common alignment for all but one) add up to `size_bytes`.
 
     Attributes:
-      time: A time step at which all of them are live.
+      time: A time step at which all of them are live; None where some are not, but the
+        relation keeps those apart from each other buffer named.
       ids: The buffers; of those that share one place only the largest.
       size_bytes: What they take together.
     """
 
-    time: int
+    time: int | None
     ids: tuple[str, ...]
     size_bytes: int
 
     def __str__(self) -> str:
         shown = ", ".join(self.ids[:4]) + (", ..." if len(self.ids) > 4 else "")
+        when = (
+            "must all be kept apart"
+            if self.time is None
+            else f"are live at time {self.time}"
+        )
         return (
-            f"{len(self.ids)} buffers ({shown}) are live at time {self.time} and take "
-            f"{self.size_bytes} bytes"
+            f"{len(self.ids)} buffers ({shown}) {when} and take {self.size_bytes} bytes"
         )
 
 
@@ -79,13 +84,15 @@ def section_ranges(lower: np.ndarray, upper: np.ndarray) -> SectionRanges:
 
 
 _PADDINGS_TRIED = 64
+_CLIQUES_TRIED = 16
 
 
 def lower_bound(problem: AllocationProblem) -> Section:
     """The most bytes that are live at one time, and the section that proves it.
 
     Where every offset is a multiple of some number, all but one of a section's sizes
-    count rounded up to it.
+    count rounded up to it. Where there is a relation, buffers that it keeps apart from
+    all of a section are counted with it.
     """
     if not problem.buffers:
         return Section(0, (), 0)
@@ -106,7 +113,49 @@ def lower_bound(problem: AllocationProblem) -> Section:
             best, best_bytes = int(s), size
     live = np.flatnonzero((ranges.begin <= best) & (best < ranges.end) & (sizes > 0))
     ids = tuple(problem.buffers[owner[i]].id for i in live)
-    return Section(int(ranges.times[best]), ids, best_bytes)
+    section = Section(int(ranges.times[best]), ids, best_bytes)
+    if problem.relation is None or problem.in_place:
+        return section
+    clique = _largest_clique(problem, ranges, loads, padded, padding)
+    return max(section, clique, key=lambda s: s.size_bytes)
+
+
+def _largest_clique(problem, ranges, loads, padded, padding) -> Section:
+    """The best of several sets of buffers that all conflict, each grown by size.
+
+    It starts from the fullest sections and, where nothing fits beside a whole section,
+    from its largest buffers.
+    """
+    relation = problem.relation
+    best, best_bytes = np.zeros(0, np.int64), -1
+    for s in np.argsort(-loads, kind="stable")[:_CLIQUES_TRIED]:
+        inside = np.flatnonzero((ranges.begin <= s) & (s < ranges.end) & (padded > 0))
+        by_size = inside[np.argsort(-padded[inside], kind="stable")]
+        for kept in {
+            len(by_size),
+            (3 * len(by_size) + 3) // 4,
+            (len(by_size) + 1) // 2,
+        }:
+            members = list(by_size[:kept])
+            common = padded > 0
+            for i in members:
+                common &= _conflicts_of(i, ranges, relation)
+            while common.any():
+                rest = np.flatnonzero(common)
+                chosen = int(rest[np.argmax(padded[rest])])
+                members.append(chosen)
+                common &= _conflicts_of(chosen, ranges, relation)
+            size = int(padded[members].sum() - padding[members].max(initial=0))
+            if size > best_bytes:
+                best, best_bytes = np.sort(np.array(members, np.int64)), size
+    return Section(None, tuple(problem.buffers[i].id for i in best), best_bytes)
+
+
+def _conflicts_of(i, ranges: SectionRanges, relation) -> np.ndarray:
+    live = (ranges.begin < ranges.end[i]) & (ranges.begin[i] < ranges.end)
+    live |= relation.row(i)
+    live[i] = False
+    return live
 
 
 def _pieces(problem: AllocationProblem):
