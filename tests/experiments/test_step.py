@@ -286,3 +286,24 @@ def test_every_experiment_is_a_problem_for_eight_cards_without_an_allocation(nam
     assert set(metrics) == {"loss", "grad_norm", "learning_rate"}
     after = [array for array in jax.live_arrays() if id(array) not in before]
     assert sum(array.nbytes for array in after) < 10_000
+
+
+def test_24_layers_compile_for_eight_cards_that_are_not_there():
+    """Two replicas of four H100s: 4.9e9 parameters, moments and activations."""
+    found = step.problem(configs.load("gpt_24"), rr.target("h100:8"))
+    step_fn, specs = found.make_step()
+    memory = rr.measure(
+        step_fn, *specs, target="h100:8", donate=found.donate, cache=False
+    ).memory
+    assert memory.argument_bytes == sharding.bytes_per_device(specs)
+    # All of the state is donated; what is left is the three metrics.
+    batch_bytes = sharding.bytes_per_device(specs[1])
+    assert memory.argument_bytes - memory.alias_bytes - batch_bytes < 100
+    params = sum(leaf.size for leaf in jax.tree.leaves(specs[0].params))
+    assert 4.8e9 < params < 5.0e9
+    state_bytes = 12 * params // 4
+    assert state_bytes < memory.argument_bytes < 1.01 * state_bytes
+    # One layer's float32 scores on a card, and what 24 layers keep at the least.
+    scores_bytes = 4 * (8 // 2) * (32 // 4) * 2048**2
+    assert memory.temp_bytes > 24 * scores_bytes
+    assert memory.total_bytes < rr.target("h100:8").usable_bytes
