@@ -66,14 +66,7 @@ def _import(place: str, program: str) -> ModuleType:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if not place.endswith(".py"):
-        try:
-            found = importlib.util.find_spec(place)
-        except (ImportError, ValueError):
-            found = None
-        if found is None:
-            raise UserError(f"there is no module {place!r} to import: write {FORM}")
-        with users_errors(f"importing {place} failed"):
-            return importlib.import_module(place)
+        return _import_module(place)
     path = Path(place).resolve()
     if not path.is_file():
         raise UserError(f"there is no file {place!r}: {program!r} must be {FORM}")
@@ -89,6 +82,22 @@ def _import(place: str, program: str) -> ModuleType:
     with users_errors(f"importing {place} failed"):
         spec.loader.exec_module(module)
     return module
+
+
+def _import_module(name: str) -> ModuleType:
+    parts = name.split(".")
+    itself = {".".join(parts[: n + 1]) for n in range(len(parts))}
+    with users_errors(f"importing {name} failed"):
+        try:
+            if not all(part.isidentifier() for part in parts):
+                raise ModuleNotFoundError(name=name)
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in itself:
+                raise  # something that it imports is missing
+            raise UserError(
+                f"there is no module {name!r} to import: write {FORM}"
+            ) from None
 
 
 def _module_name(path: Path) -> str | None:
@@ -117,15 +126,22 @@ def users_errors(doing: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        own = str(Path(__file__).resolve().parent)
+        hidden = _hidden_places()
         frames = [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
-            if not frame.filename.startswith((own, "<frozen"))
-            and "site-packages" not in frame.filename
-            and not frame.filename.endswith("contextlib.py")
+            if not frame.filename.startswith(hidden)
         ]
         text = "".join(traceback.format_list(frames))
         reason = "".join(traceback.format_exception_only(error)).strip()
         reason = reason.split("\n--------------------\n")[0]
         raise ProgramError(f"{doing}:\n{text}{reason}") from None
+
+
+def _hidden_places() -> tuple[str, ...]:
+    """Files whose frames tell a user nothing about their own program."""
+    packages = [importlib.util.find_spec(name) for name in ("jax", "jaxlib", "flax")]
+    folders = [f for p in packages if p for f in p.submodule_search_locations or ()]
+    own = Path(__file__).resolve().parent
+    library = [str(contextlib.__file__), str(Path(importlib.__file__).parent)]
+    return ("<frozen", str(own) + os.sep, *(f + os.sep for f in folders), *library)

@@ -1,0 +1,164 @@
+"""load: how a program is named, and whose fault it is when it does not come."""
+
+import sys
+
+import pytest
+
+import revremat as rr
+from revremat._load import ProgramError, load, users_errors
+
+GOOD = """
+import jax, jax.numpy as jnp
+import revremat as rr
+
+WIDTH = 8
+
+def problem(target, rows=4, scale=1.0):
+    x = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
+    return rr.Problem(loss=lambda x: scale * jnp.sum(x), specs=(x,), name=target.spec)
+
+def wrong(target):
+    return 3
+
+def broken(target):
+    return helper(0)
+
+def helper(n):
+    return 1 // n
+
+def refusing(target):
+    raise rr.UserError("a clear sentence of their own")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder to stand in, with programs of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [n for n in sys.modules if n.startswith("loaded_")]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "loaded_alone.py").write_text(GOOD)
+    package = tmp_path / "loaded_package" / "inner"
+    package.mkdir(parents=True)
+    for part in (package, package.parent):
+        (part / "__init__.py").write_text("")
+    (package / "sister.py").write_text("ROWS = 7\n")
+    (package / "program.py").write_text(
+        "from .sister import ROWS\n" + GOOD.replace("rows=4", "rows=ROWS")
+    )
+    yield tmp_path
+    for name in [n for n in sys.modules if n.startswith("loaded_")]:
+        del sys.modules[name]
+
+
+def problem(program, **overrides):
+    return load(program, rr.target("h100:8"), overrides)
+
+
+@pytest.mark.parametrize(
+    ("program", "rows"),
+    [
+        ("loaded_alone.py:problem", 4),
+        ("./loaded_alone.py:problem", 4),
+        ("loaded_alone:problem", 4),
+        ("loaded_package.inner.program:problem", 7),
+        ("loaded_package/inner/program.py:problem", 7),
+    ],
+)
+def test_a_program_comes_from_a_file_or_a_module(folder, program, rows):
+    found = problem(program)
+    assert isinstance(found, rr.Problem)
+    assert found.name == "h100:8"  # it was told its target
+    assert found.specs[0].shape == (rows, 8)
+
+
+def test_a_program_comes_from_an_absolute_path(folder, monkeypatch):
+    monkeypatch.chdir("/")
+    path = folder / "loaded_alone.py"
+    assert problem(f"{path}:problem").specs[0].shape == (4, 8)
+
+
+def test_overrides_are_its_arguments(folder):
+    found = problem("loaded_alone.py:problem", rows=9)
+    assert found.specs[0].shape == (9, 8)
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("loaded_alone.py", "names no program: write 'package.module:problem' or"),
+        (":problem", "names no program"),
+        ("loaded_alone.py:", "names no program"),
+        ("absent.py:problem", r"there is no file 'absent\.py'"),
+        ("loaded_package:problem", "has no function 'problem': it has none"),
+        ("absent.module:problem", r"there is no module 'absent\.module' to import"),
+        ("..:problem", r"there is no module"),
+        ("loaded_package/inner:problem", "there is no module"),
+        (
+            "loaded_alone.py:proble",
+            "no function 'proble': it has problem, wrong, broken, helper, refusing",
+        ),
+        ("loaded_alone.py:WIDTH", "has no function 'WIDTH'"),
+        ("loaded_alone.py:wrong", r"returned int, not a revremat\.Problem: write"),
+        ("loaded_alone.py:refusing", "^a clear sentence of their own$"),
+    ],
+)
+def test_mistakes_are_one_sentence(folder, program, says):
+    with pytest.raises(rr.UserError, match=says) as raised:
+        problem(program)
+    assert not isinstance(raised.value, ProgramError)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_a_program_raises_is_its_own_traceback(folder):
+    with pytest.raises(ProgramError) as raised:
+        problem("loaded_alone.py:broken")
+    text = str(raised.value)
+    assert "raised while making its problem" in text
+    assert text.index("in broken") < text.index("in helper")
+    assert "return 1 // n" in text
+    assert text.endswith("ZeroDivisionError: integer division or modulo by zero")
+    assert "_load.py" not in text
+    assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("program", ["loaded_bad.py:problem", "loaded_bad:problem"])
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def problem(target:\n", "SyntaxError"),
+        ("import no_such_package_at_all\n", "No module named 'no_such_package_at_all'"),
+        ("raise RuntimeError('of theirs')\n", "RuntimeError: of theirs"),
+    ],
+)
+def test_a_file_that_does_not_import_is_its_own_fault(folder, program, source, reason):
+    (folder / "loaded_bad.py").write_text(source)
+    with pytest.raises(ProgramError, match=reason) as raised:
+        problem(program)
+    assert "_load.py" not in str(raised.value)
+    assert "importlib" not in str(raised.value)
+
+
+def test_an_override_it_does_not_take_is_named(folder):
+    with pytest.raises(ProgramError, match="unexpected keyword argument 'colour'"):
+        problem("loaded_alone.py:problem", colour=3)
+
+
+def test_a_program_that_does_not_trace_shows_the_users_lines_alone(folder):
+    import jax
+    import jax.numpy as jnp
+
+    def step(x):
+        return x @ jnp.ones((3, 3))  # the user's mistake
+
+    with (
+        pytest.raises(ProgramError) as raised,
+        users_errors("step does not compile"),
+    ):
+        rr.measure(step, jax.ShapeDtypeStruct((4, 4), jnp.float32), target="cpu:1")
+    text = str(raised.value)
+    assert "the user's mistake" in text
+    assert "dot_general requires contracting dimensions" in text
+    assert "_measure.py" not in text
+    assert "site-packages" not in text
