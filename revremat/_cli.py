@@ -1,6 +1,5 @@
 """The command line: `revremat report`, `revremat targets`, ..."""
 
-import ast
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +9,22 @@ from typing import Annotated, Any
 import tyro
 
 from revremat import xla
+from revremat._cli_search import Compare, Search
 from revremat._errors import UserError
 from revremat._files import write_text
-from revremat._load import ProgramError, load, users_errors
+from revremat._load import (
+    ProgramError,
+    load,
+    read_override,
+    start_targets,
+    users_errors,
+)
 from revremat._lock import check_lock, lock_text
 from revremat._measure import measure
 from revremat._measurement import Measurement
 from revremat._render import render, render_targets, write
+from revremat.allocation._command import AllocateOptions
+from revremat.allocation._command import run as allocate
 
 FAILED = 1
 MISTAKE = 2
@@ -60,8 +68,8 @@ class Report:
         return FAILED if grown else 0
 
     def _measure(self) -> list[Measurement]:
-        targets = _targets(self.target or ("local",))
-        overrides = dict(_override(text) for text in self.set)
+        targets = start_targets(self.target or ("local",))
+        overrides = dict(read_override(text) for text in self.set)
         found = []
         for target in targets:
             problem = load(self.program, target, overrides)
@@ -94,32 +102,16 @@ class Targets:
         return 0
 
 
-def _targets(specs: Sequence[str]) -> list[xla.Target]:
-    """The targets, with as many CPU devices as any of them needs."""
-    found = [xla.target(spec) for spec in specs if spec != "local"]
-    cpus = [t.num_devices for t in found if t.platform == "cpu"]
-    if cpus:
-        xla.request_cpu_devices(max(cpus))
-    return [xla.target(spec) for spec in specs]
-
-
-def _override(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UserError(f"--set {text!r} sets nothing: write --set name=value")
-    try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
-
-
 def _out(noun: Any) -> None:
     sys.stdout.write(render(noun, color=sys.stdout.isatty()))
 
 
 Command = (
     Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Search, tyro.conf.subcommand("search")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Targets, tyro.conf.subcommand("targets")]
+    | Annotated[AllocateOptions, tyro.conf.subcommand("allocate")]
 )
 
 
@@ -137,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             description="Reversible networks and rematerialization for JAX.",
             args=arguments,
         )
+        if isinstance(command, AllocateOptions):
+            return allocate(command)
         return command.run()
     except UserError as error:
         print(f"revremat: {error}", file=sys.stderr)

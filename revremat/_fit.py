@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from rich.console import Console
+from rich.text import Text
 
 from revremat import policies, xla
 from revremat._apply import apply
-from revremat._bytes import format_bytes, parse_bytes
+from revremat._bytes import format_bytes, format_us, parse_bytes
 from revremat._errors import UserError
 from revremat._graph import Graph
 from revremat._measure import measure
@@ -17,6 +19,7 @@ from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action, Plan
 from revremat._prices import REFERENCE, UnitPrices
 from revremat._problem import Problem
+from revremat._render import new_table, print_noun
 from revremat._trace import trace
 from revremat.policies import Candidate, Choice, Menu
 from revremat.xla import Target
@@ -28,6 +31,7 @@ _MOST_TIGHTENINGS = 5
 _NUM_RIVALS = 2
 _WORTH_ANOTHER_COMPILE = 0.003
 _NEAR = 1.02
+_UNKNOWN = float("nan")
 
 
 class DoesNotFit(UserError):
@@ -48,7 +52,7 @@ class Row:
     name: str
     plan: Plan | None
     measurement: Measurement
-    predicted_bytes: float = float("nan")
+    predicted_bytes: float = _UNKNOWN
 
     @property
     def bytes(self) -> int:
@@ -168,6 +172,30 @@ def _sentence(plan: Plan) -> str:
     )
 
 
+def presets(
+    problem: Problem, *, target: str | Target, progress: Progress | None = None
+) -> tuple[Row, ...]:
+    """The program as written, and under every uniform preset, compiled.
+
+    Args:
+      problem: The program.
+      target: Where it will run.
+      progress: Told before each compile.
+    """
+    search = _Search(problem, xla.target(target), 2**62, progress)
+    search.expected = 1 + len(policies.PRESETS)
+    search.add("as written", None)
+    for name in policies.PRESETS:
+        search.add(
+            name,
+            {
+                u.name: (policies.preset(u, name).action,) * u.num_layers
+                for u in search.units
+            },
+        )
+    return tuple(search.rows.values())
+
+
 class _Search:
     """One search; everything compiled whole is kept as a row."""
 
@@ -212,7 +240,7 @@ class _Search:
         ]
         self.expected = sum(p.num_first_compiles for p in self.prices)
         self.expected += 2 + _NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
-        self._add("as written", None, float("nan"))
+        self.add("as written", None)
         for prices in self.prices:
             prices.price_roughly()
         self._correct()
@@ -261,11 +289,11 @@ class _Search:
             name=self.problem.name,
         )
 
-    def _add(
+    def add(
         self,
         name: str,
         actions: Mapping[str, tuple[Action, ...]] | None,
-        predicted: float,
+        predicted: float = _UNKNOWN,
     ) -> Row:
         """Compiles a whole program, unless it has been."""
         key = None if actions is None else tuple(sorted(actions.items()))
@@ -285,7 +313,7 @@ class _Search:
         full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
         predicted = policies.predict_bytes(self.menus(), full)
         actions = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
-        row = self._add(_summary(full), actions, predicted)
+        row = self.add(_summary(full), actions, predicted)
         for prices in self.prices:
             prices.correction = row.bytes - predicted
 
@@ -374,7 +402,7 @@ class _Search:
         for unit, runs in choice.counts.items():
             by_name = {c.name: c.action for c in self.candidates[unit]}
             actions[unit] = tuple(by_name[name] for name, n in runs for _ in range(n))
-        return self._add(_summary(choice.counts), actions, choice.bytes)
+        return self.add(_summary(choice.counts), actions, choice.bytes)
 
     def _best(self) -> Row:
         """The fastest row that fits, or else the smallest."""
@@ -398,3 +426,31 @@ def _held_by(m: Measurement) -> str:
     return ", ".join(
         f"{'/'.join(filter(None, key))} {format_bytes(size)}" for key, size in parts
     )
+
+
+@print_noun.register
+def _(noun: Fit, console: Console) -> None:
+    plan, best = noun.plan, noun.measurement
+    table = new_table("program", "bytes", "predicted", "step", "fits", "")
+    for row in sorted(noun.rows, key=lambda r: r.time_us):
+        chosen = row.measurement is best
+        table.add_row(
+            Text(row.name),
+            format_bytes(row.bytes),
+            format_bytes(row.predicted_bytes) if row.plan else "",
+            format_us(row.time_us),
+            "yes" if row.bytes <= (plan.budget_bytes or 0) else "no",
+            "chosen" if chosen else "",
+            style="bold" if chosen else "",
+        )
+    console.print(table)
+    console.print()
+    if not plan.fits:
+        console.print(Text(_sentence(plan)))
+    gap = 100 * (best.time.step_us / noun.bound_us - 1) if noun.bound_us > 0 else 0.0
+    console.print(
+        f"at most {gap:.1f} % slower than any mix of these candidates; "
+        f"{noun.num_compiles} programs compiled or read from the cache"
+    )
+    for unit in plan.units:
+        console.print(Text(str(unit)))

@@ -1,19 +1,20 @@
 """load: from the name a person writes on the command line to a Problem."""
 
+import ast
 import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from revremat._errors import UserError
 from revremat._problem import Problem
-from revremat.xla import Target
+from revremat.xla import Target, request_cpu_devices, target
 
 FORM = "'package.module:problem' or 'path/to/file.py:problem'"
 
@@ -22,13 +23,13 @@ class ProgramError(UserError):
     """The user's own program raised; the message is its own traceback."""
 
 
-def load(program: str, target: Target, overrides: dict[str, Any]) -> Problem:
-    """The problem that `program` names, made for `target`.
+def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:
+    """The problem that `program` names, made for `machine`.
 
     Args:
       program: `package.module:function` or `file.py:function`; the function is called
         as `function(target, **overrides)` and returns a `Problem`.
-      target: What it will be compiled for.
+      machine: What it will be compiled for.
       overrides: More arguments for the function.
 
     Returns:
@@ -48,7 +49,7 @@ def load(program: str, target: Target, overrides: dict[str, Any]) -> Problem:
         has = f"it has {', '.join(callables)}" if callables else "it has none"
         raise UserError(f"{place} has no function {function_name!r}: {has}")
     with users_errors(f"{program} raised while making its problem"):
-        problem = function(target, **overrides)
+        problem = function(machine, **overrides)
     if not isinstance(problem, Problem):
         raise UserError(
             f"{program} returned {type(problem).__name__}, not a revremat.Problem: "
@@ -136,6 +137,26 @@ def users_errors(doing: str) -> Iterator[None]:
         reason = "".join(traceback.format_exception_only(error)).strip()
         reason = reason.split("\n--------------------\n")[0]
         raise ProgramError(f"{doing}:\n{text}{reason}") from None
+
+
+def start_targets(specs: Sequence[str]) -> list[Target]:
+    """The targets, with as many CPU devices as any of them needs."""
+    found = [target(spec) for spec in specs if spec != "local"]
+    cpus = [t.num_devices for t in found if t.platform == "cpu"]
+    if cpus:
+        request_cpu_devices(max(cpus))
+    return [target(spec) for spec in specs]
+
+
+def read_override(text: str) -> tuple[str, Any]:
+    """One `name=value` of the command line; values are Python literals, or text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UserError(f"--set {text!r} sets nothing: write --set name=value")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def _hidden_places() -> tuple[str, ...]:

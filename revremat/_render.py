@@ -3,11 +3,13 @@
 import functools
 import io
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,8 +17,10 @@ from rich.text import Text
 from revremat._bytes import format_bytes, format_us
 from revremat._errors import UserError
 from revremat._files import write_text
+from revremat._graph import Graph
 from revremat._measurement import PHASES, Buffer, Measurement
 from revremat._page import page
+from revremat._plan import Plan
 
 WIDTH = 100
 
@@ -44,7 +48,7 @@ def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
         highlight=False,
         legacy_windows=False,
     )
-    _print(noun, console)
+    print_noun(noun, console)
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
@@ -78,12 +82,24 @@ def write(noun: Any, path: str | Path) -> Path:
     return write_text(path, text)
 
 
+_NUMBERS = ("bytes", "predicted", "step")
+
+
+def new_table(*columns: str) -> Table:
+    """A table in the style of all reports; numbers are aligned on the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left")
+    return table
+
+
 @functools.singledispatch
-def _print(noun: Any, console: Console) -> None:
+def print_noun(noun: Any, console: Console) -> None:
+    """Prints one kind of noun; more kinds are registered where they are defined."""
     raise UserError(f"nothing is known about how to print a {type(noun).__name__}")
 
 
-@_print.register
+@print_noun.register
 def _(noun: Measurement, console: Console) -> None:
     memory = noun.memory
     devices = f"{noun.num_devices} device{'s' * (noun.num_devices > 1)}"
@@ -100,11 +116,13 @@ def _(noun: Measurement, console: Console) -> None:
         _line(console, f"{format_bytes(memory.host_bytes)} on its host", "offloaded")
     _line(console, _verdict(noun), _of_the_card(noun))
     time = noun.time
-    parts = [f"compute {format_us(time.compute_us)}"]
+    recompute = ""
     if time.recompute_us:
-        hidden = f" ({format_us(time.hidden_recompute_us)} hidden)"
-        shown = hidden if time.hidden_recompute_us else ""
-        parts.append(f"of it recompute {format_us(time.recompute_us)}{shown}")
+        hidden = f", {format_us(time.hidden_recompute_us)} of it hidden"
+        recompute = f" ({format_us(time.recompute_us)} recompute" + (
+            f"{hidden})" if time.hidden_recompute_us else ")"
+        )
+    parts = [f"compute {format_us(time.compute_us)}{recompute}"]
     if time.collective_us:
         parts.append(
             f"collectives {format_us(time.collective_us)} "
@@ -124,24 +142,20 @@ def _(noun: Measurement, console: Console) -> None:
         console.print(_largest(memory.buffers))
         console.print()
     for note in (f"time is an estimate with {basis} factors", *noun.notes):
-        console.print(Text(f"- {note}", style="dim"))
+        _note(console, note)
 
 
-@_print.register(list)
-@_print.register(tuple)
+@print_noun.register(list)
+@print_noun.register(tuple)
 def _(noun: Sequence[Measurement], console: Console) -> None:
+    programs = dict.fromkeys(m.program for m in noun)
+    _line(console, ", ".join(programs), f"on {len(noun)} targets")
+    console.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name, justify in (
-        ("target", "left"),
-        ("device", "left"),
-        ("fits", "left"),
-        ("bytes", "right"),
-        ("reserve", "right"),
-        ("headroom", "right"),
-        ("step", "right"),
-        ("collectives exposed", "right"),
-    ):
-        table.add_column(name, justify=justify)  # pyright: ignore[reportArgumentType]
+    for name in ("target", "device", "fits"):
+        table.add_column(name)
+    for name in ("bytes", "reserve", "headroom", "step", "exposed"):
+        table.add_column(name, justify="right", no_wrap=True)
     for m in noun:
         table.add_row(
             m.target,
@@ -155,6 +169,12 @@ def _(noun: Sequence[Measurement], console: Console) -> None:
             style="" if m.fits else "red",
         )
     console.print(table)
+    console.print()
+    for note in (
+        "bytes are per device; headroom is what the step and the reserve leave of it",
+        "exposed: how long of an estimated step the device only waits for others",
+    ):
+        _note(console, note)
 
 
 def render_targets(rows: Sequence[tuple[Any, str]], *, color: bool = False) -> str:
@@ -186,13 +206,25 @@ def render_targets(rows: Sequence[tuple[Any, str]], *, color: bool = False) -> s
     )
 
 
-@_print.register
+@print_noun.register(Graph)
+@print_noun.register(Plan)
+def _(noun: Graph | Plan, console: Console) -> None:
+    console.print(Text(str(noun)))
+
+
+@print_noun.register
 def _(noun: Table, console: Console) -> None:
     console.print(noun)
 
 
 def _line(console: Console, head: str, rest: str) -> None:
-    console.print(Text.assemble((head, "bold"), "  ", rest))
+    fits = cell_len(head) + 2 + cell_len(rest) <= console.width
+    console.print(Text.assemble((head, "bold"), "  " if fits else "\n  ", rest))
+
+
+def _note(console: Console, note: str) -> None:
+    indented = textwrap.fill(f"- {note}", console.width, subsequent_indent="  ")
+    console.print(Text(indented, style="dim"))
 
 
 def _verdict(noun: Measurement) -> str:

@@ -1,0 +1,125 @@
+"""The commands that decide: `revremat search` and `revremat compare`."""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from revremat._bytes import format_bytes, format_us, parse_bytes
+from revremat._errors import UserError
+from revremat._fit import Fit, Row, fit, presets
+from revremat._fit import Progress as Report
+from revremat._load import load, read_override, start_targets, users_errors
+from revremat._problem import Problem
+from revremat._render import new_table, render
+from revremat.xla import Target
+
+
+@dataclass(frozen=True)
+class Search:
+    """Finds a plan that stays within a budget, proven by the target's compiler.
+
+    PROGRAM is `package.module:problem` or `file.py:problem`, as for `report`. Exit code
+    1 when no plan fits; the smallest one is written all the same.
+    """
+
+    program: Annotated[str, tyro.conf.Positional]
+    """What to fit."""
+    budget: str
+    """Bytes on each device: `60GiB`, or `75%` of what is usable."""
+    target: str = "local"
+    """Where it will run: `local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`."""
+    out: Path | None = None
+    """Write the plan to this file, for `rr.Plan.load`."""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
+
+    def run(self) -> int:
+        target, problem = _load(self.program, self.target, self.set)
+        parse_bytes(self.budget, usable_bytes=target.usable_bytes)
+        if self.out is not None and not self.out.resolve().parent.is_dir():
+            raise UserError(f"there is no folder {str(self.out.parent)!r} for --out")
+        with _reporting(f"search {self.program} on {target}") as progress:
+            found = fit(problem, budget=self.budget, target=target, progress=progress)
+        sys.stdout.write(render(found, color=sys.stdout.isatty()))
+        if self.out is not None:
+            found.plan.save(self.out)
+            print(f"plan written to {self.out}")
+        return 0 if found.plan.fits else 1
+
+
+@dataclass(frozen=True)
+class Compare:
+    """The program as written, under every preset, and under searched plans.
+
+    PROGRAM is `package.module:problem` or `file.py:problem`, as for `report`.
+    """
+
+    program: Annotated[str, tyro.conf.Positional]
+    """What to compare."""
+    budget: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Search for a plan within these bytes, too: `60GiB`, `75%`; may be repeated."""
+    target: str = "local"
+    """Where it will run: `local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`."""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
+
+    def run(self) -> int:
+        target, problem = _load(self.program, self.target, self.set)
+        for budget in self.budget:
+            parse_bytes(budget, usable_bytes=target.usable_bytes)
+        with _reporting(f"compare {self.program} on {target}") as progress:
+            rows = list(presets(problem, target=target, progress=progress))
+            for budget in self.budget:
+                found = fit(problem, budget=budget, target=target, progress=progress)
+                rows.append(_searched(found, budget))
+        table = new_table("program", "bytes", "step", "fits the card")
+        for row in rows:
+            table.add_row(
+                Text(row.name),
+                format_bytes(row.bytes),
+                format_us(row.time_us),
+                "yes" if row.measurement.fits else "no",
+            )
+        sys.stdout.write(render(table, color=sys.stdout.isatty()))
+        return 0
+
+
+def _searched(found: Fit, budget: str) -> Row:
+    (row,) = (r for r in found.rows if r.measurement is found.measurement)
+    verdict = "" if found.plan.fits else " (does not fit)"
+    return dataclasses.replace(row, name=f"searched, {budget}{verdict}: {row.name}")
+
+
+def _load(program: str, spec: str, texts: tuple[str, ...]) -> tuple[Target, Problem]:
+    (target,) = start_targets([spec])
+    problem = load(program, target, dict(read_override(text) for text in texts))
+    return target, dataclasses.replace(problem, name=problem.name or program)
+
+
+@contextlib.contextmanager
+def _reporting(title: str) -> Iterator[Report]:
+    """Shows on stderr what is compiled, how many are done and how long it has taken."""
+    bar = Progress(
+        TextColumn("{task.completed}/{task.total}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with users_errors(f"{title} failed"), bar:
+        task = bar.add_task(title, total=None)
+
+        def report(name: str, done: int, total: int) -> None:
+            bar.update(task, description=name, completed=done, total=total)
+
+        yield report
