@@ -111,7 +111,7 @@ def choose(
     cost[size:] += 1e-4 * scale
     constraints = [
         *rows.layers(),
-        rows.link(pure),
+        *rows.link(pure),
         rows.peaks(budget_bytes),
         LinearConstraint(
             np.append([p.host_bytes for p in rows.prices], np.zeros(size)),
@@ -172,10 +172,16 @@ class _Rows:
             found.append(LinearConstraint(row, menu.num_layers, menu.num_layers))
         return found
 
-    def link(self, pure: bool) -> LinearConstraint:
-        """No layers of a candidate that is not used; if pure, all or none."""
-        matrix = np.hstack([np.eye(self.size), -np.diag(np.array(self.most, float))])
-        return LinearConstraint(matrix, 0.0 if pure else -np.inf, 0.0)
+    def link(self, pure: bool) -> list[LinearConstraint]:
+        """A candidate is used if it has layers, and only then; if pure, all of them."""
+        layers, used = np.eye(self.size), np.eye(self.size)
+        most = np.array(self.most, float)
+        return [
+            LinearConstraint(
+                np.hstack([layers, -used * most]), 0.0 if pure else -np.inf, 0.0
+            ),
+            LinearConstraint(np.hstack([layers, -used]), 0.0, np.inf),
+        ]
 
     def peaks(self, budget: float) -> LinearConstraint:
         kept = np.array([p.kept_bytes for p in self.prices])
@@ -183,8 +189,9 @@ class _Rows:
         loose = float(sum(k * n for k, n in zip(kept, self.most, strict=True)))
         loose += float(base.max())
         before = np.tril(np.ones((self.size, self.size))) * kept
-        matrix = np.hstack([before, np.diag(base + loose)]) / 2**20
-        return LinearConstraint(matrix, ub=(budget + loose) / 2**20)
+        scale = max(1.0, loose)  # the solver's tolerances are for numbers around 1
+        matrix = np.hstack([before, np.diag(base + loose)]) / scale
+        return LinearConstraint(matrix, ub=(budget + loose) / scale)
 
     def without(self, support: frozenset[tuple[str, str]]) -> LinearConstraint:
         used = [(unit, price.name) in support for unit, price in self.entries]

@@ -1,0 +1,132 @@
+"""The chosen mix is the fastest one within the budget: against all mixes there are."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from revremat.policies import Menu, Price, choose, predict_bytes
+
+prices = st.builds(
+    Price,
+    name=st.just(""),
+    kept_bytes=st.integers(0, 50).map(float),
+    base_bytes=st.integers(0, 100).map(float),
+    host_bytes=st.integers(0, 5).map(float),
+    time_us=st.integers(1, 100).map(float),
+)
+
+
+@st.composite
+def menus(draw):
+    found = []
+    for unit in range(draw(st.integers(1, 2))):
+        drawn = draw(st.lists(prices, min_size=1, max_size=3))
+        named = [
+            Price(f"c{k}", p.kept_bytes, p.base_bytes, p.host_bytes, p.time_us)
+            for k, p in enumerate(drawn)
+        ]
+        found.append(Menu(f"u{unit}", draw(st.integers(1, 4)), tuple(named)))
+    return found
+
+
+def mixes(menu):
+    """Every count of layers per candidate, those that keep least running first."""
+    ordered = sorted(menu.prices, key=lambda p: (p.kept_bytes, p.name))
+    for counts in itertools.product(
+        range(menu.num_layers + 1), repeat=len(menu.prices)
+    ):
+        if sum(counts) == menu.num_layers:
+            yield tuple((p.name, n) for p, n in zip(ordered, counts, strict=True) if n)
+
+
+def brute_force(menus, budget, host_budget=math.inf):
+    best = None
+    for parts in itertools.product(*(list(mixes(m)) for m in menus)):
+        counts = {m.unit: part for m, part in zip(menus, parts, strict=True)}
+        lookup = {m.unit: {p.name: p for p in m.prices} for m in menus}
+        rows = [(lookup[u][name], n) for u, part in counts.items() for name, n in part]
+        host = sum(p.host_bytes * n for p, n in rows)
+        if predict_bytes(menus, counts) <= budget and host <= host_budget:
+            time = sum(p.time_us * n for p, n in rows)
+            best = time if best is None else min(best, time)
+    return best
+
+
+@settings(max_examples=150, deadline=None)
+@given(menus(), st.integers(0, 500), st.integers(0, 20))
+def test_the_choice_is_the_fastest_of_all_mixes(menus, budget, host_budget):
+    best = brute_force(menus, budget, host_budget)
+    found = choose(menus, budget, host_budget_bytes=host_budget)
+    if best is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.bytes <= budget + 1e-6
+    assert found.host_bytes <= host_budget + 1e-6
+    # Equal up to what is given away for fewer different candidates.
+    assert found.time_us <= best * (1 + 1e-3) + 1e-2 * len(menus)
+    assert found.bound_us <= best + 1e-1
+
+
+@settings(max_examples=50, deadline=None)
+@given(menus(), st.integers(100, 500))
+def test_a_pure_choice_gives_all_layers_of_a_unit_one_action(menus, budget):
+    found = choose(menus, budget, pure=True)
+    if found is not None:
+        assert all(len(runs) == 1 for runs in found.counts.values())
+        mixed = choose(menus, budget)
+        assert mixed is not None
+        assert mixed.time_us <= found.time_us * (1 + 1e-3) + 1e-2 * len(menus)
+
+
+@settings(max_examples=50, deadline=None)
+@given(menus(), st.integers(100, 500))
+def test_an_excluded_mix_does_not_come_again(menus, budget):
+    seen = []
+    for _ in range(3):
+        found = choose(menus, budget, excluding=seen)
+        if found is None:
+            return
+        assert found.support not in seen
+        seen.append(found.support)
+
+
+@settings(max_examples=50, deadline=None)
+@given(menus(), st.integers(50, 400), st.integers(1, 200))
+def test_more_memory_is_never_slower(menus, budget, more):
+    small, large = choose(menus, budget), choose(menus, budget + more)
+    if small is not None:
+        assert large is not None
+        assert large.time_us <= small.time_us * (1 + 1e-3) + 1e-2 * len(menus)
+
+
+def test_what_keeps_least_runs_first():
+    save = Price("save", 10.0, 0.0, 0.0, 1.0)
+    rebuild = Price("rebuild", 1.0, 30.0, 0.0, 2.0)
+    found = choose([Menu("u", 4, (save, rebuild))], 45.0)
+    # All four kept need 40; rebuilding needs 30 beside what is still kept.
+    assert found is not None
+    assert found.counts["u"] == (("save", 4),)
+    tight = choose([Menu("u", 4, (save, rebuild))], 33.0)
+    assert tight is not None
+    # While the first layers are rebuilt, the saved ones above are gone.
+    assert tight.counts["u"] == (("rebuild", 1), ("save", 3))
+    assert tight.bytes == 31.0
+
+
+def test_ninety_six_layers_and_twelve_candidates_take_moments():
+    menu = Menu(
+        "u",
+        96,
+        tuple(
+            Price(f"c{k}", 1e9 / (k + 1), 2e10 + 1e8 * k, 0.0, 900.0 + 40.0 * k)
+            for k in range(12)
+        ),
+    )
+    found = choose([menu], 6e10)
+    assert found is not None
+    assert found.bytes <= 6e10
+    assert found.time_us == pytest.approx(found.bound_us, rel=0.01)
