@@ -11,7 +11,7 @@ import tyro
 from revremat import xla
 from revremat._cli_search import Compare, Search
 from revremat._errors import UserError
-from revremat._files import write_text
+from revremat._files import check_place, write_text
 from revremat._load import (
     ProgramError,
     load,
@@ -56,6 +56,7 @@ class Report:
     """Growth that the lock lets pass, as a share."""
 
     def run(self) -> int:
+        self._check_places()
         found = self._measure()
         _out(found[0] if len(found) == 1 else found)
         for path in filter(None, (self.json, self.html)):
@@ -66,6 +67,18 @@ class Report:
         for sentence in grown:
             print(f"revremat: {sentence}", file=sys.stderr)
         return FAILED if grown else 0
+
+    def _check_places(self) -> None:
+        """Before anything is compiled: could the results be written at all?"""
+        for path, suffix in ((self.json, ".json"), (self.html, ".html")):
+            if path is not None and path.suffix != suffix:
+                raise UserError(f"cannot write {str(path)!r}: write *{suffix}")
+        for path in filter(None, (self.json, self.html, self.lock)):
+            check_place(path)
+        if not 0 <= self.tolerance < float("inf"):
+            raise UserError(
+                f"a tolerance of {self.tolerance} is no share: write one such as 0.01"
+            )
 
     def _measure(self) -> list[Measurement]:
         targets = start_targets(self.target or ("local",))

@@ -1,5 +1,6 @@
 """Files: written whole or not at all."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -36,3 +37,19 @@ def write_text(path: str | Path, text: str) -> Path:
     except OSError as error:
         raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from None
     return path
+
+
+def check_place(path: str | Path) -> None:
+    """Finds out early whether `write_text` could write here.
+
+    Raises:
+      UserError: As `write_text` would; nothing is left behind.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "Is a directory")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from None

@@ -9,16 +9,8 @@ import jinja2
 from revremat._bytes import format_bytes, format_us
 from revremat._measurement import PHASES, Measurement
 
-COLORS = {
-    "argument": "#4c6a92",
-    "forward": "#3d9970",
-    "recompute": "#e0a030",
-    "backward": "#c8553d",
-    "update": "#7b5ea7",
-    "output": "#5fa8d3",
-    "constant": "#9a9a9a",
-    "holes": "#dddddd",
-}
+_MOST_MODULES = 40
+_MOST_BUFFERS = 150
 
 
 def page(measurements: Measurement | Sequence[Measurement]) -> str:
@@ -33,69 +25,95 @@ def page(measurements: Measurement | Sequence[Measurement]) -> str:
     if isinstance(measurements, Measurement):
         measurements = [measurements]
     template = resources.files("revremat").joinpath("templates", "report.html")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters["bytes"] = format_bytes
     environment.filters["us"] = format_us
     return environment.from_string(template.read_text()).render(
-        reports=[_report(m) for m in measurements], colors=COLORS
+        reports=[_report(m) for m in measurements],
+        longest_us=max(m.time.step_us for m in measurements),
     )
 
 
 def _report(m: Measurement) -> dict[str, Any]:
-    memory, total = m.memory, max(1, m.memory.total_bytes)
-    scale = max(total, m.usable_bytes)
-    parts = []
-    for phase in PHASES:
-        found = memory.where(phase=phase)
-        if found.bytes:
-            parts.append({"phase": phase, "bytes": found.bytes, "count": len(found)})
-    if memory.fragmentation_bytes:
-        parts.append(
-            {"phase": "holes", "bytes": memory.fragmentation_bytes, "count": 0}
-        )
-    at = 0.0
+    """What the template shows of one measurement; widths are percentages."""
+    memory, time = m.memory, m.time
+    parts = [
+        {"phase": phase, "bytes": memory.where(phase=phase).bytes} for phase in PHASES
+    ]
+    if not memory.buffers:
+        parts = [{"phase": "step", "bytes": memory.total_bytes}]
+    parts.append({"phase": "holes", "bytes": memory.fragmentation_bytes})
+    parts = [part for part in parts if part["bytes"]]
+    used = sum(part["bytes"] for part in parts)
+    scale = max(1, m.device_bytes, used + m.reserve_bytes)
     for part in parts:
         part["width"] = 100 * part["bytes"] / scale
-        part["at"] = at
-        at += part["width"]
-    modules: dict[tuple[str, str], int] = {}
-    for b in memory.where():
-        key = (b.phase, b.scope or "(unnamed)")
-        modules[key] = modules.get(key, 0) + b.bytes
-    rows = sorted(modules.items(), key=lambda item: -item[1])
-    time = m.time
+        part["told"] = part["bytes"] >= 0.001 * used
     return {
         "m": m,
         "parts": parts,
-        "limit": 100 * max(0, m.usable_bytes) / scale,
-        "modules": [
-            {"phase": p, "scope": s, "bytes": size, "share": 100 * size / total}
-            for (p, s), size in rows[:60]
-        ],
+        "free": 100 * max(0, m.device_bytes - m.reserve_bytes - used) / scale,
+        "reserve": 100 * m.reserve_bytes / scale,
+        "end": 100 * m.device_bytes / scale,
+        "modules": _modules(m),
         "buffers": [
             {
-                "bytes": b.bytes,
-                "share": 100 * b.bytes / total,
-                "array": f"{b.dtype}[{', '.join(map(str, b.shape))}]",
-                "phase": b.phase,
-                "scope": b.scope,
-                "op": b.op,
-                "source": b.source,
-                "space": b.space,
+                "noun": b,
+                "array": f"{b.dtype}[{', '.join(map(str, b.shape))}]"
+                if b.dtype
+                else "",
             }
-            for b in memory.buffers[:200]
+            for b in memory.buffers[:_MOST_BUFFERS]
         ],
-        "times": [
-            (name, us)
-            for name, us in (
-                ("compute", time.compute_us),
-                ("of it recompute", time.recompute_us),
-                ("recompute hidden under collectives", time.hidden_recompute_us),
-                ("collectives", time.collective_us),
-                ("collectives exposed", time.exposed_collective_us),
-                ("transfers", time.transfer_us),
-                ("transfers exposed", time.exposed_transfer_us),
-            )
-            if us
-        ],
+        "num_buffers": len(memory.buffers),
+        "times": _times(m),
+        "rate": time.flops / time.step_us * 1e-6 if time.step_us else 0.0,
     }
+
+
+def _modules(m: Measurement) -> list[dict[str, Any]]:
+    rows = [
+        {"phase": phase, "scope": module, "bytes": size}
+        for (phase, module), size in m.memory.by("phase", "module").items()
+    ]
+    shown, rest = rows[:_MOST_MODULES], rows[_MOST_MODULES:]
+    if rest:
+        size = sum(row["bytes"] for row in rest)
+        shown.append({"phase": "", "scope": f"{len(rest)} smaller", "bytes": size})
+    largest = max((row["bytes"] for row in shown), default=1)
+    for row in shown:
+        row["width"] = 100 * row["bytes"] / max(1, largest)
+        row["share"] = 100 * row["bytes"] / max(1, m.memory.total_bytes)
+    return shown
+
+
+def _times(m: Measurement) -> list[dict[str, Any]]:
+    """Rows of the time table: of each stream, how much is waited for."""
+    t = m.time
+    rows = [
+        ("compute", t.compute_us, t.compute_us, ""),
+        ("of it recompute", t.recompute_us, t.recompute_us - t.hidden_recompute_us, ""),
+        ("collectives", t.collective_us, t.exposed_collective_us, "exposed"),
+        ("host transfers", t.transfer_us, t.exposed_transfer_us, "exposed"),
+    ]
+    scale = max(1e-9, t.step_us, *(us for _, us, _, _ in rows))
+    return [
+        {
+            "name": name,
+            "us": us,
+            "solid": 100 * solid / scale,
+            "light": 100 * (us - solid) / scale,
+            "note": f"{format_us(solid)} {word}"
+            if word
+            else f"{format_us(us - solid)} hidden"
+            if us > solid
+            else "",
+        }
+        for name, us, solid, word in rows
+        if us
+    ]

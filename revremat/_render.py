@@ -17,10 +17,8 @@ from rich.text import Text
 from revremat._bytes import format_bytes, format_us
 from revremat._errors import UserError
 from revremat._files import write_text
-from revremat._graph import Graph
 from revremat._measurement import PHASES, Buffer, Measurement
 from revremat._page import page
-from revremat._plan import Plan
 
 WIDTH = 100
 
@@ -118,7 +116,7 @@ def _(noun: Measurement, console: Console) -> None:
     time = noun.time
     recompute = ""
     if time.recompute_us:
-        hidden = f", {format_us(time.hidden_recompute_us)} of it hidden"
+        hidden = f", {format_us(time.hidden_recompute_us)} hidden"
         recompute = f" ({format_us(time.recompute_us)} recompute" + (
             f"{hidden})" if time.hidden_recompute_us else ")"
         )
@@ -190,26 +188,27 @@ def render_targets(rows: Sequence[tuple[Any, str]], *, color: bool = False) -> s
     for name in ("memory", "reserve"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("a run needs", no_wrap=True)
-    table.add_column("missing")
+    table.add_column("ready", no_wrap=True)
+    lacking: dict[str, list[str]] = {}
     for target, missing in rows:
+        if missing:
+            lacking.setdefault(missing, []).append(target.spec)
         table.add_row(
             target.spec,
             target.card.name,
             format_bytes(target.memory_bytes),
             format_bytes(target.reserve_bytes) + "*" * target.card.measured,
             " ".join(f"{k}={v}" for k, v in target.environment.items()),
-            Text(missing or "nothing"),
+            "no" if missing else "yes",
         )
-    text = render(table, width=120, color=color)
-    return (
-        text + "bytes are per device; * measured on such a card, the others defaults\n"
+    lines = [render(table, color=color)]
+    for missing, specs in lacking.items():
+        sentence = f"- to use {', '.join(specs)}: {missing}"
+        lines.append(_fill(sentence, WIDTH))
+    lines.append(
+        "- bytes are per device; * measured on such a card, the others defaults"
     )
-
-
-@print_noun.register(Graph)
-@print_noun.register(Plan)
-def _(noun: Graph | Plan, console: Console) -> None:
-    console.print(Text(str(noun)))
+    return "\n".join(lines) + "\n"
 
 
 @print_noun.register
@@ -218,13 +217,20 @@ def _(noun: Table, console: Console) -> None:
 
 
 def _line(console: Console, head: str, rest: str) -> None:
-    fits = cell_len(head) + 2 + cell_len(rest) <= console.width
-    console.print(Text.assemble((head, "bold"), "  " if fits else "\n  ", rest))
+    if cell_len(head) + 2 + cell_len(rest) <= console.width:
+        console.print(Text.assemble((head, "bold"), "  ", rest))
+        return
+    console.print(Text(head, style="bold"))
+    console.print(Text(textwrap.indent(textwrap.fill(rest, console.width - 2), "  ")))
 
 
 def _note(console: Console, note: str) -> None:
-    indented = textwrap.fill(f"- {note}", console.width, subsequent_indent="  ")
-    console.print(Text(indented, style="dim"))
+    console.print(Text(_fill(f"- {note}", console.width), style="dim"))
+
+
+def _fill(text: str, width: int) -> str:
+    # A command to copy must not be broken at its hyphens.
+    return textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _verdict(noun: Measurement) -> str:

@@ -115,7 +115,8 @@ class Target:
         known = math.prod(size for size in sizes.values() if size != -1)
         if len(open_axes) == 1 and known > 0 and self.num_devices % known == 0:
             sizes[open_axes[0]] = self.num_devices // known
-        if math.prod(sizes.values()) != self.num_devices or min(sizes.values(), default=1) < 1:
+        allowed = all(size >= 1 for size in sizes.values())
+        if not allowed or math.prod(sizes.values()) != self.num_devices:
             wrote = ", ".join(f"{name}: {size}" for name, size in axes.items())
             raise UserError(
                 f"the mesh {{{wrote}}} has {math.prod(axes.values())} devices but "

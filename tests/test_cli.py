@@ -1,0 +1,315 @@
+"""The command line: what it prints, what it writes, and what it says when it cannot."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import revremat as rr
+from revremat import xla
+from revremat._cli import main
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+import revremat as rr
+from jax.sharding import PartitionSpec as P
+
+def problem(target, width=64, depth=3):
+    ws = jax.ShapeDtypeStruct((depth, width, width), jnp.float32)
+    x = jax.ShapeDtypeStruct((256, width), jnp.float32)
+
+    def loss(ws, x):
+        layer = lambda x, w: (jnp.tanh(x @ w), None)
+        return jnp.sum(jax.lax.scan(layer, x, ws)[0])
+
+    return rr.Problem(loss=loss, specs=(ws, x), name="small")
+
+def does_not_trace(target):
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    return rr.Problem(loss=lambda x: jnp.sum(x @ jnp.ones(3)), specs=(x,))
+
+def returns_a_loss(target):
+    return lambda x: x
+
+def wrong_mesh(target):
+    target.mesh({"data": 3})
+
+def another_mesh(target):
+    mesh = rr.target("cpu:2").mesh({"data": 2})
+    sharding = jax.sharding.NamedSharding(mesh, P("data"))
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32, sharding=sharding)
+    return rr.Problem(loss=jnp.sum, specs=(x,))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a program in it, to stand in."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("program", None)
+
+
+def files(folder):
+    return {p.name for p in folder.iterdir()} - {"program.py", "__pycache__"}
+
+
+def run(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    try:
+        code = main(arguments)
+    except SystemExit as stop:  # the parser's own
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("target", ["local", "cpu:1", "h100:1", "h100:8"])
+def test_report_says_what_a_step_takes(folder, capsys, target):
+    code, out, err = run(capsys, "report", "program.py:problem", "--target", target)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"small on {target}  (")
+    for part in ("on each device", "to spare", "reserve", "alive at the peak", "step"):
+        assert part in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert files(folder) == set()
+
+
+def test_report_of_several_targets_is_one_row_each(folder, capsys):
+    targets = ("h100:8", "a100:8", "cpu:1")
+    flags = [word for target in targets for word in ("--target", target)]
+    code, out, err = run(capsys, "report", "program.py:problem", *flags)
+    assert (code, err) == (0, "")
+    rows = [line.split()[0] for line in out.splitlines() if " yes " in line]
+    assert rows == list(targets)
+
+
+def test_arguments_of_the_problem_are_set_by_name(folder, capsys):
+    sizes = []
+    for width in (64, 128):
+        arguments = ["--set", f"width={width}", "--set", "depth=2", "--json", "m.json"]
+        assert run(capsys, "report", "program.py:problem", *arguments)[0] == 0
+        sizes.append(json.loads((folder / "m.json").read_text()))
+    for width, found in zip((64, 128), sizes, strict=True):
+        assert found["memory"]["argument_bytes"] == 4 * (2 * width**2 + 256 * width)
+
+
+def test_report_is_written_as_json_and_as_a_page(folder, capsys):
+    arguments = ["--json", "m.json", "--html", "m.html", "--target", "h100:1"]
+    code, _, err = run(capsys, "report", "program.py:problem", *arguments)
+    assert (code, err) == (0, "")
+    m = rr.Measurement.from_json((folder / "m.json").read_text())
+    assert (
+        f'data-total-bytes="{m.memory.total_bytes}"' in (folder / "m.html").read_text()
+    )
+    assert files(folder) == {"m.json", "m.html"}
+
+
+def test_several_reports_are_a_list_in_json(folder, capsys):
+    targets = ["--target", "h100:1", "--target", "a100:1"]
+    assert run(capsys, "report", "program.py:problem", *targets, "--json", "m.json")
+    found = json.loads((folder / "m.json").read_text())
+    assert [m["target"] for m in found] == ["h100:1", "a100:1"]
+
+
+def test_a_lock_passes_until_bytes_grow(folder, capsys):
+    command = ["report", "program.py:problem", "--target", "h100:1"]
+    assert run(capsys, *command, "--lock", "memory.lock")[0] == 0
+    assert run(capsys, *command, "--check", "memory.lock")[0] == 0
+    grown = [*command, "--set", "depth=6", "--check", "memory.lock"]
+    code, out, err = run(capsys, *grown)
+    assert code == 1
+    assert out.startswith("small on h100:1")
+    assert err.startswith("revremat: small on h100:1 takes ")
+    assert "more than the lock's" in err
+    assert err.count("\n") == 1
+    assert run(capsys, *grown, "--tolerance", "5")[0] == 1  # the lock's own counts
+    assert run(capsys, *command, "--lock", "memory.lock", "--tolerance", "5")[0] == 0
+    assert run(capsys, *grown)[0] == 0
+
+
+def test_targets_are_listed_with_what_is_missing(capsys):
+    code, out, err = run(capsys, "targets")
+    assert (code, err) == (0, "")
+    keys = ["cpu:8", "v100:8", "a100:8", "a6000:8", "h100:8", "h800:8", "h200:8"]
+    keys += ["b200:8", "v5e:4x4", "v5p:2x2x1"]
+    assert max(map(len, out.splitlines())) <= 100
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert set(keys) <= lines.keys()
+    assert "XLA_CLIENT_MEM_FRACTION=0.9" in lines["h100:8"]
+    assert all(lines[key].rstrip().endswith(("yes", "no")) for key in keys)
+    assert out.count("pip install") == any(
+        lines[key].rstrip().endswith("no") for key in keys
+    )
+
+
+MISTAKES = {
+    "unknown card": (["program.py:problem", "--target", "h101:8"], "unknown card"),
+    "no number": (["program.py:problem", "--target", "h100:x"], "no number of devices"),
+    "one wrong of two": (
+        ["program.py:problem", "--target", "cpu:1", "--target", "rtx"],
+        "unknown card 'rtx'",
+    ),
+    "no program": (["program.py", "--target", "cpu:1"], "names no program: write"),
+    "no file": (["absent.py:problem", "--target", "cpu:1"], "there is no file"),
+    "no module": (["absent.here:problem", "--target", "cpu:1"], "there is no module"),
+    "no function": (["program.py:main", "--target", "cpu:1"], "no function 'main'"),
+    "wrong return": (
+        ["program.py:returns_a_loss", "--target", "cpu:1"],
+        "returned function, not a revremat.Problem",
+    ),
+    "wrong mesh": (
+        ["program.py:wrong_mesh", "--target", "h100:8"],
+        "the mesh {data: 3} has 3 devices but h100:8 has 8",
+    ),
+    "another mesh": (
+        ["program.py:another_mesh", "--target", "h100:8"],
+        "lies on a mesh {data: 2} of 2 devices but h100:8 has 8",
+    ),
+    "nothing set": (["program.py:problem", "--set", "width"], "--set 'width' sets"),
+    "no such folder": (
+        ["program.py:problem", "--target", "cpu:1", "--json", "absent/m.json"],
+        "cannot write 'absent/m.json': No such file or directory",
+    ),
+    "a file as folder": (
+        ["program.py:problem", "--target", "cpu:1", "--html", "program.py/m.html"],
+        "cannot write 'program.py/m.html': Not a directory",
+    ),
+    "wrong suffix": (
+        ["program.py:problem", "--target", "cpu:1", "--json", "m.jsn"],
+        "cannot write 'm.jsn': write *.json",
+    ),
+    "suffix of another": (
+        ["program.py:problem", "--target", "cpu:1", "--json", "m.html"],
+        "cannot write 'm.html': write *.json",
+    ),
+    "no lock": (
+        ["program.py:problem", "--target", "cpu:1", "--check", "absent.lock"],
+        "cannot read the lock 'absent.lock'",
+    ),
+    "no tolerance": (
+        [
+            "program.py:problem",
+            "--target",
+            "cpu:1",
+            "--lock",
+            "m.lock",
+            "--tolerance",
+            "-1",
+        ],
+        "a tolerance of -1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_sentence_and_nothing_is_written(folder, capsys, name):
+    arguments, says = MISTAKES[name]
+    code, _, err = run(capsys, "report", *arguments)
+    assert code == 2
+    assert err.startswith("revremat: ")
+    assert says in err
+    assert err.count("\n") == 1
+    assert files(folder) == set()
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["reprot"], ["report", "--colour"]])
+def test_what_is_no_command_is_told_the_commands(capsys, arguments):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_missing_wheels_are_said_in_a_sentence(folder, capsys, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if "xla_cuda13" in name else real(name, *rest),
+    )
+    arguments = ["report", "program.py:problem", "--target", "h200:5"]
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err == (
+        "revremat: target h200:5 cannot be compiled for here: "
+        "pip install 'revremat[gpu-targets]' (Linux)\n"
+    )
+    _, out, _ = run(capsys, "targets")
+    cards = ", ".join(f"{key}:8" for key in xla.GPU_CARDS)
+    sentence = f"- to use {cards}: pip install 'revremat[gpu-targets]' (Linux)"
+    assert sentence in " ".join(out.split())
+
+
+def test_a_program_that_does_not_trace_shows_its_own_traceback(folder, capsys):
+    code, out, err = run(
+        capsys, "report", "program.py:does_not_trace", "--target", "h100:1"
+    )
+    assert (code, out) == (1, "")
+    assert "does_not_trace does not compile for h100:1" in err
+    assert "jnp.sum(x @ jnp.ones(3))" in err
+    assert "dot_general requires contracting dimensions" in err
+    assert "_measure.py" not in err
+    assert "_cli.py" not in err
+    assert "site-packages" not in err
+
+
+def test_a_full_disk_leaves_the_old_file(folder, capsys, monkeypatch):
+    (folder / "m.json").write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    arguments = ["report", "program.py:problem", "--target", "cpu:1"]
+    code, _, err = run(capsys, *arguments, "--json", "m.json")
+    assert code == 2
+    assert err == "revremat: cannot write 'm.json': No space left on device\n"
+    assert (folder / "m.json").read_text() == "old"
+    assert files(folder) == {"m.json"}
+
+
+def command(folder, *arguments):
+    """As a person runs it: in a process of its own, which knows nothing of tests."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    environment["PYTHONPATH"] = str(Path(rr.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, "-m", "revremat", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_standard_error_stays_empty_with_no_device_at_hand(folder):
+    done = command(folder, "report", "program.py:problem", "--target", "h100:8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("small on h100:8")
+
+
+def test_a_mistake_in_a_process_of_its_own(folder):
+    done = command(folder, "report", "program.py:problem", "--target", "h101:8")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("revremat: unknown card 'h101': write one of v100")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_is_no_error(folder):
+    environment = os.environ | {"PYTHONPATH": str(Path(rr.__file__).parents[1])}
+    done = subprocess.run(
+        f"{sys.executable} -m revremat targets | head -1",
+        shell=True,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
