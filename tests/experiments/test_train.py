@@ -63,51 +63,58 @@ def test_a_finished_run_stays_finished(trainer, uninterrupted, tmp_path):
     assert losses(folder) == losses(uninterrupted)
 
 
-def kill_and_resume(trainer, folder: Path, kills: int, seed: int) -> list[int | None]:
-    """Kill a run at random moments, then let it end; the steps it went on from."""
+def metrics_file(folder: Path) -> int | None:
+    """Which file the metrics are in; it is replaced, never rewritten."""
+    file = folder / "metrics.jsonl"
+    return file.stat().st_ino if file.exists() else None
+
+
+def kill_and_resume(trainer, folder: Path, args: tuple, kills: int, seed: int):
+    """Kill a run at random moments, then let it end.
+
+    Returns the newest whole checkpoint at each start, None before there was one.
+    """
     chance = random.Random(seed)
-    resumed = []
+    starts = []
     for left in range(kills, -1, -1):
-        newest = max(saved_steps(folder), default=None)
-        process = trainer.start(folder)
+        starts.append(max(saved_steps(folder), default=None))
+        before = metrics_file(folder)
+        process = trainer.start(folder, *args)
         if left:
-            # Only a moment in which it has begun to train counts as one.
-            rows = len(losses(folder))
-            while process.poll() is None and len(losses(folder)) <= rows:
-                time.sleep(0.01)
-            time.sleep(chance.uniform(0, 0.4))
+            # A run begins by writing the rows it goes on from into a new file.
+            last = (starts[-1] or 0) + chance.randint(1, 20)
+            while process.poll() is None and (
+                metrics_file(folder) == before or len(losses(folder)) < last
+            ):
+                time.sleep(0.005)
+            time.sleep(chance.uniform(0, 0.1))
             process.kill()
         out, err = process.communicate(timeout=300)
-        if process.returncode == 0 and left:
-            break  # It was done before the moment came.
         assert process.returncode == (-signal.SIGKILL if left else 0), err
-        if "going on from" in out or "from the beginning" in out:
-            match = re.search(r"going on from step (\d+)", out)
-            resumed.append(int(match[1]) if match else None)
-            assert resumed[-1] == newest
-    return resumed
-
-
-def check_kills(trainer, uninterrupted, folder, kills, seed):
-    resumed = kill_and_resume(trainer, folder, kills, seed)
-    assert len(set(resumed)) > 1
-    assert losses(folder) == losses(uninterrupted)
-    assert saved_steps(folder) == [55, 60]
-    assert not list((folder / "checkpoints").glob("*tmp*"))
+        begun = f"step {starts[-1]}" if starts[-1] else "the beginning"
+        assert f"from {begun}\n" in out
+    return starts
 
 
 def test_killed_twice_the_curve_is_the_same_bit_for_bit(
     trainer, uninterrupted, tmp_path
 ):
-    check_kills(trainer, uninterrupted, tmp_path / "run", kills=2, seed=0)
+    folder = tmp_path / "run"
+    kill_and_resume(trainer, folder, (), kills=2, seed=0)
+    assert losses(folder) == losses(uninterrupted)
+    assert saved_steps(folder) == [55, 60]
+    assert not list((folder / "checkpoints").glob("*tmp*"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_ten_times_the_curve_is_the_same_bit_for_bit(
-    trainer, uninterrupted, tmp_path, seed
-):
-    check_kills(trainer, uninterrupted, tmp_path / "run", kills=10, seed=seed)
+def test_killed_ten_times_the_curve_is_the_same_bit_for_bit(trainer, tmp_path, seed):
+    args = ("--train.num-steps", "600", "--train.save-every", "7")
+    code, _, err = trainer.run(tmp_path / "whole", *args)
+    assert code == 0, err
+    starts = kill_and_resume(trainer, tmp_path / "run", args, kills=10, seed=seed)
+    assert len(set(starts)) > 5
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -297,6 +304,7 @@ def test_eight_cpu_devices_train_to_the_same_losses(trainer, uninterrupted, tmp_
     assert "the report says" in out
     for got, want in zip(losses(folder), losses(uninterrupted), strict=True):
         assert dict(got)["loss"] == pytest.approx(dict(want)["loss"], rel=1e-3)
+    assert saved_steps(folder) == [55, 60]
 
 
 @pytest.mark.parametrize(
