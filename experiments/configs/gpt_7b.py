@@ -6,9 +6,9 @@ what a 7B model takes on eight cards, asked from any machine.
 Command:
     revremat report experiments/configs/gpt_7b.py:problem --target h100:8
 
-Expected: 148 GiB on each H100, of which 9.4 GiB are state and 113 GiB attention's: without
-rematerialization it fits no card of 141 GiB or less. With `--set seq_len=2048` it takes
-56.3 GiB.
+Expected: 148 GiB on each H100, of which 9.4 GiB are state and 113 GiB attention's:
+without rematerialization it fits no card of 141 GiB or less. With `--set seq_len=2048`
+it takes 56.3 GiB.
 """
 
 from typing import Any

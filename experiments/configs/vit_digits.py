@@ -3,8 +3,8 @@
 Command:
     python experiments/train.py vit_digits
 
-Expected: accuracy about 0.88 on 256 held-out digits after 400 steps, half a minute on two
-CPU cores.
+Expected: accuracy about 0.88 on 256 held-out digits after 400 steps, half a minute on
+two CPU cores.
 """
 
 from typing import Any

@@ -140,8 +140,10 @@ def unstacked(params, depth):
 
 @pytest.mark.parametrize(
     ("module", "config", "batch", "dropout"),
-    [(gpt, SMALL_GPT, gpt_batch, 0.5), (vit, SMALL_VIT, vit_batch, 0.0)],
-    ids=["gpt", "vit"],
+    [
+        pytest.param(gpt, SMALL_GPT, gpt_batch, 0.5, id="gpt"),
+        pytest.param(vit, SMALL_VIT, vit_batch, 0.0, id="vit", marks=pytest.mark.slow),
+    ],
 )
 def test_scanned_and_unrolled_are_the_same_model(module, config, batch, dropout):
     scanned = dataclasses.replace(config, dropout=dropout)
