@@ -10,6 +10,7 @@ import numpy as np
 
 from revremat.allocation._blocks import Blocks
 from revremat.allocation._fill import fill
+from revremat.allocation._joining import join
 from revremat.allocation._search import (
     FAILED,
     FEWEST,
@@ -30,6 +31,12 @@ _SEARCHED_BLOCKS = 8192
 _RULES = (LOWEST, WEIGHTED, FEWEST)
 _REMEMBERED = 1 << 20
 _ATTEMPTS = 9
+
+_JOIN_AFTER = 12
+_JOIN_ABOVE = 0.97
+_JOIN_STACKED = (2, 3, 4, 6)
+_JOIN_SKIPPED = (0.0, 0.0, 0.1, 0.3, 0.5)
+_JOIN_SEARCHES = 4
 
 
 @dataclass
@@ -202,6 +209,8 @@ class Rectangles:
             capacity = -(-capacity_bytes // self.unit)
         reach = (capacity_bytes + self.tail) // self.unit
         number = self.tried + index
+        if index == LANES - 1 and number > _JOIN_AFTER and self.joinable(capacity):
+            return self._search_joined(number, capacity, nodes)
         kinds = len(self.preferences)
         noise = 0.0 if number < kinds * len(_RULES) else 0.3
         offsets = np.full(len(self.size), -1, np.int64)
@@ -211,6 +220,55 @@ class Rectangles:
             nodes, lane.failures, lane.failed, offsets,
         )  # fmt: skip
         return status, offsets if status == SOLVED else None, opened
+
+    def joinable(self, capacity_units: int) -> bool:
+        """Whether so little may be wasted that what fits together belongs together."""
+        used = float(np.dot(self.size.astype(np.float64), self.end - self.begin))
+        full = float(capacity_units) * self.section_count
+        return not self.tail.any() and used >= _JOIN_ABOVE * full
+
+    def _search_joined(self, number: int, capacity_units: int, nodes: int):
+        """A search on joined buffers: fewer and larger, but no proof if it fails."""
+        try_number = number // LANES
+        pieces = join(
+            self.begin,
+            self.end,
+            self.size,
+            _JOIN_STACKED[try_number % len(_JOIN_STACKED)],
+            np.random.default_rng(number),
+            _JOIN_SKIPPED[try_number // len(_JOIN_STACKED) % len(_JOIN_SKIPPED)],
+        )
+        pieces.sort(key=lambda p: (p.begin, -p.end, -p.size, p.members))
+        size = np.array([p.size for p in pieces], np.int64)
+        joined = Rectangles(
+            np.array([p.begin for p in pieces], np.int64),
+            np.array([p.end for p in pieces], np.int64),
+            size,
+            np.zeros_like(size),
+            np.arange(len(pieces)),
+            1,
+            self.section_count,
+        )
+        lane = _Lane(np.ones(self.section_count), np.zeros(1 << 16, np.uint64))
+        opened = 0
+        for kind in range(_JOIN_SEARCHES):
+            place = np.full(len(pieces), -1, np.int64)
+            status, more = search(
+                joined.begin, joined.end, size, np.full_like(size, capacity_units),
+                joined.first, capacity_units, joined.preference(kind, 0.0),
+                _RULES[kind % len(_RULES)], max(1, nodes // _JOIN_SEARCHES),
+                lane.failures, lane.failed, place,
+            )  # fmt: skip
+            opened += more
+            if status == SOLVED:
+                offsets = np.empty_like(self.size)
+                for piece, at in zip(pieces, place, strict=True):
+                    for i, offset in piece.members:
+                        offsets[i] = at + offset
+                return SOLVED, offsets, opened
+            if status == FAILED:
+                break
+        return LIMIT, None, opened
 
 
 def pack(

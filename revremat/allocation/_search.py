@@ -62,16 +62,45 @@ def _grown_rows(array):
 
 
 @numba.njit(cache=True, nogil=True)
+def _lift(
+    left, right, begin, end, first, capacity, offsets, floor, rest, failures, least
+):
+    """Writes to `least` what each floor can be lifted to.
+
+    A buffer lies no lower than the highest floor below it; a floor, no lower than the
+    lowest place of the buffers that remain over it.
+
+    Returns:
+      1 if a floor can be lifted, 0 if none can, -1 if one is lifted beyond hope.
+    """
+    for s in range(left, right):
+        least[s] = _FAR
+    for b in range(first[left], first[right]):
+        if offsets[b] >= 0:
+            continue
+        place = floor[begin[b]]
+        for s in range(begin[b] + 1, end[b]):
+            if floor[s] > place:
+                place = floor[s]
+        for s in range(begin[b], end[b]):
+            if place < least[s]:
+                least[s] = place
+    lifted = 0
+    for s in range(left, right):
+        if least[s] > floor[s]:
+            if least[s] + rest[s] > capacity:
+                failures[s] += 1.0
+                return -1
+            lifted = 1
+    return lifted
+
+
+@numba.njit(cache=True, nogil=True)
 def _survey(
     left, right, begin, end, size, first, capacity, rule, offsets, floor, rest,
     failures, answers, smallest, valley_begin, valley_end,
 ):  # fmt: skip
-    """Finds the valleys of [left, right) and the section to ask.
-
-    Returns:
-      The section; -1 where one has no answer left; -2 where floors must be lifted first
-      (sections of a valley with `answers` 0).
-    """
+    """Finds the valleys of [left, right) and the section to ask."""
     s = left
     while s < right:
         stop = s + 1
@@ -97,22 +126,14 @@ def _survey(
                 smallest[v] = size[b]
     running = 0
     best_key = 1e300
-    best = np.int64(-1)
-    lift = False
+    best = left
     for s in range(left, right):
         running += answers[s]
-        answers[s] = running
         stop = valley_end[s]
         if stop < 0:
             continue
         start = valley_begin[s]
         rim = _rim(left, right, start, stop, floor)
-        if running == 0:
-            if rim == _FAR or rim + rest[s] > capacity:
-                failures[s] += 1.0
-                return np.int64(-1)
-            lift = True
-            continue
         choices = running
         if min(rim, floor[s] + smallest[start]) + rest[s] <= capacity:
             choices += 1
@@ -125,7 +146,7 @@ def _survey(
         if key < best_key:
             best_key = key
             best = s
-    return np.int64(-2) if lift else best
+    return best
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -229,6 +250,7 @@ def search(
 
     answers = np.zeros(sections + 1, np.int64)
     smallest = np.empty(sections, np.int64)
+    least = np.empty(sections, np.int64)
     valley_begin = np.empty(sections, np.int64)
     valley_end = np.empty(sections, np.int64)
     mask = np.uint64(failed.shape[0] - 1)
@@ -305,21 +327,25 @@ def search(
                 opened += 1
                 if opened > nodes:
                     return LIMIT, opened
-                section = _survey(
-                    left, right, begin, end, size, first, capacity, rule, offsets,
-                    floor, rest, failures, answers, smallest, valley_begin, valley_end,
+                lifted = _lift(
+                    left, right, begin, end, first, capacity, offsets, floor, rest,
+                    failures, least,
                 )  # fmt: skip
-                if section != -2:
+                if lifted <= 0:
                     break
                 while trailed + right - left > trail.shape[0]:
                     trail = _grown_rows(trail)
                 for s in range(left, right):
-                    if valley_end[s] >= 0 and answers[s] == 0:
+                    if least[s] > floor[s]:
                         trail[trailed, 0], trail[trailed, 1] = s, floor[s]
                         trailed += 1
-                        floor[s] = _rim(
-                            left, right, valley_begin[s], valley_end[s], floor
-                        )
+                        floor[s] = least[s]
+            section = np.int64(-1)
+            if lifted == 0:
+                section = _survey(
+                    left, right, begin, end, size, first, capacity, rule, offsets,
+                    floor, rest, failures, answers, smallest, valley_begin, valley_end,
+                )  # fmt: skip
             if section >= 0:
                 name = _state_hash(left, right, first, floor, offsets)
                 if failed[name & mask] == name:
