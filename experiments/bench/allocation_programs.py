@@ -151,7 +151,15 @@ class _Reader:
                 held = self.defined.get(start.id, set())
                 self._add(i.name, held, writes, finishes=(start.name,))
             else:
-                self._add(i.name, reads, self.defined.get(i.id, set()))
+                writes = self.defined.get(i.id, set())
+                # An operand that XLA gives back before it takes the result's region may
+                # be overwritten by it: it is read, as it were, before.
+                regions = self.heap.regions
+                taken = min((regions[n].start for n in writes - reads), default=0)
+                early = {n for n in reads - writes if regions[n].end < taken}
+                if early:
+                    self._add(f"{i.name}/in", early, set())
+                self._add(i.name, reads - early, writes)
 
     def _add(self, name: str, reads: set[int], writes: set[int], **more: Any) -> None:
         writes = writes | (reads - self.written)  # filled from outside the schedule
