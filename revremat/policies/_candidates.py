@@ -78,7 +78,8 @@ def candidates(
     seen, distinct = set(), []
     for candidate in found:
         kept = unit.kept(candidate.action)
-        key = (kept.saved, kept.offloaded, kept.ahead)
+        # Two names of one value keep the same, too.
+        key = (kept.device_bytes, kept.host_bytes, kept.rebuild_flops, kept.ahead)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)

@@ -1,0 +1,170 @@
+"""A searched plan stays within its budget, says so truly, and computes the same."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat._fit import fit, presets
+
+DEPTH, WIDTH, ROWS = 12, 64, 1024
+
+
+def layer(ws, x):
+    up, down = ws
+    h = rr.name(x @ up, "up")
+    return x + jax.nn.gelu(h) @ down
+
+
+def loss(ws, x):
+    return jnp.mean(rr.stack(layer, ws, x) ** 2)
+
+
+def specs(depth=DEPTH):
+    return (
+        (
+            jax.ShapeDtypeStruct((depth, WIDTH, 4 * WIDTH), jnp.float32),
+            jax.ShapeDtypeStruct((depth, 4 * WIDTH, WIDTH), jnp.float32),
+        ),
+        jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32),
+    )
+
+
+def plain_bytes(target):
+    return rr.measure(jax.value_and_grad(loss), *specs(), target=target).memory
+
+
+@pytest.fixture(scope="module")
+def searched():
+    """Plans at falling budgets on a card that is not there, and what was compiled."""
+    plain = plain_bytes("h100:1").total_bytes
+    shares = (1.2, 0.8, 0.6, 0.45, 0.35)
+    return plain, {
+        share: rr.fit(loss, *specs(), budget=int(share * plain), target="h100:1")
+        for share in shares
+    }
+
+
+def test_a_returned_plan_never_exceeds_its_budget(searched):
+    plain, found = searched
+    for share, one in found.items():
+        assert one.plan.fits == (one.plan.compiled_bytes <= share * plain)
+        assert one.plan.fits or one.plan.shortfall_bytes > 0
+    assert found[0.45].plan.fits
+
+
+def test_compiled_bytes_are_those_of_the_loss_that_comes_back(searched):
+    _, found = searched
+    one = found[0.6]
+    again = rr.measure(jax.value_and_grad(one.loss), *specs(), target="h100:1")
+    assert again.memory.total_bytes == one.plan.compiled_bytes
+    assert one.measurement.memory.total_bytes == one.plan.compiled_bytes
+
+
+def test_lowering_the_budget_never_raises_the_bytes(searched):
+    _, found = searched
+    sizes = [found[share].plan.compiled_bytes for share in sorted(found)]
+    assert sizes == sorted(sizes)
+
+
+def test_the_chosen_program_is_the_fastest_compiled_one_that_fits(searched):
+    _, found = searched
+    for one in found.values():
+        fitting = [r for r in one.rows if r.bytes <= one.plan.budget_bytes]
+        if fitting:
+            assert one.measurement.time.step_us == min(r.time_us for r in fitting)
+            assert one.bound_us <= one.measurement.time.step_us
+
+
+def test_no_uniform_preset_that_fits_is_faster(searched):
+    _, found = searched
+    rows = presets(rr.Problem(loss, specs()), target="h100:1")
+    for one in found.values():
+        for row in rows:
+            if row.bytes <= one.plan.budget_bytes:
+                assert one.measurement.time.step_us <= row.time_us * (1 + 1e-9)
+
+
+def test_prediction_is_close_before_the_last_compile(searched):
+    _, found = searched
+    for one in found.values():
+        for row in one.rows:
+            if row.plan is not None:
+                assert row.predicted_bytes == pytest.approx(row.bytes, rel=0.02)
+
+
+def test_the_loss_that_comes_back_computes_the_same():
+    shapes = specs(6)
+    keys = iter(jax.random.split(jax.random.key(0), 3))
+    ws, x = jax.tree.map(
+        lambda s: 0.1 * jax.random.normal(next(keys), s.shape, s.dtype), shapes
+    )
+    plain = rr.measure(jax.value_and_grad(loss), *shapes, target="cpu:1").memory
+    one = rr.fit(loss, ws, x, budget=int(0.6 * plain.total_bytes), target="cpu:1")
+    assert one.plan.fits
+    assert one.plan.units
+    want, got = jax.grad(loss)(ws, x), jax.grad(one.loss)(ws, x)
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        assert jnp.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_plan_is_applied_from_its_file(searched, tmp_path):
+    _, found = searched
+    one = found[0.45]
+    one.plan.save(tmp_path / "plan.json")
+    again = rr.apply(loss, rr.Plan.load(tmp_path / "plan.json"))
+    m = rr.measure(jax.value_and_grad(again), *specs(), target="h100:1")
+    assert m.memory.total_bytes == one.plan.compiled_bytes
+
+
+def test_an_impossible_budget_returns_the_smallest_and_what_holds_it():
+    plan = rr.search(loss, *specs(), budget="200KiB", target="h100:1")
+    assert not plan.fits
+    assert plan.shortfall_bytes == plan.compiled_bytes - 200 * 1024
+    assert plan.held_by
+    with pytest.raises(rr.DoesNotFit, match="no plan stays within 200 KiB on h100:1"):
+        rr.search(loss, *specs(), budget="200KiB", target="h100:1", strict=True)
+
+
+def test_a_budget_beyond_need_keeps_the_fastest():
+    rich = fit(loss, *specs(), budget="10GiB", target="h100:1")
+    assert rich.plan.fits
+    assert rich.measurement.time.step_us == min(r.time_us for r in rich.rows)
+
+
+def test_progress_is_told_before_each_compile():
+    told = []
+    found = fit(
+        loss,
+        *specs(),
+        budget="50%",
+        target="cpu:1",
+        progress=lambda name, done, total: told.append((name, done, total)),
+    )
+    assert len(told) == found.num_compiles
+    assert [done for _, done, _ in told] == list(range(found.num_compiles))
+    assert all(done < total for _, done, total in told)
+
+
+def linear(w, x):
+    return (x * w).sum()
+
+
+@pytest.mark.parametrize(
+    ("problem", "args", "budget", "sentence"),
+    [
+        (loss, specs(), "60 gigs", "'60 gigs' is no number of bytes"),
+        (loss, specs(), 0, "a budget of 0 bytes is nothing"),
+        (lambda ws, x: rr.stack(layer, ws, x), specs(), "1GiB", "a loss returns one"),
+        (rr.Problem(loss, specs()), specs(), "1GiB", "has its own specs"),
+        (
+            loss,
+            (specs()[0], "text"),
+            "1GiB",
+            "which is not an array",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(problem, args, budget, sentence):
+    with pytest.raises(rr.UserError, match=sentence):
+        rr.search(problem, *args, budget=budget, target="cpu:1")
