@@ -6,6 +6,7 @@ The files have no checksums of their own: a flipped bit would load as a weight. 
 array's bits are summed on the device before they are saved and after they are loaded.
 """
 
+import atexit
 import contextlib
 import logging
 import shutil
@@ -132,8 +133,14 @@ class Checkpoints:
         finally:
             with contextlib.suppress(Exception):
                 self._checkpointer.close()
-            with contextlib.suppress(OSError):
-                _remove_unfinished(self._folder)
+            self._sweep()
+            # After a failed save the library's threads write on for a moment; this
+            # runs when they have ended.
+            atexit.register(self._sweep)
+
+    def _sweep(self) -> None:
+        with contextlib.suppress(OSError):
+            _remove_unfinished(self._folder)
 
     @contextlib.contextmanager
     def _saving(self, step: int) -> Iterator[None]:

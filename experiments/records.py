@@ -1,5 +1,6 @@
 """What a run leaves behind: `metrics.jsonl`, `run.json`, `loss.svg`."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -25,12 +26,19 @@ class Metrics:
     def write(self, row: dict[str, Any]) -> None:
         """Append one line and hand it to the operating system."""
         self.rows.append(row)
-        self._stream.write(json.dumps(row) + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(json.dumps(row) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            raise UserError(
+                f"cannot write step {row['step']} to {self._stream.name}: "
+                f"{error.strerror}; make room and run the same command"
+            ) from error
 
     def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        """Close the file; what could not be written has been told."""
+        with contextlib.suppress(OSError):
+            self._stream.close()
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
