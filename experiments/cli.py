@@ -13,6 +13,7 @@ from experiments import configs
 from experiments.configs.common import Experiment, known_keys, read_value
 from revremat import UserError
 
+_SHORT = {"--plan": "--train.plan"}
 USAGE = "python experiments/train.py NAME [--model.num-layers 24 ...]"
 
 
@@ -34,6 +35,7 @@ def parse(args: list[str]) -> Experiment:
             print(f"usage: {USAGE}\nexperiments: {', '.join(configs.names())}")
             raise SystemExit(0)
         raise UserError(f"which experiment? {', '.join(configs.names())}: {USAGE}")
+    args = [args[0], *(_SHORT.get(arg, arg) for arg in args[1:])]
     config = _from_file(Path(args[0])) if args[0].endswith(".py") else None
     config = config or configs.load(args[0])
     if not set(args) & {"-h", "--help"}:

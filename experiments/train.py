@@ -68,7 +68,9 @@ def train(config: Experiment) -> None:
     # As in the report: what is kept is decided by us, not by a pass of the compiler.
     jax.config.update("jax_compiler_enable_remat_pass", False)
     compiling_since = time.perf_counter()
-    step_fn = jax.jit(program.make_step(program.loss), donate_argnums=0)
+    plan = rr.Plan.load(config.train.plan) if config.train.plan else None
+    loss = program.loss if plan is None else rr.apply(program.loss, plan)
+    step_fn = jax.jit(program.make_step(loss), donate_argnums=0)
     step = step_fn.lower(program.state, program.batch).compile()
     valid = jax.jit(program.valid)
     compile_s = time.perf_counter() - compiling_since
@@ -95,6 +97,8 @@ def train(config: Experiment) -> None:
         f"{devices[0].device_kind}, {splits.source}; compiled in {compile_s:.1f} s; "
         + (f"going on from step {start}" if start else "from the beginning")
     )
+    if plan is not None:
+        display.say(f"residuals come back by {config.train.plan}: {plan}")
     for change in changes:
         display.say(f"changed since this run began: {change}")
     done = start

@@ -211,20 +211,20 @@ class _Search:
         self.done, self.expected = 0, 0
         self.rows: dict[Any, Row] = {}
         self.graph: Graph = trace(problem.loss, *problem.specs)
-        self.units = [u for u in self.graph.units if u.residuals]
-        if not self.units:
-            raise UserError(
-                "there is nothing to decide: the loss keeps no value for its backward "
-                "pass beside its arguments"
-            )
         self.candidates: dict[str, tuple[Candidate, ...]] = {
             u.name: policies.candidates(
                 u,
                 offload=target.platform != "cpu",
                 ahead=target.num_devices > 1,
             )
-            for u in self.units
+            for u in self.graph.units
         }
+        self.units = [u for u in self.graph.units if len(self.candidates[u.name]) > 1]
+        if not self.units:
+            raise UserError(
+                "there is nothing to decide: every way back keeps the same values for "
+                "the backward pass"
+            )
 
     def run(self) -> Fit:
         self.prices = [

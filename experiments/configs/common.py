@@ -59,6 +59,7 @@ class TrainConfig:
       seed: Of parameters, dropout and the order of examples.
       dir: Folder of the run: checkpoints, metrics, plot; `runs/NAME` if empty.
       target: Devices to train on: `local`, or `cpu:8` for eight CPU devices.
+      plan: File of a plan from `revremat search`: how residuals come back.
       log_every: Steps between lines of `metrics.jsonl`.
       valid_every: Steps between validations.
       valid_batches: Batches of a validation.
@@ -70,6 +71,7 @@ class TrainConfig:
     seed: int = 0
     dir: str = ""
     target: str = "local"
+    plan: str = ""
     log_every: int = 1
     valid_every: int = 100
     valid_batches: int = 20

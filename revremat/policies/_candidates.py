@@ -63,9 +63,10 @@ def candidates(
       most_subsets: How many subsets of residuals beside the presets.
 
     Returns:
-      Presets first, then subsets by bytes kept, then the others.
+      `full` first, then the other presets, subsets by bytes kept, and the others.
     """
-    found = [preset(unit, name) for name in PRESETS]
+    others = [name for name in PRESETS if name != "full"]
+    found = [preset(unit, name) for name in ("full", *others)]
     names = dear_names(unit)
     found += _best_subsets(unit, names, most_subsets)
     if unit.invertible:
@@ -75,11 +76,13 @@ def candidates(
         found.append(Candidate("full, ahead", RECOMPUTE(ahead=weights_products)))
     if offload and unit.num_layers > 1:
         found += _offloads(unit, names)
+    most_flops = unit.kept(RECOMPUTE).rebuild_flops
     seen, distinct = set(), []
     for candidate in found:
         kept = unit.kept(candidate.action)
         # Two names of one value keep the same, too.
-        key = (kept.device_bytes, kept.host_bytes, kept.rebuild_flops, kept.ahead)
+        flops = round(kept.rebuild_flops / max(1.0, _LEAST_GAIN * most_flops))
+        key = (kept.device_bytes, kept.host_bytes, flops, kept.ahead)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)
