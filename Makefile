@@ -2,14 +2,22 @@ PYTHON := .venv/bin/python
 
 .PHONY: run test check card setup
 
-setup:
-	@tools/setup gpu-targets,dev,experiments
+# Reports, a few hundred training steps, and the table that says which machine to rent.
+run: setup
+	@$(PYTHON) -m experiments.demo
 
 test: setup
 	$(PYTHON) -m pytest
+
+# What the first GPU of this machine really does; without one, its CPU.
+card: setup
+	@$(PYTHON) -m experiments.card
 
 check: setup
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	.venv/bin/lint-imports
 	$(PYTHON) -m pyright
+
+setup:
+	@tools/setup gpu-targets,dev,experiments
