@@ -43,6 +43,8 @@ def segments(actions: Sequence[Action]) -> tuple[Segment, ...]:
             repeats = 1
             while _again(actions, pattern, start + repeats * period):
                 repeats += 1
+            if repeats == 1 < period:
+                continue
             segment = Segment(start, repeats, pattern)
             cost, rest = best(start + segment.num_layers)
             options.append((period + cost, (segment, *rest)))

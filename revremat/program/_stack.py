@@ -225,22 +225,49 @@ class _Engine:
         saved = []
         for segment in self.segments:
             step = partial(self._forward_step, segment, consts, xs)
-            (carry, ys), kept = self._loop(step, (carry, ys), range(segment.repeats))
+            turns = range(segment.repeats)
+            room = self._room(segment, step, carry, ys)
+            (carry, ys, room), kept = self._loop(step, (carry, ys, room), turns)
+            pairs = zip(room, kept, strict=True)
+            kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
             last = carry if self._keeps_output(segment) else None
             saved.append((kept, last))
         return (carry, ys), saved
 
+    def _room(self, segment: Segment, step, carry, ys) -> list[list[Any]]:
+        """Buffers for what the layers of a pattern save, where there are several.
+
+        What a loop gives out is only written when a turn ends; written to buffers, it is
+        out of the way before the pattern's next layer begins.
+        """
+        none: list[list[Any]] = [[] for _ in segment.pattern]
+        if len(segment.pattern) == 1:
+            return none
+        (_, _, _), kept = jax.eval_shape(
+            lambda c, y: step((c, y, none), jnp.int32(0)), carry, ys
+        )
+        stacked = lambda a: jnp.zeros((segment.repeats, *a.shape), a.dtype)
+        return [jax.tree.map(stacked, on_device) for on_device, _ in kept]
+
     def _forward_step(self, segment: Segment, consts, xs, state, t):
-        carry, ys = state
-        kept = []
+        carry, ys, room = state
+        room, kept = list(room), []
+        last = len(segment.pattern) - 1
         for j, action in enumerate(segment.pattern):
             index = self._index(segment, t, j)
             inputs = [*consts, *carry, *_take(xs, index)]
-            outs, saved = _layer.forward(self.layer, self.kept[action], inputs)
+            outs, (on_device, on_host) = _layer.forward(
+                self.layer, self.kept[action], inputs
+            )
             carry, y = outs[: len(carry)], outs[len(carry) :]
             ys = _put(ys, y, index)
-            kept.append(saved)
-        return (carry, ys), kept
+            if room[j]:
+                room[j] = _put(room[j], on_device, t)
+                on_device = []
+                if j < last:
+                    t, carry, room[j] = lax.optimization_barrier((t, carry, room[j]))
+            kept.append((on_device, on_host))
+        return (carry, ys, room), kept
 
     def _loop(self, step, state, turns: range, reverse: bool = False):
         """`lax.scan` over the turns, or the same written out where it is one turn."""
