@@ -16,7 +16,7 @@ from revremat.allocation._solution import Allocation, Answer, Infeasible, Undeci
 from revremat.allocation._validate import validate
 
 _FILLINGS = 24
-_LARGE_FILLINGS = 96
+_LARGE_FILLINGS = 1 << 20
 _NOTHING_BYTES = 1 << 62
 _FIRST_NODES, _ALL_NODES = 20_000, 1 << 40
 _COVER_SECONDS = 2.0
@@ -136,7 +136,8 @@ class _Run:
             return self.allocation()
         rectangles = _rectangles.Rectangles.of(self.blocks)
         if rectangles is not None:
-            self.fill(rectangles)
+            searchable = rectangles.searchable
+            self.fill(rectangles, _FILLINGS if searchable else _LARGE_FILLINGS)
         else:
             self.cover()
         if not self.done and (rectangles is None or rectangles.searchable):
@@ -150,10 +151,17 @@ class _Run:
             return self.allocation()
         return Undecided(self.capacity_bytes, self.allocation())
 
-    def fill(self, rectangles: _rectangles.Rectangles) -> None:
-        tries = _FILLINGS if rectangles.searchable else _LARGE_FILLINGS
-        makespan, offsets = rectangles.filled(self.target_bytes, tries, self.deadline)
+    def fill(self, rectangles: _rectangles.Rectangles, tries: int) -> None:
+        makespan, offsets = rectangles.filled(
+            self.target_bytes, tries, self.deadline, self.filled
+        )
         self.offer(makespan, rectangles.base(offsets), "valley filling")
+
+    def filled(self, makespan_bytes: int) -> None:
+        """Tells of a better filling; the last of them is offered whole."""
+        if self.progress is not None:
+            seconds = time.monotonic() - self.started
+            self.progress(Progress(makespan_bytes, self.proved_bytes, seconds, 0))
 
     def cover(self) -> None:
         """Packs rectangles around blocks of other shapes: quick, but never a proof."""
@@ -161,7 +169,7 @@ class _Run:
         rectangles = _rectangles.Rectangles.of(covering) if covering else None
         if rectangles is None:
             return
-        self.fill(rectangles)
+        self.fill(rectangles, _FILLINGS)
         if not self.done and rectangles.searchable:
             share = min(_COVER_SECONDS, (self.deadline - time.monotonic()) / 4)
             _, offsets = _rectangles.pack(

@@ -137,28 +137,39 @@ class Rectangles:
         return ranks + noise * np.random.default_rng(number).random(len(ranks))
 
     def filled(
-        self, target_bytes: int, tries: int, deadline: float
+        self,
+        target_bytes: int,
+        tries: int,
+        deadline: float,
+        watch: Callable[[int], None] = lambda makespan: None,
     ) -> tuple[int, np.ndarray]:
         """The best of several fillings, `(makespan_bytes, offsets)`.
 
+        Each preference is tried as it is. Then buffers that ended above the target are
+        preferred more the next time (squeaky wheels: Joslin and Clements, JAIR 1999).
         Stops early at the target or when time is up, but tries at least once.
         """
-        best, best_offsets = 0, np.empty(0, np.int64)
+        best, best_offsets = 1 << 62, np.empty(0, np.int64)
         offsets = np.empty(len(self.size), np.int64)
-        ceiling = np.int64(1 << 62)
+        kinds = len(self.preferences)
+        learned = [ranks.copy() for ranks in self.preferences]
+        rng = np.random.default_rng(0)
         for number in range(tries):
-            noise = 0.0 if number < len(self.preferences) else 0.2
-            preference = self.preference(number, noise)
-            top = fill(
-                self.begin, self.end, self.size, self.first, preference, ceiling,
-                offsets,
+            fullest = number // kinds % 2 == 1
+            preference = learned[number % kinds]
+            fill(
+                self.begin, self.end, self.size, self.first, preference, fullest,
+                np.int64(1 << 62), offsets,
             )  # fmt: skip
-            if top < ceiling:
-                ceiling = np.int64(top)
-                best_offsets = offsets.copy()
-                best = self.makespan_bytes(best_offsets)
+            makespan = self.makespan_bytes(offsets)
+            if makespan < best:
+                best, best_offsets = makespan, offsets.copy()
+                watch(best)
                 if best <= target_bytes:
                     break
+            if number >= 2 * kinds:
+                high = (offsets + self.size) * self.unit - self.tail > target_bytes
+                preference[high] += 0.05 + 0.1 * rng.random(int(high.sum()))
             if time.monotonic() > deadline:
                 break
         return best, best_offsets

@@ -191,6 +191,13 @@ def test_perfect_packings_are_found(seed):
     assert isinstance(answer, Allocation)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_perfect_packings_over_few_steps_are_put_together_again(seed):
+    # Forty steps, no common unit of memory: search alone does not get through these.
+    problem = guillotine(300, seed, capacity=1 << 20, span=40, unit=1)
+    assert isinstance(allocate(problem, 1 << 20, seconds=60), Allocation)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_twenty_perfect_packings_are_found_within_a_minute_each(seed):
