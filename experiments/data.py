@@ -15,12 +15,14 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import grain
 import numpy as np
 
 from revremat import UserError
+
+if TYPE_CHECKING:
+    import grain
 
 Example = dict[str, np.ndarray]
 
@@ -141,13 +143,15 @@ def stdlib_files(root: Path) -> list[str]:
 
 def train_batches(
     examples: Sequence[Example], batch_size: int, seed: int
-) -> grain.DatasetIterator:
+) -> "grain.DatasetIterator":
     """Batches without end, shuffled anew each epoch; its state can be saved."""
     if len(examples) < batch_size:
         raise UserError(
             f"data.batch_size is {batch_size} and there are only {len(examples)} "
             "examples; make the batch (or the sequences) smaller"
         )
+    import grain  # slow to import, and reports do without
+
     dataset = grain.MapDataset.source(examples).shuffle(seed=seed).repeat()
     # The arrays are in memory: threads would only add overhead.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

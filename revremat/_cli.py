@@ -23,8 +23,6 @@ from revremat._lock import check_lock, lock_text
 from revremat._measure import measure
 from revremat._measurement import Measurement
 from revremat._render import render, render_targets, write
-from revremat.allocation._command import AllocateOptions
-from revremat.allocation._command import run as allocate
 
 FAILED = 1
 MISTAKE = 2
@@ -119,13 +117,23 @@ def _out(noun: Any) -> None:
     sys.stdout.write(render(noun, color=sys.stdout.isatty()))
 
 
-Command = (
-    Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Search, tyro.conf.subcommand("search")]
-    | Annotated[Compare, tyro.conf.subcommand("compare")]
-    | Annotated[Targets, tyro.conf.subcommand("targets")]
-    | Annotated[AllocateOptions, tyro.conf.subcommand("allocate")]
-)
+@dataclass(frozen=True)
+class Allocate:
+    """Packs buffers with known lifetimes into as little memory as possible."""
+
+
+def _commands(words: Sequence[str]) -> Any:
+    allocate: Any = Allocate
+    if words[:1] == ["allocate"]:
+        # Takes as long to import as all else together, and only this needs it.
+        from revremat.allocation._command import AllocateOptions as allocate
+    return (
+        Annotated[Report, tyro.conf.subcommand("report")]
+        | Annotated[Search, tyro.conf.subcommand("search")]
+        | Annotated[Compare, tyro.conf.subcommand("compare")]
+        | Annotated[Targets, tyro.conf.subcommand("targets")]
+        | Annotated[allocate, tyro.conf.subcommand("allocate")]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,15 +143,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit code: 0, 1 when a check failed or the user's program raised, 2 for a
       mistake in what was written.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         command: Any = tyro.cli(
-            Command,  # pyright: ignore[reportArgumentType]
+            _commands(words),
             prog="revremat",
             description="Reversible networks and rematerialization for JAX.",
-            args=arguments,
+            args=words,
         )
-        if isinstance(command, AllocateOptions):
-            return allocate(command)
+        if words[:1] == ["allocate"]:
+            from revremat.allocation._command import run
+
+            return run(command)
         return command.run()
     except UserError as error:
         print(f"revremat: {error}", file=sys.stderr)

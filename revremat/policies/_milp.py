@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+import scipy  # its parts are imported when they are first used
 
 
 @dataclass(frozen=True)
@@ -113,17 +113,17 @@ def choose(
         *rows.layers(),
         *rows.link(pure),
         rows.peaks(budget_bytes),
-        LinearConstraint(
+        scipy.optimize.LinearConstraint(
             np.append([p.host_bytes for p in rows.prices], np.zeros(size)),
             ub=min(host_budget_bytes, 1e18),
         ),
         *(rows.without(support) for support in excluding),
     ]
     limits = np.append([float(n) for n in rows.most], np.ones(size))
-    found = milp(
+    found = scipy.optimize.milp(
         cost,
         integrality=np.ones(2 * size),
-        bounds=Bounds(np.zeros(2 * size), limits),  # pyright: ignore[reportArgumentType]
+        bounds=scipy.optimize.Bounds(np.zeros(2 * size), limits),  # pyright: ignore[reportArgumentType]
         constraints=constraints,
         options={"mip_rel_gap": 1e-6, "time_limit": 10.0},
     )
@@ -164,26 +164,28 @@ class _Rows:
         self.most = [by_unit[unit].num_layers for unit, _ in self.entries]
         self.size = len(self.entries)
 
-    def layers(self) -> list[LinearConstraint]:
+    def layers(self) -> "list[scipy.optimize.LinearConstraint]":
         found = []
         for menu in self.menus:
             row = [float(unit == menu.unit) for unit, _ in self.entries]
             row += [0.0] * self.size
-            found.append(LinearConstraint(row, menu.num_layers, menu.num_layers))
+            found.append(
+                scipy.optimize.LinearConstraint(row, menu.num_layers, menu.num_layers)
+            )
         return found
 
-    def link(self, pure: bool) -> list[LinearConstraint]:
+    def link(self, pure: bool) -> "list[scipy.optimize.LinearConstraint]":
         """A candidate is used if it has layers, and only then; if pure, all of them."""
         layers, used = np.eye(self.size), np.eye(self.size)
         most = np.array(self.most, float)
         return [
-            LinearConstraint(
+            scipy.optimize.LinearConstraint(
                 np.hstack([layers, -used * most]), 0.0 if pure else -np.inf, 0.0
             ),
-            LinearConstraint(np.hstack([layers, -used]), 0.0, np.inf),
+            scipy.optimize.LinearConstraint(np.hstack([layers, -used]), 0.0, np.inf),
         ]
 
-    def peaks(self, budget: float) -> LinearConstraint:
+    def peaks(self, budget: float) -> "scipy.optimize.LinearConstraint":
         kept = np.array([p.kept_bytes for p in self.prices])
         base = np.array([p.base_bytes for p in self.prices])
         loose = float(sum(k * n for k, n in zip(kept, self.most, strict=True)))
@@ -191,12 +193,14 @@ class _Rows:
         before = np.tril(np.ones((self.size, self.size))) * kept
         scale = max(1.0, loose)  # the solver's tolerances are for numbers around 1
         matrix = np.hstack([before, np.diag(base + loose)]) / scale
-        return LinearConstraint(matrix, ub=(budget + loose) / scale)
+        return scipy.optimize.LinearConstraint(matrix, ub=(budget + loose) / scale)
 
-    def without(self, support: frozenset[tuple[str, str]]) -> LinearConstraint:
+    def without(
+        self, support: frozenset[tuple[str, str]]
+    ) -> "scipy.optimize.LinearConstraint":
         used = [(unit, price.name) in support for unit, price in self.entries]
         row = [0.0] * self.size + [1.0 if u else -1.0 for u in used]
-        return LinearConstraint(row, ub=sum(used) - 1)
+        return scipy.optimize.LinearConstraint(row, ub=sum(used) - 1)
 
     def read(self, counts: np.ndarray, bound: float) -> Choice:
         runs: dict[str, list[tuple[str, int]]] = {menu.unit: [] for menu in self.menus}
