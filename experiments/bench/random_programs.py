@@ -1,8 +1,8 @@
 """Small random training losses, and random plans for them.
 
-Every program is a loss of its own kind (a scan, unrolled layers, blocks, two stacks) over
-layers put together at random from what real networks are made of. They are tiny: what is
-tested is structure, not size.
+Every program is a loss of its own kind (a scan, unrolled layers, blocks, two stacks)
+over layers put together at random from what real networks are made of. They are tiny:
+what is tested is structure, not size.
 """
 
 from collections.abc import Callable
@@ -111,9 +111,9 @@ def make_program(seed: int) -> tuple[Callable[..., Any], Any, Any]:
     """A loss with its parameters and batch: `(loss, params, batch)`."""
     rng = np.random.default_rng(seed)
     form = FORMS[seed % len(FORMS)]
-    chosen = rng.choice(len(PARTS), size=rng.integers(1, 4), replace=False)
+    chosen = rng.choice(len(PARTS), size=rng.integers(1, 3), replace=False)
     parts = [PARTS[k] for k in chosen]
-    depth = int(rng.integers(2, 6))
+    depth = int(rng.integers(2, 5))
     frozen, shared, counted = (bool(b) for b in rng.integers(0, 2, 3))
     normal = lambda *shape: jnp.asarray(rng.normal(size=shape) * 0.4)
     params = {

@@ -1,0 +1,39 @@
+"""Random small programs under random plans: the gradients of plain autodiff, in float64."""
+
+import jax
+import pytest
+
+from experiments.bench.gradients import TOLERANCE, check
+from experiments.bench.random_programs import FORMS
+
+PLANS = 10
+SEEDS = range(10_000, 10_050)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_plan_changes_a_gradient(form):
+    of_this_form = [seed for seed in SEEDS if FORMS[seed % len(FORMS)] == form]
+    with jax.enable_x64(True):
+        checks = [c for seed in of_this_form for c in check(seed, PLANS)]
+    assert len(checks) == PLANS * len(of_this_form)
+    wrong = [c for c in checks if not c.error <= TOLERANCE]
+    assert not wrong
+
+
+def test_the_programs_come_to_five_hundred():
+    assert len(SEEDS) * PLANS == 500
+
+
+def test_a_wrong_gradient_is_noticed(monkeypatch):
+    """The comparison itself: one cotangent off by a thousandth does not pass."""
+    from revremat.program import _layer
+
+    exact = _layer.pull_back
+
+    def off(*args):
+        first, *rest = exact(*args)
+        return [first * 1.001, *rest]
+
+    monkeypatch.setattr(_layer, "pull_back", off)
+    with jax.enable_x64(True):
+        assert max(c.error for c in check(seed=2, plans=3)) > TOLERANCE

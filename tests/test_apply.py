@@ -1,0 +1,240 @@
+"""apply: the same loss and gradients, other residuals; refusals that say why."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import revremat as rr
+from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
+from revremat.program.nnx import Stack
+
+LAYERS, WIDTH, BATCH = 4, 8, 4
+
+
+def layer(w, x):
+    return x + rr.name(jnp.tanh(x @ w["a"]), "hidden") @ w["b"]
+
+
+def scanned(w, x):
+    return jax.lax.scan(lambda x, w: (layer(w, x), None), x, w)[0].sum()
+
+
+def arguments(layers=LAYERS, width=WIDTH):
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape) / 3, jnp.float32)
+    w = {"a": normal(layers, width, width), "b": normal(layers, width, width)}
+    return w, normal(BATCH, width)
+
+
+def assert_same_gradient(loss, planned, *args, rtol=1e-5):
+    expected = jax.jit(jax.value_and_grad(loss))(*args)
+    found = jax.jit(jax.value_and_grad(planned))(*args)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * np.abs(b).max())
+
+
+MIXED = [SAVE, RECOMPUTE, RECOMPUTE(save=["hidden"]), OFFLOAD]
+
+
+def by_block(w, x):
+    one = rr.block(layer, "layer")
+    for k in range(LAYERS):
+        x = one(jax.tree.map(lambda a, k=k: a[k], w), x)
+    return x.sum()
+
+
+def by_hand(w, x):
+    for k in range(LAYERS):
+        x = layer(jax.tree.map(lambda a, k=k: a[k], w), x)
+    return x.sum()
+
+
+def in_a_branch(w, x):
+    return jax.lax.cond(x[0, 0] > 5, lambda w, x: x.sum(), scanned, w, x)
+
+
+def in_a_scan(w, x):
+    turn = lambda total, x: (total + scanned(w, x), None)
+    return jax.lax.scan(turn, 0.0, jnp.stack([x, 2 * x]))[0]
+
+
+@pytest.mark.parametrize(
+    ("loss", "unit"),
+    [
+        (scanned, "scan_0"),
+        (jax.jit(scanned), "scan_0"),
+        (by_block, "layer"),
+        (by_hand, "repeat_0"),
+        (in_a_branch, "cond_0/branch_0/scan_0"),
+        (in_a_scan, "scan_0/scan_0"),
+    ],
+)
+def test_gradients_are_the_same(loss, unit):
+    args = arguments()
+    plan = rr.trace(loss, *args).plan({unit: MIXED})
+    assert_same_gradient(loss, rr.apply(loss, plan), *args)
+
+
+def kept_shapes(loss, *args):
+    pullback = jax.eval_shape(
+        lambda *a: jax.vjp(lambda w: loss(w, *a[1:]), a[0])[1], *args
+    )
+    return [leaf.shape for leaf in jax.tree.leaves(pullback)]
+
+
+@pytest.mark.parametrize("loss", [scanned, by_block, by_hand])
+def test_what_jax_keeps_is_what_the_plan_says(loss):
+    """By JAX's own account: the leaves of its pullback."""
+    args = arguments(width=16)
+    graph = rr.trace(loss, *args)
+    (unit,) = graph.units
+    activations = lambda planned: sum(
+        int(np.prod(shape)) * 4
+        for shape in kept_shapes(planned, *args)
+        if shape[-2:] == (BATCH, 16)
+    )
+    for actions in ([RECOMPUTE] * LAYERS, MIXED, [RECOMPUTE(save=["hidden"])] * LAYERS):
+        planned = rr.apply(loss, graph.plan({unit.name: actions}))
+        kept = [unit.kept(action) for action in actions]
+        assert activations(planned) == sum(k.device_bytes + k.host_bytes for k in kept)
+
+
+def test_a_plan_that_lies_about_what_is_kept_is_refused():
+    args = arguments()
+    plan = rr.trace(scanned, *args).plan({"scan_0": RECOMPUTE})
+    (unit,) = plan.units
+    lie = dataclasses.replace(unit, device_names=(("input", "hidden"),) * LAYERS)
+    false_plan = dataclasses.replace(plan, units=(lie,))
+    with pytest.raises(UserError, match="keeps input on the device, and the plan says"):
+        rr.apply(scanned, false_plan)(*args)
+
+
+def other_body(w, x):
+    return jax.lax.scan(lambda x, w: (x @ w["a"] + x @ w["b"], None), x, w)[0].sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "args", "message"),
+    [
+        (by_block, arguments(), "it has a unit 'scan_0', this one has layer"),
+        (scanned, arguments(layers=5), "it has 4 layers in unit 'scan_0', this one 5"),
+        (scanned, arguments(width=9), "unit 'scan_0' computes something else"),
+        (other_body, arguments(), "unit 'scan_0' computes something else"),
+        (lambda w, x: 2 * scanned(w, x), arguments(), "the code around them does not"),
+    ],
+)
+def test_a_plan_for_another_program_is_refused(loss, args, message):
+    plan = rr.trace(scanned, *arguments()).plan({"scan_0": MIXED})
+    with pytest.raises(UserError, match=message) as caught:
+        rr.apply(loss, plan)(*args)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plan_survives_other_names_and_another_jit():
+    args = arguments()
+    plan = rr.trace(scanned, *args).plan({"scan_0": RECOMPUTE})
+    assert_same_gradient(scanned, rr.apply(jax.jit(scanned), plan), *args)
+
+
+def test_auxiliary_values_and_keywords_pass_through():
+    def loss(w, x, scale=1.0):
+        total = scanned(w, x) * scale
+        return total, {"twice": 2 * total}
+
+    args = arguments()
+    planned = rr.apply(loss, rr.trace(loss, *args).plan({"scan_0": RECOMPUTE}))
+    (total, aux), _ = jax.value_and_grad(planned, has_aux=True)(*args)
+    np.testing.assert_allclose(aux["twice"], 2 * total)
+    assert planned.__name__ == "loss"
+
+
+def test_shardings_are_kept():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    w, x = arguments()
+    w = jax.device_put(w, NamedSharding(mesh, P(None, "data", "model")))
+    x = jax.device_put(x, NamedSharding(mesh, P("data")))
+    plan = rr.trace(scanned, w, x).plan({"scan_0": MIXED})
+    assert_same_gradient(scanned, rr.apply(scanned, plan), w, x)
+
+
+def test_a_reversible_stack_is_offered_its_inverse():
+    def couple(w, pair):
+        a, b = pair
+        a = a + jnp.tanh(b @ w["a"])
+        return a, b + jnp.tanh(a @ w["b"])
+
+    def uncouple(w, pair):
+        a, b = pair
+        b = b - jnp.tanh(a @ w["b"])
+        return a - jnp.tanh(b @ w["a"]), b
+
+    def loss(w, x):
+        a, b = rr.stack(couple, w, (x, x), inverse=uncouple)
+        return (a * b).sum()
+
+    args = arguments()
+    graph = rr.trace(loss, *args)
+    assert graph["stack"].invertible
+    planned = rr.apply(loss, graph.plan({"stack": INVERT}))
+    assert_same_gradient(loss, planned, *args, rtol=1e-4)
+    kept = [s for s in kept_shapes(planned, *args) if s[-2:] == (BATCH, WIDTH)]
+    assert kept.count((LAYERS, BATCH, WIDTH)) == 0
+
+
+def test_a_large_vocabulary_is_never_held_whole():
+    vocabulary = 64
+
+    def loss(w, h, labels):
+        return rr.cross_entropy(jnp.tanh(h @ w["a"][0]), w["table"], labels)
+
+    rng = np.random.default_rng(0)
+    w, _ = arguments()
+    w["table"] = jnp.asarray(rng.normal(size=(WIDTH, vocabulary)), jnp.float32)
+    h = jnp.asarray(rng.normal(size=(2, 16, WIDTH)), jnp.float32)
+    labels = jnp.asarray(rng.integers(-1, vocabulary, (2, 16)))
+    graph = rr.trace(loss, w, h, labels)
+    assert graph["head"].splits == (2, 4, 8, 16)
+    planned = rr.apply(loss, graph.plan({"head": RECOMPUTE(chunks=8)}))
+    assert_same_gradient(loss, planned, w, h, labels)
+    text = jax.jit(jax.grad(planned)).lower(w, h, labels).as_text()
+    assert "2x2x64x" in text
+    assert "2x16x64x" not in text
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.dropout(self.norm(jnp.tanh(self.linear(x))))
+
+
+def leaves_of(state):
+    data = lambda x: (
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    )
+    return [np.asarray(data(leaf)) for leaf in jax.tree.leaves(state)]
+
+
+@pytest.mark.parametrize("actions", [SAVE, RECOMPUTE, (SAVE, RECOMPUTE) * 2], ids=str)
+def test_dropout_is_replayed_and_statistics_move_once(actions):
+    _, x = arguments()
+
+    def run(actions):
+        model = Stack(Block, LAYERS, rngs=nnx.Rngs(0), actions=actions)
+        gradient = nnx.jit(nnx.value_and_grad(lambda m, x: (m(x) ** 2).sum()))
+        steps = [gradient(model, x) for _ in range(2)]
+        return leaves_of(steps), leaves_of(nnx.state(model))
+
+    for found, expected in zip(run(actions), run(None), strict=True):
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())

@@ -1,0 +1,117 @@
+"""Plans as data: what is written is read again, and nothing else is."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, Plan, UserError
+
+ACTIONS = [SAVE, SAVE, RECOMPUTE(save=["hidden"], offload=["input"]), OFFLOAD]
+
+
+def graph():
+    layer = lambda w, x: rr.name(jnp.tanh(x @ w), "hidden")
+    loss = lambda w, x: rr.stack(layer, w, x).sum()
+    return rr.trace(loss, jnp.ones((4, 2, 2)), jnp.ones((3, 2)))
+
+
+def plan(**about):
+    about = {"target": "h100:8", "budget_bytes": 100, "compiled_bytes": 90} | about
+    return graph().plan({"stack": ACTIONS}, **about)
+
+
+def test_a_plan_comes_back_from_its_file(tmp_path):
+    plan().save(tmp_path / "a" / "plan.json")
+    assert Plan.load(tmp_path / "a" / "plan.json") == plan()
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["plan.json"]
+
+
+def test_equal_layers_are_written_once():
+    runs = json.loads(plan().to_json())["units"][0]["actions"]
+    assert [run["layers"] for run in runs] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("about", "fits", "shortfall_bytes"),
+    [
+        ({}, True, 0),
+        ({"compiled_bytes": 101}, False, 1),
+        ({"compiled_bytes": None, "predicted_bytes": 130}, False, 30),
+        ({"compiled_bytes": 90, "predicted_bytes": 130}, True, 0),
+        ({"compiled_bytes": None}, False, 0),
+        ({"compiled_bytes": 10**12, "budget_bytes": None}, True, 0),
+    ],
+)
+def test_whether_it_fits_is_what_the_compiler_said(about, fits, shortfall_bytes):
+    assert plan(**about).fits is fits
+    assert plan(**about).shortfall_bytes == shortfall_bytes
+
+
+def test_actions_print_as_they_are_written():
+    assert repr(RECOMPUTE) == "RECOMPUTE"
+    action = RECOMPUTE(save=["b", "a"], ahead=["c"], chunks=4)
+    assert repr(action) == "RECOMPUTE(save=['a', 'b'], ahead=['c'], chunks=4)"
+    assert eval(repr(action), {"RECOMPUTE": RECOMPUTE}) == action
+
+
+def edited(**changes):
+    data = json.loads(plan().to_json())
+    return json.dumps(data | changes)
+
+
+def with_run(**changes):
+    data = json.loads(plan().to_json())
+    data["units"][0]["actions"][0] |= changes
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not a plan: it is not JSON"),
+        (plan().to_json()[:-30], "is not a plan: it is not JSON"),
+        ("[1]", "it has no schema version"),
+        ("{}", "it has no schema version"),
+        ("[" * 100_000, "is not a plan: it is not JSON"),
+        (
+            edited(schema=99),
+            "schema version 99 and this revremat reads versions up to 1",
+        ),
+        (edited(units=None), "damaged plan: 'units' is None"),
+        (edited(budget_bytes="60GiB"), "damaged plan: 'budget_bytes' is '60GiB'"),
+        (edited(units=[{"name": "x"}]), "damaged plan: 'actions' is missing"),
+        (with_run(kind="__import__('os')"), "is no action; there are save, recompute"),
+        (with_run(layers=10**12), "'layers' is 1000000000000"),
+        (with_run(layers=True), "'layers' is True"),
+        (with_run(save=[1]), r"'save' is \[1\]"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_sentence(tmp_path, text, message):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        Plan.load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_a_users_mistake(tmp_path):
+    with pytest.raises(UserError, match="cannot read a plan"):
+        Plan.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ({"stak": SAVE}, "no unit is called 'stak'; the units are: stack"),
+        ({"stack": [SAVE]}, "has 4 layers and was given 1 actions"),
+        ({"stack": INVERT}, "has no inverse"),
+        ({"stack": RECOMPUTE(save=["x"])}, "names 'x', which unit 'stack' does not"),
+        ({"stack": RECOMPUTE(chunks=2)}, "can be computed in 1 chunks, not 2"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(actions, message):
+    with pytest.raises(UserError, match=message):
+        graph().plan(actions)

@@ -1,0 +1,211 @@
+"""What trace finds in a program: units, residuals, names, fingerprints."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat import RECOMPUTE, SAVE, UserError
+
+LAYERS, WIDTH, BATCH = 3, 8, 2
+
+
+def layer(w, x):
+    return x + rr.name(jnp.tanh(x @ w["a"]), "hidden") @ w["b"]
+
+
+def scanned(w, x):
+    return jax.lax.scan(lambda x, w: (layer(w, x), None), x, w)[0].sum()
+
+
+def specs(batch=BATCH, dtype=jnp.float32):
+    one = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), dtype)
+    return {"a": one, "b": one}, jax.ShapeDtypeStruct((batch, WIDTH), dtype)
+
+
+def at(w, k):
+    return jax.tree.map(lambda a: a[k], w)
+
+
+def unrolled(w, x):
+    for k in range(LAYERS):
+        x = layer(at(w, k), x)
+    return x.sum()
+
+
+def checkpointed(w, x):
+    for k in range(LAYERS):
+        x = jax.checkpoint(layer)(at(w, k), x)
+    return x.sum()
+
+
+def blocks(w, x):
+    for k in range(LAYERS):
+        x = rr.block(layer, "layer")(at(w, k), x)
+    return rr.block(lambda x: jnp.sin(x).sum(), "head")(x)
+
+
+def plain(w, x):
+    return layer(at(w, 0), x).sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "units"),
+    [
+        (scanned, [("scan_0", "scan", LAYERS)]),
+        (jax.jit(scanned), [("scan_0", "scan", LAYERS)]),
+        (unrolled, [("repeat_0", "repeat", LAYERS)]),
+        (checkpointed, [("checkpoint_0", "checkpoint", LAYERS)]),
+        (blocks, [("layer", "block", LAYERS), ("head", "block", 1)]),
+        (plain, [("whole_0", "whole", 1)]),
+        (
+            lambda w, x: scanned(w, x) + scanned(w, 2 * x),
+            [("scan_0", "scan", LAYERS), ("scan_1", "scan", LAYERS)],
+        ),
+        (lambda w, x: rr.stack(layer, w, x).sum(), [("stack", "scan", LAYERS)]),
+        (
+            lambda w, x: jax.lax.cond(x[0, 0] > 0, scanned, plain, w, x),
+            [("cond_0/branch_1/scan_0", "scan", LAYERS)],
+        ),
+    ],
+)
+def test_units(loss, units):
+    graph = rr.trace(loss, *specs())
+    assert [(u.name, u.kind, u.num_layers) for u in graph.units] == units
+
+
+@pytest.mark.parametrize("loss", [scanned, unrolled, checkpointed, blocks])
+def test_residuals_of_a_layer(loss):
+    unit = rr.trace(loss, *specs()).units[0]
+    found = {r.name: (r.num_bytes, r.rebuild_flops, r.plain) for r in unit.residuals}
+    size = BATCH * WIDTH
+    product = 2 * size * WIDTH
+    assert found == {
+        "input": (4 * size, 0, True),
+        "dot_general_0": (4 * size, product, False),
+        "hidden": (4 * size, product + size, True),
+        "one_minus_square_0": (4 * size, product + 2 * size, True),
+        "dot_general_1": (4 * size, 2 * product + size, False),
+    }
+    assert [r.name for r in unit.residuals if r.given] == ["hidden"]
+
+
+def test_what_an_action_keeps_and_rebuilds():
+    unit = rr.trace(scanned, *specs())["scan_0"]
+    saved = lambda action: unit.kept(action).saved
+    assert saved(RECOMPUTE) == ("input",)
+    assert saved(SAVE) == ("input", "hidden", "one_minus_square_0")
+    assert saved(RECOMPUTE(save=["hidden"])) == ("input", "hidden")
+    assert unit.kept(RECOMPUTE).rebuilt == ("dot_general", "tanh", "one_minus_square")
+    assert unit.kept(RECOMPUTE(save=["hidden"])).rebuilt == ("one_minus_square",)
+    assert unit.kept(RECOMPUTE(save=["dot_general_1"])).unused == ("dot_general_1",)
+    assert unit.kept(RECOMPUTE(offload=["input"])).host_bytes == 4 * BATCH * WIDTH
+
+
+def test_bytes_per_device_come_from_the_caller():
+    graph = rr.trace(scanned, *specs(), bytes_of=lambda aval: aval.size)
+    (hidden,) = [r for r in graph["scan_0"].residuals if r.given]
+    assert hidden.num_bytes == BATCH * WIDTH
+
+
+def renamed(w, x):
+    inner = lambda p, y: y + rr.name(jnp.tanh(y @ p["z"]), "other") @ p["k"]
+    return jax.lax.scan(lambda y, p: (inner(p, y), None), x, w)[0].sum()
+
+
+def test_fingerprints_ignore_names_key_order_and_jit():
+    w, x = specs()
+    same = [
+        rr.trace(scanned, w, x),
+        rr.trace(jax.jit(scanned), w, x),
+        rr.trace(renamed, {"z": w["a"], "k": w["b"]}, x),
+    ]
+    assert len({g.fingerprint for g in same}) == 1
+    assert len({g.units[0].fingerprint for g in same}) == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "args"),
+    [
+        (scanned, specs(batch=4)),
+        (scanned, specs(dtype=jnp.bfloat16)),
+        (lambda w, x: scanned(w, x * 2) * 2, specs()),
+        (unrolled, specs()),
+    ],
+)
+def test_fingerprints_tell_programs_apart(loss, args):
+    other = rr.trace(loss, *args)
+    assert other.fingerprint != rr.trace(scanned, *specs()).fingerprint
+
+
+def test_made_up_names_do_not_depend_on_code_elsewhere():
+    names = lambda loss: [r.name for r in rr.trace(loss, *specs())["scan_0"].residuals]
+    more = lambda w, x: scanned(w, jnp.sin(x @ w["a"][0])) * 3
+    assert names(more) == names(scanned)
+
+
+def test_a_scan_that_nothing_is_differentiated_in_is_no_unit():
+    def loss(w, x):
+        steps = jax.lax.scan(lambda c, _: (c * 2, None), jnp.ones(3), None, length=4)[0]
+        return plain(w, x) + steps.sum()
+
+    assert [u.kind for u in rr.trace(loss, *specs()).units] == ["whole"]
+
+
+def test_what_has_side_effects_is_kept_and_the_reason_given():
+    def noisy(w, x):
+        y = jnp.tanh(x @ w["a"])
+        shape = jax.ShapeDtypeStruct(y.shape, y.dtype)
+        seen = jax.experimental.io_callback(
+            lambda y: y, shape, jax.lax.stop_gradient(y)
+        )
+        return y * seen
+
+    loss = lambda w, x: jax.lax.scan(lambda x, w: (noisy(w, x), None), x, w)[0].sum()
+    unit = rr.trace(loss, *specs())["scan_0"]
+    (pinned,) = [r for r in unit.residuals if r.pinned]
+    assert pinned.name == "io_callback_0"
+    assert "side effects" in pinned.pinned
+    assert "io_callback_0" in unit.kept(RECOMPUTE).saved
+    w, x = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype) / 9, specs())
+    planned = rr.apply(loss, rr.trace(loss, w, x).plan({"scan_0": RECOMPUTE}))
+    found, expected = jax.grad(planned)(w, x), jax.grad(loss)(w, x)
+    assert all(map(jnp.allclose, jax.tree.leaves(found), jax.tree.leaves(expected)))
+
+
+def test_a_graph_comes_back_from_json():
+    graph = rr.trace(blocks, *specs())
+    assert rr.Graph.from_json(graph.to_json()) == graph
+
+
+def test_a_graph_prints_its_residuals():
+    text = str(rr.trace(scanned, *specs()))
+    assert "scan_0 (scan, 3 layers" in text
+    assert "hidden" in text
+
+
+def twice(w, x):
+    once = rr.name(jnp.tanh(x @ w["a"][0]), "hidden")
+    return rr.name(jnp.sin(once), "hidden").sum()
+
+
+@pytest.mark.parametrize(
+    ("loss", "args", "message"),
+    [
+        (lambda w, x: x @ w["a"][0], specs(), r"not float32\[2, 8\]; take the mean"),
+        (lambda w, x: x.astype(int).sum(), specs(), r"not int32\[\]"),
+        (lambda w, x: {"loss": x.sum()}, specs(), "not a tree of arrays"),
+        (
+            lambda n, x: x.sum() * n[0],
+            (jnp.arange(3), jnp.ones(2)),
+            "nothing to differ",
+        ),
+        (lambda w, x, m: x.sum(), (*specs(), "gelu"), "argument 2 is 'gelu', which"),
+        (lambda w, x, m: x.sum(), (*specs(), {"n": [{1}]}), r"argument 2\['n'\]\[0\]"),
+        (twice, specs(), "'hidden' tags two values"),
+    ],
+)
+def test_a_mistake_is_one_sentence(loss, args, message):
+    with pytest.raises(UserError, match=message) as caught:
+        rr.trace(loss, *args)
+    assert "\n" not in str(caught.value)
