@@ -5,9 +5,9 @@
 At 75, 50 and 30 % of what the program takes as written, on `h100:8` (tensor parallel 4,
 data parallel 2, bfloat16, AdamW): does the plan fit, how long did the search take, and
 is any uniform preset, or any split of the layers between two presets, faster and small
-enough? For a split, the number of layers that the measured prices call best is compiled,
-and one more or less. Then: bytes predicted before the last compile against compiled ones,
-at 24 and 96 layers. Writes `experiments/results/search-gpt.json`.
+enough? Of each pair's splits the two are compiled that the measured prices call best.
+Then: bytes predicted before the last compile against compiled ones, at 24 and 96
+layers. Writes `experiments/results/search-gpt.json`.
 """
 
 import dataclasses
@@ -27,7 +27,15 @@ from revremat._files import write_text
 from revremat._fit import Fit, Row
 from revremat._fit import presets as compile_presets
 from revremat._measure import measure
-from revremat.policies import PRESETS, Menu, Price, predict_bytes, preset
+from revremat.policies import (
+    PRESETS,
+    Candidate,
+    Menu,
+    Price,
+    candidates,
+    predict_bytes,
+    preset,
+)
 
 RESULT = Path(__file__).parents[1] / "results" / "search-gpt.json"
 
@@ -138,11 +146,10 @@ def best_splits(
     return found
 
 
-def _priced(unit: Any, menu: Menu) -> list[Any]:
+def _priced(unit: Any, menu: Menu) -> list[Candidate]:
     names = {p.name for p in menu.prices}
-    from revremat.policies import candidates
-
-    return [c for c in candidates(unit, offload=True, ahead=True) if c.name in names]
+    found = candidates(unit, offload=True, ahead=True)
+    return [c for c in found if c.name in names and not c.action.ahead]
 
 
 def _kept(unit: Any, action: rr.Action) -> tuple[int, int]:
