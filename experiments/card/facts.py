@@ -61,12 +61,15 @@ def card(done: Json, machine: Json) -> Json:
         peaks["float32"] = round(arithmetic["float32"])
     if peaks:
         found["peak_flops"] = peaks
-    streams = _fastest(
-        [*kernels.get("elementwise", []), *kernels.get("reduction", [])], "bytes"
-    )
+    streams = [
+        max(_fastest(kernels[group], "bytes").values())
+        for group in ("elementwise", "reduction")  # reading and writing, reading alone
+        if kernels.get(group)
+    ]
     if streams and machine["key"]:
         bandwidth = load_card(machine["key"]).memory_bandwidth
-        found["memory_efficiency"] = round(max(streams.values()) / bandwidth, 4)
+        mean = statistics.harmonic_mean(streams)
+        found["memory_efficiency"] = round(mean / bandwidth, 4)
     copies = [k["bytes"] / k["seconds"] for k in kernels.get("transfer", [])]
     if copies and machine["key"]:
         # Both ways are used alike: fetching and storing.
