@@ -18,19 +18,19 @@ from revremat.program._units import FoundUnit
 def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """The same function, whose residuals come back as a plan says.
 
-    Scans, blocks, repeats and checkpointed regions that the plan names are replaced where
-    they stand, also inside jitted functions and inside code of other libraries; all else
-    stays as it is. The result can be jitted, differentiated, mapped and sharded as the
-    loss could.
+    Scans, blocks, repeats and checkpointed regions that the plan names are replaced
+    where they stand, also inside jitted functions and inside code of other libraries;
+    all else stays as it is. The result can be jitted, differentiated, mapped and
+    sharded as the loss could.
 
     Args:
       loss: What was given to `rr.trace` or `rr.search`.
       plan: Its plan.
 
     Returns:
-      A function with the signature of `loss`. When it is called it raises `UserError` if
-      the program is another than the one the plan was made for, or if what it would keep
-      differs from what the plan says.
+      A function with the signature of `loss`. When it is called it raises `UserError`
+      if the program is another than the one the plan was made for, or if what it would
+      keep differs from what the plan says.
 
     >>> import jax, jax.numpy as jnp, revremat as rr
     >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
@@ -65,8 +65,8 @@ def shorten(
     Args:
       loss: What was given to `rr.trace`.
       graph: What came out.
-      actions: From unit to the actions of its first layers; fewer than it has only where
-        it is `skippable`.
+      actions: From unit to the actions of its first layers; fewer than it has only
+        where it is `skippable`.
 
     Returns:
       A function with the signature of `loss`.
@@ -81,7 +81,9 @@ def shorten(
         decisions = []
         for name, given in actions.items():
             unit = graph[name]
-            whole = unit.plan((given + (RECOMPUTE,) * unit.num_layers)[: unit.num_layers])
+            whole = unit.plan(
+                (given + (RECOMPUTE,) * unit.num_layers)[: unit.num_layers]
+            )
             n = len(given)
             plan = dataclasses.replace(
                 whole,
@@ -102,8 +104,8 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
         _check(unit, found)
     if plan.program != traced.fingerprint:
         raise UserError(
-            "the plan was made for another program: the units agree, but the code around "
-            f"them does not (fingerprint {traced.fingerprint}, the plan has "
+            "the plan was made for another program: the units agree, but the code "
+            f"around them does not (fingerprint {traced.fingerprint}, the plan has "
             f"{plan.program}); search again."
         )
     return [Decision(unit=found[unit.name], plan=unit) for unit in plan.units]

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 from jax._src import source_info_util
-from jax._src.core import JaxprEqn
+from jax._src.core import JaxprEqn, Tracer
+from jax.extend.core import ClosedJaxpr  # type: ignore[reportPrivateImportUsage]
 
 
 def name_stack(eqn: JaxprEqn) -> Any:
@@ -53,6 +54,16 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def is_tracer(x: Any) -> bool:
+    """Whether a value is only known while something is being traced."""
+    return isinstance(x, Tracer)
+
+
+def close(jaxpr: Any) -> Any:
+    """A jaxpr without constants as a closed one."""
+    return ClosedJaxpr(jaxpr, ())
 
 
 def constants_of(closed: Any) -> list[tuple[Any, Any]]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -120,7 +120,8 @@ class Unit:
       name: What plans call it.
       kind: `"scan"`, `"block"` (a function marked `rr.block`, once or several times),
         `"repeat"` (the same computation several times over, unmarked), `"checkpoint"`
-        (a `jax.checkpoint` region) or `"whole"` (the loss itself, if there is no other).
+        (a `jax.checkpoint` region) or `"whole"` (the loss itself, if there is no
+        other).
       fingerprint: Equal for equal computations, whatever their variables are called.
       num_layers: How many times it runs; a plan gives each its action.
       values: Every array of its forward pass.
@@ -130,7 +131,8 @@ class Unit:
       forward_flops: Of one layer's forward pass.
       backward_flops: Of one layer's backward pass, without rebuilding anything.
       invertible: Whether INVERT can be chosen.
-      skippable: Whether layers can be left out to price the others on a shorter program.
+      skippable: Whether layers can be left out to price the others on a shorter
+        program.
       chained: Whether layers hand their results on, and nowhere else: `ahead` needs it.
       splits: The numbers of chunks it may be computed in, beside 1.
     """
@@ -249,8 +251,8 @@ class Unit:
         for action in set(actions):
             if action.kind == "invert" and not self.invertible:
                 raise UserError(
-                    f"unit {self.name!r} has no inverse, so INVERT cannot be chosen; give "
-                    "one with `rr.block(..., inverse=...)`."
+                    f"unit {self.name!r} has no inverse, so INVERT cannot be chosen; "
+                    "give one with `rr.block(..., inverse=...)`."
                 )
             if action.chunks != 1 and action.chunks not in self.splits:
                 ways = ", ".join(map(str, (1, *self.splits)))
@@ -301,9 +303,9 @@ def unsteady(ops: Iterable[Any], kept: set[Any], inverted: set[Any]) -> set[Any]
     """What is to be kept because a rounding error would change it altogether.
 
     Which entry is the maximum is found by comparing entries with the maximum for being
-    equal. Were one side kept and the other rebuilt, then the rounding of a compiler that
-    computes it in another way, or of an inverse, would leave no entry equal. What an
-    inverse gives is further off, so there every comparison of that kind counts.
+    equal. Were one side kept and the other rebuilt, then the rounding of a compiler
+    that computes it in another way, or of an inverse, would leave no entry equal. What
+    an inverse gives is further off, so there every comparison of that kind counts.
 
     Args:
       ops: What is run again, in order; each with `kind`, `inputs` and `outputs`.
@@ -410,7 +412,7 @@ class Graph:
 
 
 def _unit(data: dict[str, Any]) -> Unit:
-    tuples = lambda d: {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+    tuples: Callable[[dict[str, Any]], dict[str, Any]] = lambda d: {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
     values = tuple(Value(**tuples(v)) for v in data.pop("values"))
     operations = tuple(Operation(**tuples(o)) for o in data.pop("operations"))
     return Unit(values=values, operations=operations, **tuples(data))

@@ -270,8 +270,8 @@ def _read_unit(data: dict[str, Any]) -> UnitPlan:
         if not 0 < count <= MOST_LAYERS:
             raise ValueError(f"'layers' is {count}")
         chunks = _typed(run, "chunks", int)
-        action = Action(kind, *(_names(run, k) for k in ("save", "offload", "ahead")))
-        actions += [replace(action, chunks=chunks)] * count
+        names = {key: _names(run, key) for key in ("save", "offload", "ahead")}
+        actions += [Action(kind, chunks=chunks, **names)] * count
         device_names += [_names(run, "on_device")] * count
         host_names += [_names(run, "on_host")] * count
     return UnitPlan(

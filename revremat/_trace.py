@@ -21,8 +21,8 @@ def trace(
     """Find a program's units of decision and their residuals.
 
     Units are the bodies of `jax.lax.scan`, functions marked with `rr.block`, unrolled
-    repeats of the same computation, and `jax.checkpoint` regions; without any, the whole
-    loss is the one unit.
+    repeats of the same computation, and `jax.checkpoint` regions; without any, the
+    whole loss is the one unit.
 
     Args:
       loss: `loss(*specs) -> scalar`, or `(scalar, auxiliary)`; differentiated in its

@@ -52,8 +52,8 @@ def block(
       name: What plans call it.
       inverse: For `f(params, x, *rest) -> y` with `y` shaped as `x`:
         `inverse(params, y, *rest) -> x`, which makes INVERT available.
-      split: For a function whose results are *sums* over an axis of some arguments: that
-        axis for each argument, None for one to be used whole. Makes it possible to
+      split: For a function whose results are *sums* over an axis of some arguments:
+        that axis for each argument, None for one to be used whole. Makes it possible to
         compute the block in chunks: `RECOMPUTE(chunks=8)`.
 
     >>> import jax.numpy as jnp, revremat as rr
@@ -93,8 +93,8 @@ def _write_inverse(
     """Call the inverse, as dead code, for `INVERT` to find."""
     if len(args) < 2:
         raise UserError(
-            f"rr.block: {name!r} has an inverse, so it is called with its parameters and "
-            f"its input, `f(params, x)`; it was called with {len(args)} argument."
+            f"rr.block: {name!r} has an inverse, so it is called with its parameters "
+            f"and its input, `f(params, x)`; it was called with {len(args)} argument."
         )
     params, x, *rest = args
     if _described(y) != _described(x):
@@ -135,13 +135,14 @@ def stack(
 ) -> Any:
     """Apply equal layers one after the other, each with its way back for gradients.
 
-    The same as `for p in params: x = layer(p, x)` with the layers' weights stacked along
-    their first axis; only memory and time of the backward pass depend on `actions`.
+    The same as `for p in params: x = layer(p, x)` with the layers' weights stacked
+    along their first axis; only memory and time of the backward pass depend on
+    `actions`.
 
     Args:
       layer: `layer(params_of_layer, x) -> x`; with `xs`,
-        `layer(params_of_layer, x, xs_of_layer) -> x`; with `has_ys`, it returns `(x, y)`.
-        It may close over arrays, which get gradients too.
+        `layer(params_of_layer, x, xs_of_layer) -> x`; with `has_ys`, it returns `(x,
+        y)`. It may close over arrays, which get gradients too.
       params: A pytree of arrays `[num_layers, ...]`.
       x: What the first layer is given: any pytree.
       xs: Further per-layer inputs `[num_layers, ...]`, such as RNG keys: any pytree.
@@ -193,8 +194,8 @@ def stack(
         given = (actions,) * length if isinstance(actions, Action) else tuple(actions)
         if len(given) != length:
             raise UserError(
-                f"rr.stack has {length} layers and {len(given)} actions; give one action "
-                "for each layer, or one for all."
+                f"rr.stack has {length} layers and {len(given)} actions; give one "
+                "action for each layer, or one for all."
             )
         out, ys = act(scan, given, f"rr.{name}")(x, weights)
     return (out, ys) if has_ys else out
@@ -210,7 +211,7 @@ def _length(weights: Sequence[Any]) -> int:
     if len(lengths) > 1:
         found = ", ".join(str(n) for (n,) in sorted(lengths))
         raise UserError(
-            f"rr.stack: weights and xs are stacked to different lengths ({found}); every "
-            "array needs one entry for each layer along its first axis."
+            f"rr.stack: weights and xs are stacked to different lengths ({found}); "
+            "every array needs one entry for each layer along its first axis."
         )
     return next(iter(lengths))[0]

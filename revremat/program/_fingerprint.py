@@ -1,8 +1,8 @@
 """A program's identity: equal computations, equal fingerprints.
 
-Values are numbered by first use, so neither what variables are called nor the order of a
-dictionary's keys changes anything; calls are inlined before, so neither does `jax.jit`.
-Names given with `rr.name` and `rr.block` do not count; shapes and dtypes do.
+Values are numbered by first use, so neither what variables are called nor the order of
+a dictionary's keys changes anything; calls are inlined before, so neither does
+`jax.jit`. Names given with `rr.name` and `rr.block` do not count; shapes and dtypes do.
 """
 
 import enum
@@ -69,7 +69,7 @@ def describe(program: Program, marked: Sequence[bool] = ()) -> str:
 
 
 def input_order(program: Program) -> tuple[int, ...]:
-    """At which place among the inputs each stands by first use; unused ones are last."""
+    """The inputs in order of first use; unused ones come last."""
     first: dict[Any, int] = {}
     for op in program.ops:
         for atom in op.inputs:

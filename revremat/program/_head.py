@@ -16,8 +16,8 @@ def cross_entropy(
     """Mean cross-entropy of a large vocabulary, in float32.
 
     With a large vocabulary the logits, `[batch, length, vocabulary]`, are often the
-    largest array of the whole step. In chunks along the length only one chunk's are there
-    at a time; their gradient is computed from logits made again.
+    largest array of the whole step. In chunks along the length only one chunk's are
+    there at a time; their gradient is computed from logits made again.
 
     Args:
       hidden: `[batch, length, width]`, the last layer's output.

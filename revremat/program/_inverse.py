@@ -1,8 +1,8 @@
 """Inverses, written into a program by `rr.block(..., inverse=)`, and found in it again.
 
-A block that knows its inverse calls it on its own output and drops the result: dead code,
-which costs nothing, survives every transformation together with the block, and says
-there, on the block's very values, how to come back.
+A block that knows its inverse calls it on its own output and drops the result: dead
+code, which costs nothing, survives every transformation together with the block, and
+says there, on the block's very values, how to come back.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def block_inverse(op: Op) -> tuple[tuple[int, ...], Program] | None:
     if len(outputs) != count or used & {inner.inputs[k] for k in positions}:
         return None
     fresh = [Value(v.aval) for v in inner.inputs]
-    env = dict(zip(inner.inputs, fresh, strict=True))
+    env: dict[Any, Any] = dict(zip(inner.inputs, fresh, strict=True))
     env.update({out: fresh[k] for out, k in zip(outputs, positions, strict=True)})
     ops = substitute((*before, calls[0]), env)
     return positions, Program(tuple(fresh), ops, ops[-1].outputs)
@@ -80,7 +80,7 @@ def scan_inverse(
         before, used = needed(body.ops, others)
         if used & set(carry):
             continue
-        env = dict(zip(inverse.inputs, op.inputs, strict=True))
+        env: dict[Any, Any] = dict(zip(inverse.inputs, op.inputs, strict=True))
         ops = (*before, *substitute(inverse.ops, env))
         outputs = tuple(env[out] for out in inverse.outputs)
         found = Program(body.inputs, ops, outputs)

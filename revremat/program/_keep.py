@@ -11,7 +11,7 @@ from revremat.program._ops import Atom, Op, Value, needed
 
 INPUT = "input"
 
-# Worth more than a pass over memory to rebuild; all else is cheap, often free by fusion.
+# Worth more than a pass over memory to rebuild; all else is cheap, often fused.
 DEAR_PREFIXES = ("dot_general", "conv_general", "ragged_dot", "reduce", "cum", "scan")
 DEAR = {
     *("while", "cond", "sort", "top_k", "custom_jvp_call", "custom_vjp_call", "gather"),
@@ -219,6 +219,6 @@ def _check_names(layer: Layer, action: Action, unit: str) -> None:
     both = sorted(set(action.save) & set(action.offload))
     if both:
         raise UserError(
-            f"{action!r} both saves and offloads {', '.join(map(repr, both))} in {unit}; "
-            "list each name once."
+            f"{action!r} both saves and offloads {', '.join(map(repr, both))} in "
+            f"{unit}; list each name once."
         )

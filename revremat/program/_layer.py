@@ -55,8 +55,8 @@ def tie(
 ) -> list[Any]:
     """Make operations on values of `env` wait for the cotangents; returns those, tied.
 
-    Outside a loop nothing else stops a compiler from finding that the rebuilding repeats
-    the forward pass, and from keeping the forward pass's values instead.
+    Outside a loop nothing else stops a compiler from finding that the rebuilding
+    repeats the forward pass, and from keeping the forward pass's values instead.
     """
     used = {atom for op in ops for atom in op.inputs}
     keys = [v for v in env if v in used and env[v] is not None and not is_key(v.aval)]

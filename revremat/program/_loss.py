@@ -35,8 +35,8 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
     """Trace a loss and survey its program.
 
     Raises:
-      UserError: The loss is not scalar, an argument is not made of arrays, or nothing in
-        the first one can be differentiated.
+      UserError: The loss is not scalar, an argument is not made of arrays, or nothing
+        in the first one can be differentiated.
     """
     label = getattr(loss, "__name__", type(loss).__name__)
     for number, arg in enumerate(args):
@@ -67,8 +67,8 @@ def _check_arrays(label: str, number: int, arg: Any) -> None:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             where = f"argument {number}{jax.tree_util.keystr(path)}"
             raise UserError(
-                f"{label}: {where} is {leaf!r}, which is not an array; bind it beforehand "
-                "with `functools.partial` or a lambda."
+                f"{label}: {where} is {leaf!r}, which is not an array; bind it "
+                "beforehand with `functools.partial` or a lambda."
             )
 
 

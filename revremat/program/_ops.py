@@ -1,9 +1,9 @@
 """A program as data: a flat list of operations on values, calls inlined.
 
-JAX's own jaxprs nest (jitted calls, checkpoints) and mark names by an operation of their
-own. Deciding what comes back how needs neither, so `flatten` inlines the calls, turns
-names into a table, and gives every value one identity. A `Program` is immutable; running
-part of it is running part of its list.
+JAX's own jaxprs nest (jitted calls, checkpoints) and mark names by an operation of
+their own. Deciding what comes back how needs neither, so `flatten` inlines the calls,
+turns names into a table, and gives every value one identity. A `Program` is immutable;
+running part of it is running part of its list.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
@@ -49,9 +50,9 @@ Atom = Value | Constant
 
 def is_scalar(constant: Constant) -> bool:
     """Whether a constant is a plain number, to be written rather than passed along."""
-    if isinstance(constant.value, jax.core.Tracer) or constant.aval.shape:
+    if _compat.is_tracer(constant.value) or constant.aval.shape:
         return False
-    return not jax.dtypes.issubdtype(constant.aval.dtype, jax.dtypes.extended)
+    return not jnp.issubdtype(constant.aval.dtype, jax.dtypes.extended)
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,11 +207,7 @@ class _Flattener:
 
 def as_closed(jaxpr: Any) -> Any:
     """A jaxpr without constants as a closed one (the same thing since JAX 0.12)."""
-    if hasattr(jaxpr, "consts"):
-        return jaxpr
-    from jax.extend.core import ClosedJaxpr
-
-    return ClosedJaxpr(jaxpr, ())
+    return jaxpr if hasattr(jaxpr, "consts") else _compat.close(jaxpr)
 
 
 def lift_constants(program: Program) -> tuple[Program, list[Any]]:
@@ -238,7 +235,7 @@ def lift_constants(program: Program) -> tuple[Program, list[Any]]:
     return lifted_program, [array for _, array in lifted.values()]
 
 
-def substitute(ops: Iterable[Op], env: dict[Value, Atom]) -> tuple[Op, ...]:
+def substitute(ops: Iterable[Op], env: dict[Value, Any]) -> tuple[Op, ...]:
     """The operations on other values: those in `env`, which gains what they make."""
     replaced = []
     for op in ops:

@@ -1,9 +1,9 @@
 """Unrolled loops found again: the same computation, several times in a row.
 
 The operations of a program are compared as tokens (what they do, on which shapes); the
-longest stretch that equals itself shifted by some period is a loop, if the values flow in
-the same way in every turn. Where in the period a turn begins is chosen so that the least
-is handed from turn to turn, which for a residual network is the residual stream.
+longest stretch that equals itself shifted by some period is a loop, if the values flow
+in the same way in every turn. Where in the period a turn begins is chosen so that the
+least is handed from turn to turn, which for a residual network is the residual stream.
 """
 
 from collections.abc import Sequence

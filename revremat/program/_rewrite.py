@@ -104,7 +104,7 @@ def _run_chain(
         actions=actions,
         inverse=None if first.inverse is None else reorder(first.inverse),
         name=f"unit {unit.name!r}",
-        in_mask=tuple(first.in_mask[k] for k in order),
+        in_mask=tuple((first.in_mask or ())[k] for k in order),
         unrolled=True,
     )
     init = [read(env, first.inputs[k]) for k in unit.chain]
@@ -129,8 +129,8 @@ def check_kept(decision: Decision) -> None:
             unknown = [name for name in names if name not in layer.names]
             if unknown or {layer.names[name] for name in names} != set(values):
                 raise UserError(
-                    f"{label} under {action!r} keeps {_names(layer, values)} {where}, and "
-                    f"the plan says {', '.join(names) or 'nothing'}; search again."
+                    f"{label} under {action!r} keeps {_names(layer, values)} {where}, "
+                    f"and the plan says {', '.join(names) or 'nothing'}; search again."
                 )
 
 

@@ -25,9 +25,9 @@ class Segment:
 def segments(actions: Sequence[Action]) -> tuple[Segment, ...]:
     """The fewest layer bodies that write out a stack, as loops over patterns.
 
-    Twelve SAVE and twelve RECOMPUTE are two loops; the two alternating are one loop over
-    a pattern of two. Layers that hand something from one to the next in the backward
-    pass (INVERT, `ahead`) only form patterns of one.
+    Twelve SAVE and twelve RECOMPUTE are two loops; the two alternating are one loop
+    over a pattern of two. Layers that hand something from one to the next in the
+    backward pass (INVERT, `ahead`) only form patterns of one.
     """
     actions = tuple(actions)
 

@@ -1,4 +1,4 @@
-"""Where in a program there is something to decide: scans, blocks, checkpoints, repeats."""
+"""Where in a program there is something to decide: scans, blocks, repeats ..."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -39,7 +39,8 @@ class Site:
       inputs: What the layer takes from the rest of the program.
       outputs: What the rest of the program takes from it.
       body: The layer, flat. For a scan: constants, carry, `xs` in; carry, `ys` out.
-      in_mask: Which of the body's inputs are differentiated; None to see when it happens.
+      in_mask: Which of the body's inputs are differentiated; None to see when it
+        happens.
       held: Which of the body's inputs are there in the backward pass anyway.
       carried: Which of the body's inputs come from the layer before, as far as known.
       num_consts: For a scan, how many inputs are constants.
@@ -148,8 +149,8 @@ def _repeat_sites(
     sites = []
     for stretch in stretches:
         inside = set(stretch)
-        used = {a for op in program.ops if op not in inside for a in op.inputs}
-        used |= set(program.outputs)
+        atoms = [a for op in program.ops if op not in inside for a in op.inputs]
+        used = {a for a in (*atoms, *program.outputs) if isinstance(a, Value)}
         for repeat in find_repeats(stretch, used):
             for turn in repeat.turns:
                 mask = tuple(atom in live for atom in turn.inputs)

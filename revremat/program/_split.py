@@ -1,7 +1,8 @@
 """Blocks that can be computed in chunks, one after the other.
 
 Like an inverse, a way to split is written into the program as dead code: the block's
-function on one chunk of its arguments, for every number of chunks that divides the axis.
+function on one chunk of its arguments, for every number of chunks that divides the
+axis.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ MOST_CHUNKS = 256
 def write_chunks(
     f: Callable[..., Any], name: str, split: Sequence[int | None], args: Sequence[Any]
 ) -> None:
-    """Call the function on one chunk of its arguments, as dead code, for a plan to find."""
+    """Call the function on one chunk of its arguments, for a plan to find."""
     if len(split) != len(args):
         raise UserError(
             f"rr.block: {name!r} is called with {len(args)} arguments and `split` has "
@@ -50,8 +51,8 @@ def write_chunks(
     }
     if len(sizes) != 1:
         raise UserError(
-            f"rr.block: {name!r} cannot be split along axes {tuple(split)}, whose sizes "
-            f"are {sorted(sizes)}; every axis must exist and have the same size."
+            f"rr.block: {name!r} cannot be split along axes {tuple(split)}, whose "
+            f"sizes are {sorted(sizes)}; every axis must exist and have the same size."
         )
     (size,) = sizes
     stopped = [jax.lax.stop_gradient(leaf) for leaf in leaves]

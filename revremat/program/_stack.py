@@ -1,11 +1,12 @@
 """The stack engine: one custom_vjp around a whole stack of layers.
 
-Weights are indexed by layer inside the loops and never sliced into runs; every weight has
-one gradient buffer, written in place. Whatever way a layer's residuals come back, its
-gradients are computed by the same backward program.
+Weights are indexed by layer inside the loops and never sliced into runs; every weight
+has one gradient buffer, written in place. Whatever way a layer's residuals come back,
+its gradients are computed by the same backward program.
 
-A function with its own derivative per layer would keep every layer's output, because each
-one's input is a residual of its own; one around the stack keeps what the plan says.
+A function with its own derivative per layer would keep every layer's output, because
+each one's input is a residual of its own; one around the stack keeps what the plan
+says.
 """
 
 from collections.abc import Sequence
@@ -58,10 +59,10 @@ class Stack:
       inverse: From what `body` takes, with the carry that comes out in place of the one
         that goes in, to the latter; where there is a way.
       name: What messages call it.
-      in_mask: Which of the body's inputs are differentiated, as far as the whole program
-        shows; None to see when it happens.
-      unrolled: Whether `xs` are `Each`, not stacked; the loops are written out then, and
-        there are no `ys`.
+      in_mask: Which of the body's inputs are differentiated, as far as the whole
+        program shows; None to see when it happens.
+      unrolled: Whether `xs` are `Each`, not stacked; the loops are written out then,
+        and there are no `ys`.
       layers: The body's two passes, for each mask that was asked for.
       shortened: Whether there may be fewer actions than layers; the layers beyond them
         are left out. Not the same function: only for pricing a layer.
@@ -83,8 +84,8 @@ class Stack:
     def __post_init__(self):
         if len(self.actions) != self.length and not self.shortened:
             raise UserError(
-                f"{self.name} has {self.length} layers and {len(self.actions)} actions; "
-                "give one action for each layer."
+                f"{self.name} has {self.length} layers and {len(self.actions)} "
+                "actions; give one action for each layer."
             )
         for action in self.actions:
             if action.kind == "invert" and self.inverse is None:
@@ -94,8 +95,8 @@ class Stack:
                 )
             if action.kind == "invert" and action.ahead:
                 raise UserError(
-                    f"{self.name}: `ahead` does not go with INVERT, whose input is only "
-                    "known when the layer above is done; choose one of the two."
+                    f"{self.name}: `ahead` does not go with INVERT, whose input is "
+                    "only known when the layer above is done; choose one of the two."
                 )
             if action.chunks != 1:
                 raise UserError(
@@ -237,8 +238,8 @@ class _Engine:
     def _room(self, segment: Segment, step, carry, ys) -> list[list[Any]]:
         """Buffers for what the layers of a pattern save, where there are several.
 
-        What a loop gives out is only written when a turn ends; written to buffers, it is
-        out of the way before the pattern's next layer begins.
+        What a loop gives out is only written when a turn ends; written to buffers, it
+        is out of the way before the pattern's next layer begins.
         """
         none: list[list[Any]] = [[] for _ in segment.pattern]
         if len(segment.pattern) == 1:
@@ -281,7 +282,7 @@ class _Engine:
             outs.append(out)
         if reverse:
             outs.reverse()
-        return state, jax.tree.map(lambda *each: Each(each), *outs) if outs else None
+        return state, jax.tree.map(lambda *each: Each(each), *outs) if outs else []
 
     def _is_written_out(self, num_turns: int) -> bool:
         return self.stack.unrolled or num_turns <= 1
@@ -495,7 +496,8 @@ def has_explicit(mesh: Any) -> bool:
 def widen(mask: tuple[bool, ...], known: tuple[bool, ...] | None) -> tuple[bool, ...]:
     """The mask a plan was made for, unless more than that is differentiated.
 
-    Names that are made up count operations of the derivative, so they hold for one mask.
+    Names that are made up count operations of the derivative, so they hold for one
+    mask.
     """
     if known is None or any(on and not k for on, k in zip(mask, known, strict=True)):
         return mask

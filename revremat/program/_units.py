@@ -1,11 +1,12 @@
 """Units: the sites of a program about which plans speak, equal ones together.
 
-A scan is a unit by itself. Equal blocks, equal repeats and equal checkpointed regions are
-one unit, whose layers they are in program order.
+A scan is a unit by itself. Equal blocks, equal repeats and equal checkpointed regions
+are one unit, whose layers they are in program order.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from revremat.program._fingerprint import fingerprint, input_order
@@ -23,9 +24,9 @@ class FoundUnit:
       kind: As in `revremat._graph.Unit.kind`.
       fingerprint: Of its layer.
       sites: One for each layer; for a scan, one for all.
-      chain: For several sites of which each one's outputs are the next one's inputs, and
-        go nowhere else: the positions of those inputs, in order of the outputs. Empty
-        otherwise.
+      chain: For several sites of which each one's outputs are the next one's inputs,
+        and go nowhere else: the positions of those inputs, in order of the outputs.
+        Empty otherwise.
     """
 
     name: str
@@ -66,7 +67,7 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
             FoundUnit(
                 name=name,
                 kind=kind,
-                fingerprint=fingerprint(first.body, first.in_mask, about),
+                fingerprint=fingerprint(first.body, first.in_mask or (), about),
                 sites=alike,
                 chain=_chain(members[0][0], alike),
             )
@@ -97,7 +98,7 @@ def _unused(base: str, is_label: bool, taken: set[str]) -> str:
 
 
 def _alike(sites: Sequence[Site]) -> tuple[Site, ...]:
-    """The sites with one mask each for all: the first layer's input may be the batch."""
+    """The sites with the same masks: the first layer's input may be the batch."""
     columns = lambda rows: list(zip(*rows, strict=True))
     in_mask = tuple(map(any, columns(site.in_mask for site in sites)))
     held = tuple(map(all, columns(site.held for site in sites)))
@@ -111,7 +112,7 @@ def _alike(sites: Sequence[Site]) -> tuple[Site, ...]:
 def _chain(program: Program, sites: Sequence[Site]) -> tuple[int, ...]:
     if len(sites) == 1 and sites[0].kind != "scan":
         return sites[0].carried
-    links = {_link(before, after) for before, after in zip(sites, sites[1:])}
+    links = {_link(before, after) for before, after in pairwise(sites)}
     if len(links) != 1:
         return ()
     (positions,) = links

@@ -13,16 +13,16 @@ class Stack(nnx.Module):
     """Equal layers one after the other, as one module with stacked parameters.
 
     Dropout draws the same numbers when a layer is rebuilt as it did the first time, and
-    running statistics move once: a layer's state before the call is an input of its, and
-    the state after the call is taken from the forward pass alone.
+    running statistics move once: a layer's state before the call is an input of its,
+    and the state after the call is taken from the forward pass alone.
 
     Args:
       make_layer: `make_layer(rngs) -> module`, where `module(x) -> x`.
       num_layers: How many.
       rngs: Split for the layers.
       actions: As in `rr.stack`; by default left to `rr.apply`.
-      inverse: `inverse(module, y) -> x`, the layer undone, for INVERT. It must not depend
-        on randomness or running statistics.
+      inverse: `inverse(module, y) -> x`, the layer undone, for INVERT. It must not
+        depend on randomness or running statistics.
       name: What plans call it.
 
     >>> from flax import nnx
