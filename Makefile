@@ -6,8 +6,9 @@ PYTHON := .venv/bin/python
 run: setup
 	@$(PYTHON) -m experiments.demo
 
+# ARGS go to pytest, as in: make test ARGS='-k lock'
 test: setup
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest $(ARGS)
 
 # What the first GPU of this machine really does; without one, its CPU.
 card: setup

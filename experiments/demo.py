@@ -19,7 +19,7 @@ from revremat._bytes import format_bytes
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "runs" / "demo"
-NUM_STEPS = 250
+NUM_STEPS = 200
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """measure: compile a step for a target and say what it takes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -161,7 +161,7 @@ def read_artifact(artifact: Artifact, target: Target, name: str) -> Measurement:
     )
 
 
-def _name_of(step: Callable[..., Any]) -> str:
+def _name_of(step: Any) -> str:
     while not hasattr(step, "__name__") and hasattr(step, "func"):
         step = step.func
     return getattr(step, "__name__", "step")

@@ -142,7 +142,7 @@ class Target:
                 f"{'s' * (available != 1)}: set JAX_NUM_CPU_DEVICES={self.num_devices}"
             )
         if self.platform == "cuda":
-            if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+            if not _is_installed("jax_plugins.xla_cuda13"):
                 return "pip install 'revremat[gpu-targets]' (Linux)"
             plugin = importlib.metadata.version("jax-cuda13-plugin")
             if plugin.split(".")[:3] != jax.__version__.split(".")[:3]:
@@ -151,12 +151,19 @@ class Target:
                     f"jax-cuda13-pjrt=={jax.__version__} (found {plugin})"
                 )
             return ""
-        if importlib.util.find_spec("libtpu") is None:
+        if not _is_installed("libtpu"):
             return "pip install 'revremat[tpu-targets]' (Linux, x86-64)"
         return ""
 
     def __str__(self) -> str:
         return self.spec
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
 
 
 def target(spec: "str | Target") -> Target:

@@ -155,6 +155,12 @@ def test_what_is_missing_is_said_in_a_sentence(monkeypatch):
         h200.mesh({"data": 3})
 
 
+def test_without_any_plugin_there_is_no_package_to_look_in():
+    assert not _targets._is_installed("no_such_package.xla_cuda13")
+    assert not _targets._is_installed("no_such_package")
+    assert _targets._is_installed("jax.numpy")
+
+
 def test_wheels_of_another_version_are_missing_too(monkeypatch):
     monkeypatch.setattr(_targets.importlib.metadata, "version", lambda _: "0.1.2")
     says = rr.target("h100:1").missing()
