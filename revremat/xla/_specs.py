@@ -29,15 +29,17 @@ def place(specs: Any, target: Target) -> Any:
     devices = tuple(target.devices)
 
     def place_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
-        shaped = jax.typeof(leaf) if not hasattr(leaf, "shape") else leaf
-        if not hasattr(shaped, "dtype"):
+        try:
+            shaped = leaf if hasattr(leaf, "shape") else jax.typeof(leaf)
+            shape, dtype = shaped.shape, shaped.dtype
+        except (TypeError, AttributeError):
             raise UserError(
                 f"an argument of the step is {leaf!r}: write arrays or "
                 "jax.ShapeDtypeStructs, and bind everything else with functools.partial"
-            )
+            ) from None
         return jax.ShapeDtypeStruct(
-            shaped.shape,
-            shaped.dtype,
+            shape,
+            dtype,
             sharding=_place_sharding(
                 getattr(leaf, "sharding", None), devices, target.spec
             ),

@@ -1,0 +1,142 @@
+"""measure and assert_fits: what may be given, and what is said otherwise."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import revremat as rr
+from tests.xla.programs import spec
+
+W, X = spec(256, 256), spec(1024, 256)
+
+
+def loss(w, x):
+    with jax.named_scope("layer"):
+        return jnp.sum(jnp.tanh(x @ w))
+
+
+STEP = jax.grad(loss)
+
+
+@pytest.mark.parametrize("target", ["cpu:1", "h100:1"])
+def test_arrays_and_shapes_say_the_same(target):
+    shapes = rr.measure(STEP, W, X, target=target)
+    arrays = rr.measure(STEP, jnp.ones(W.shape), np.ones(X.shape, "f"), target=target)
+    assert arrays.memory.total_bytes == shapes.memory.total_bytes
+
+
+def test_numbers_are_arguments_too():
+    m = rr.measure(lambda x, scale: x * scale, X, 2.0, target="cpu:1")
+    assert m.memory.argument_bytes == X.size * 4 + 4
+
+
+def test_donation_halves_what_an_update_needs():
+    update = lambda w: w * 0.9
+    kept, given = (
+        rr.measure(update, W, target="h100:1", donate=donate).memory
+        for donate in ((), (0,))
+    )
+    assert kept.total_bytes == 2 * 4 * W.size
+    assert given.total_bytes == 4 * W.size
+    assert given.alias_bytes == 4 * W.size
+
+
+def test_a_jitted_step_is_taken_as_it_is():
+    jitted = jax.jit(STEP, donate_argnums=0)
+    assert rr.measure(jitted, W, X, target="cpu:1").memory.alias_bytes == 4 * W.size
+    with pytest.raises(rr.UserError, match=r"write donate_argnums in its jax\.jit"):
+        rr.measure(jitted, W, X, target="cpu:1", donate=(0,))
+
+
+def test_steps_are_called_by_their_names():
+    names = {
+        "loss": loss,
+        "mine": jax.jit(loss),
+    }
+    assert rr.measure(names["loss"], W, X, target="cpu:1").program == "loss"
+    assert rr.measure(names["mine"], W, X, target="cpu:1").program == "loss"
+    partial = functools.partial(loss, jnp.ones(W.shape))
+    assert rr.measure(partial, X, target="cpu:1").program == "loss"
+    assert rr.measure(loss, W, X, target="cpu:1", name="mine").program == "mine"
+
+
+def test_what_is_no_array_is_named():
+    with pytest.raises(rr.UserError, match=r"an argument of the step is 'adam': write"):
+        rr.measure(lambda kind, x: x, "adam", X, target="cpu:1")
+
+
+def test_a_mesh_of_the_machine_at_hand_is_carried_over():
+    here = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    cut = jax.NamedSharding(here, jax.P("d"))
+    x = spec(*X.shape, sharding=cut)
+    m = rr.measure(STEP, W, x, target="h100:8")
+    assert m.memory.argument_bytes == 4 * (W.size + X.size // 8)
+    with pytest.raises(
+        rr.UserError, match=r"mesh \{d: 8\} of 8 devices but h100:4 has"
+    ):
+        rr.measure(STEP, W, x, target="h100:4")
+
+
+def test_more_devices_without_shardings_are_replicas():
+    one, eight = (rr.measure(STEP, W, X, target=t).memory for t in ("h100:1", "h100:8"))
+    assert one.argument_bytes == eight.argument_bytes
+
+
+def test_nothing_is_allocated():
+    """A petabyte of weights, from any machine."""
+    vast = spec(2**20, 2**28)
+    m = rr.measure(lambda w: w * 2, vast, target="h100:1")
+    assert m.memory.argument_bytes == 2**50
+    assert not m.fits
+
+
+@pytest.mark.parametrize("budget", [None, 10 * 2**20, "10MiB", "1%"])
+def test_what_fits_comes_back_measured(budget):
+    m = rr.assert_fits(STEP, W, X, target="h100:1", budget=budget)
+    assert m.fits
+    assert m.memory == rr.measure(STEP, W, X, target="h100:1").memory
+
+
+@pytest.mark.parametrize("budget", [2**20, "1MiB", "0.001%"])
+def test_what_does_not_fit_says_by_how_much_and_who_holds_it(budget):
+    with pytest.raises(AssertionError) as raised:
+        rr.assert_fits(STEP, W, X, target="h100:1", budget=budget)
+    text = str(raised.value)
+    total = rr.measure(STEP, W, X, target="h100:1").memory.total_bytes
+    assert f"takes {total / 2**20:.2f} MiB on each device of h100:1" in text
+    assert "more than the budget of" in text
+    assert "argument/x 1.00 MiB" in text.split("most is held by")[1]
+    assert "\n" not in text
+
+
+def test_without_a_budget_the_card_is_the_budget():
+    vast = spec(2**15, 2**20)
+    with pytest.raises(AssertionError, match=r"more than the budget of 77\.6 GiB"):
+        rr.assert_fits(lambda w: w * 2, vast, target="h100:1")
+
+
+def test_a_budget_that_is_none_is_refused_before_anything_is_compiled():
+    def never(x):
+        raise AssertionError("traced")
+
+    with pytest.raises(
+        rr.UserError, match="'60 gigs' is no number of bytes: write one"
+    ):
+        rr.assert_fits(never, X, target="h100:1", budget="60 gigs")
+
+
+def test_what_the_user_raises_is_left_alone():
+    def broken(x):
+        raise KeyError("theirs")
+
+    with pytest.raises(KeyError, match="theirs"):
+        rr.measure(broken, X, target="cpu:1")
+
+
+def test_notes_say_what_the_figures_leave_out():
+    gpu = rr.measure(STEP, W, X, target="h100:1").notes
+    assert any("autotuning" in note for note in gpu)
+    assert any("offloaded" in n for n in rr.measure(STEP, W, X, target="cpu:1").notes)
