@@ -11,6 +11,7 @@ Writes results/allocation.json and results/allocation.txt.
 """
 
 import json
+import os
 import platform
 import random
 import sys
@@ -22,7 +23,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from revremat._errors import UserError
+from experiments.records import write_whole
+from revremat import UserError
 from revremat.allocation import (
     Allocation,
     AllocationProblem,
@@ -97,16 +99,17 @@ def main(options: Options) -> int:
         tables["programs"] = list(programs())
     text = "\n".join(
         [
-            f"{platform.machine()}, Python {platform.python_version()}; "
-            f"compiling the solver took {warm_up:.1f} s (0.1 s once cached)",
+            f"{platform.machine()}, {os.cpu_count()} cores, Python "
+            f"{platform.python_version()}; the first call took {warm_up:.1f} s (7 to "
+            "18 s where the solver is not compiled yet)",
             "",
             *(line for name, rows in tables.items() for line in table(name, rows)),
         ]
     )
     print(text)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "allocation.txt").write_text(text)
-    (RESULTS / "allocation.json").write_text(json.dumps(tables, indent=1) + "\n")
+    write_whole(RESULTS / "allocation.txt", text)
+    write_whole(RESULTS / "allocation.json", json.dumps(tables, indent=1) + "\n")
     return 0
 
 

@@ -1,5 +1,6 @@
 """Allocate: the choice among solvers by size, and the answer with its proof."""
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _LARGE_FILLINGS = 1 << 20
 _NOTHING_BYTES = 1 << 62
 _FIRST_NODES, _ALL_NODES = 20_000, 1 << 40
 _COVER_SECONDS = 2.0
+_SMALL_ROUNDS = 300
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,25 @@ class _Run:
             self.keep(rectangles, offsets)
 
     def greedy(self) -> None:
-        for makespan, base, name in _greedy.portfolio(self.blocks, self.target_bytes):
-            self.offer(makespan, base, name)
+        """Greedy orders; for blocks of other shapes than rectangles, better ones."""
+        best, best_order = _NOTHING_BYTES, np.arange(self.blocks.count)
+        for found in _greedy.portfolio(self.blocks, self.target_bytes):
+            best, base, name, best_order = found
+            self.offer(best, base, name)
             self.report()
             if self.done or time.monotonic() > self.deadline:
+                return
+        if _rectangles.Rectangles.of(self.blocks) is not None:
+            return
+        # What is small enough goes on to the exact search soon.
+        small = _disjunctive.Pairs.of(self.blocks) is not None
+        rounds = itertools.count() if not small else range(_SMALL_ROUNDS)
+        gains = _greedy.reorder(self.blocks, best_order, best, self.target_bytes)
+        for _, gain in zip(rounds, gains, strict=False):
+            if gain is not None:
+                self.offer(gain[0], gain[1], "greedy, reordered")
+            self.report()
+            if time.monotonic() > self.deadline:
                 return
 
     def keep(

@@ -10,6 +10,8 @@ from revremat.allocation._blocks import Blocks
 BEST_FIT, LOWEST = 0, 1
 """Which gap a block goes into: the one it leaves least of, or the lowest."""
 
+_STALE = 30
+
 
 @numba.njit(cache=True, nogil=True)
 def _sort(keys, values, count):
@@ -108,7 +110,8 @@ def place_in_order(
 
 
 def portfolio(blocks: Blocks, target_bytes: int) -> Iterator[tuple]:
-    """Runs all orders and gaps; yields `(makespan_bytes, base, name)` of each better.
+    """Runs all orders and gaps; yields `(makespan_bytes, base, name, order)` of each
+    that is better than those before.
 
     The orders are XLA's (size, lifetime, size x lifetime), each with both gaps, and
     those by start, by end and by the fullest section a block lies in.
@@ -144,6 +147,44 @@ def portfolio(blocks: Blocks, target_bytes: int) -> Iterator[tuple]:
             )  # fmt: skip
             if makespan < ceiling:
                 ceiling = np.int64(makespan)
-                yield int(makespan), base, f"{name}, {gap}"
+                yield int(makespan), base, f"{name}, {gap}", order
                 if makespan <= target_bytes:
                     return
+
+
+def reorder(
+    blocks: Blocks, order: np.ndarray, makespan_bytes: int, target_bytes: int
+) -> Iterator[tuple[int, np.ndarray] | None]:
+    """Places again and again, what ended above the target earlier each time.
+
+    Squeaky wheels (Joslin and Clements, JAIR 1999), from the best order again after a
+    while without gain. Never ends by itself above the target; yields
+    `(makespan_bytes, base)` where that is a gain and None where not.
+    """
+    words = np.zeros((0, 0), np.uint64)
+    if blocks.relation is not None:
+        words = blocks.relation.words
+    ranges, count = blocks.ranges, blocks.count
+    rng = np.random.default_rng(0)
+    best_rank = np.empty(count)
+    best_rank[order] = np.arange(count)
+    rank, best, stale, tried = best_rank.copy(), makespan_bytes, 0, 0
+    while best > target_bytes:
+        base = np.empty(count, np.int64)
+        makespan = place_in_order(
+            np.argsort(rank, kind="stable"), blocks.start, ranges.begin, ranges.end,
+            blocks.shift, blocks.size, blocks.alignment, words, tried % 2,
+            np.int64(1 << 62), base,
+        )  # fmt: skip
+        tried += 1
+        stale += 1
+        if makespan < best:
+            best, best_rank, stale = int(makespan), rank.copy(), 0
+            yield best, base
+        else:
+            yield None
+        if stale > _STALE:
+            rank = best_rank + 0.05 * count * rng.standard_normal(count)
+            stale = 0
+        high = base + blocks.height > target_bytes
+        rank[high] -= count * (0.05 + 0.2 * rng.random(int(high.sum())))

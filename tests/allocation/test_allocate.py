@@ -4,6 +4,7 @@ import csv
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from revremat.allocation import (
     validate,
 )
 from revremat.allocation._blocks import to_blocks
+from revremat.allocation._joining import join
+from revremat.allocation._rectangles import Rectangles
 from revremat.allocation._search import LIMIT, SOLVED
 
 from .families import (
@@ -193,9 +196,31 @@ def test_perfect_packings_are_found(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_perfect_packings_over_few_steps_are_put_together_again(seed):
-    # Forty steps, no common unit of memory: search alone does not get through these.
     problem = guillotine(300, seed, capacity=1 << 20, span=40, unit=1)
     assert isinstance(allocate(problem, 1 << 20, seconds=60), Allocation)
+
+
+def test_joined_buffers_are_whole_rectangles_of_all_buffers():
+    for seed in range(20):
+        rectangles = Rectangles.of(to_blocks(guillotine(80, seed, span=20, unit=1)))
+        begin, end, size = rectangles.begin, rectangles.end, rectangles.size
+        rng = np.random.default_rng(seed)
+        pieces = join(begin, end, size, 2 + seed % 4, rng, 0.1 * (seed % 3))
+        held = [i for piece in pieces for i, _ in piece.members]
+        assert sorted(held) == list(range(len(size)))
+        assert len(pieces) < len(size)
+        for piece in pieces:
+            # Every section of a piece is filled from bottom to top, and only once.
+            for s in range(piece.begin, piece.end):
+                stack = sorted(
+                    (offset, offset + size[i])
+                    for i, offset in piece.members
+                    if begin[i] <= s < end[i]
+                )
+                assert [0, *(top for _, top in stack)] == [
+                    *(bottom for bottom, _ in stack),
+                    piece.size,
+                ]
 
 
 @pytest.mark.slow
