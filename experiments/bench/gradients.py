@@ -111,7 +111,7 @@ def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=2000, help="pairs to check")
-    parser.add_argument("--plans", type=int, default=5, help="plans for each program")
+    parser.add_argument("--plans", type=int, default=10, help="plans for each program")
     parser.add_argument("--start", type=int, default=0, help="first seed")
     parser.add_argument("--out", type=Path, default=Path("experiments/results"))
     args = parser.parse_args()
@@ -125,7 +125,8 @@ def main() -> None:
     checks = checks[: args.count]
     wrong = [asdict(c) for c in checks if not c.error <= TOLERANCE]
     result = {
-        "command": f"python -m experiments.bench.gradients --count {args.count}",
+        "command": "python -m experiments.bench.gradients "
+        f"--count {args.count} --plans {args.plans}",
         "jax": jax.__version__,
         "checks": len(checks),
         "programs": len({c.seed for c in checks}),
