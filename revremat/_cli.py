@@ -50,6 +50,8 @@ class Report:
     """Write the bytes to this file, for `--check`."""
     check: Path | None = None
     """Fail (exit code 1) when bytes grew past this file's tolerance."""
+    packing: bool = False
+    """Also pack the temporaries anew, and say how much less they could take."""
     tolerance: float = 0.01
     """Growth that the lock lets pass, as a share."""
 
@@ -93,6 +95,7 @@ class Report:
                         target=target,
                         donate=problem.donate,
                         name=problem.name or self.program,
+                        packing=self.packing,
                     )
                 )
         return found

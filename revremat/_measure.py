@@ -1,5 +1,6 @@
 """measure: compile a step for a target and say what it takes."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,9 +8,10 @@ import jax
 
 from revremat import xla
 from revremat._bytes import format_bytes, parse_bytes
-from revremat._measurement import Measurement, Memory
-from revremat.xla import Artifact, Target
+from revremat._measurement import Measurement, Memory, Packing
+from revremat.xla import Artifact, Heap, Target
 
+_COARSEST_ALIGNMENT = 4096
 _NOTES = {
     "cuda": (
         "compiled ahead of time without autotuning: convolution and matmul workspaces "
@@ -29,6 +31,7 @@ def measure(
     name: str = "",
     options: Mapping[str, Any] | None = None,
     cache: bool = True,
+    packing: bool = False,
 ) -> Measurement:
     """What one step takes on a target, by asking the target's own compiler.
 
@@ -45,6 +48,7 @@ def measure(
       name: What reports call it; by default the function's name.
       options: More compiler options, by XLA's names.
       cache: Read and write the compile cache.
+      packing: Also pack the temporaries anew, and say how much less they could take.
 
     Returns:
       A `Measurement`: bytes per device, the buffers alive at the peak, and time.
@@ -71,7 +75,7 @@ def measure(
         artifact = xla.compile_step(
             step, specs, wanted, donate=donate, options=options, cache=cache
         )
-    return read_artifact(artifact, wanted, name or _name_of(step))
+    return read_artifact(artifact, wanted, name or _name_of(step), packing=packing)
 
 
 class DoesNotFit(AssertionError):
@@ -125,17 +129,22 @@ def assert_fits(
     return found
 
 
-def read_artifact(artifact: Artifact, target: Target, name: str) -> Measurement:
+def read_artifact(
+    artifact: Artifact, target: Target, name: str, *, packing: bool = False
+) -> Measurement:
     """What a compile says, as a `Measurement`."""
     module = xla.Module.from_bytes(artifact.hlo)
     stats = artifact.stats
-    buffers, fragmentation = (), 0
+    buffers, fragmentation, packed = (), 0, None
     if module.proto.buffer_assignment.buffer_allocations:
         memory = xla.liveness(module)
         buffers = xla.peak_buffers(module, memory)
         fragmentation = sum(
             heap.fragmentation_bytes for heap in memory.heaps if heap.space == 0
         )
+        heap = memory.heap()
+        if packing and heap is not None:
+            packed = _pack(heap)
     host = [stats.get(f"host_{k}", 0) for k in ("argument", "output", "temp")]
     return Measurement(
         program=name or module.name,
@@ -152,6 +161,7 @@ def read_artifact(artifact: Artifact, target: Target, name: str) -> Measurement:
             host_bytes=sum(host) - stats.get("host_alias", 0),
             fragmentation_bytes=fragmentation,
             buffers=buffers,
+            packing=packed,
         ),
         time=xla.estimate(module, target),
         compile_seconds=artifact.seconds,
@@ -165,3 +175,24 @@ def _name_of(step: Any) -> str:
     while not hasattr(step, "__name__") and hasattr(step, "func"):
         step = step.func
     return getattr(step, "__name__", "step")
+
+
+_PACKING_SECONDS = 5.0
+
+
+def _pack(heap: Heap) -> Packing:
+    """The same lifetimes packed anew, as one stream in the order of the schedule."""
+    from revremat import allocation  # brings a compiler of its own: only when asked
+
+    offsets = math.gcd(*(r.offset for r in heap.regions)) or _COARSEST_ALIGNMENT
+    alignment = min(offsets & -offsets, _COARSEST_ALIGNMENT)
+    problem = allocation.AllocationProblem(
+        tuple(
+            allocation.Buffer(str(number), r.start, r.end, r.size_bytes, alignment)
+            for number, r in enumerate(heap.regions)
+            if r.size_bytes
+        )
+    )
+    found = allocation.allocate(problem, seconds=_PACKING_SECONDS)
+    assert isinstance(found, allocation.Allocation)
+    return Packing(heap.size_bytes, found.makespan_bytes, found.bound.size_bytes)

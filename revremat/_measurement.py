@@ -88,6 +88,21 @@ class Buffers(Sequence[Buffer]):
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How well the arena of temporaries is packed, for the same lifetimes.
+
+    Attributes:
+      arena_bytes: What XLA's own packing takes.
+      packed_bytes: What the best packing found takes, at the arena's alignment.
+      bound_bytes: No packing takes less.
+    """
+
+    arena_bytes: int
+    packed_bytes: int
+    bound_bytes: int
+
+
+@dataclass(frozen=True)
 class Memory:
     """Bytes of one step on one device, as the target's compiler laid them out.
 
@@ -101,6 +116,7 @@ class Memory:
       buffers: What is alive at the peak, largest first; without host memory it adds
         up to `total_bytes - fragmentation_bytes`. Empty where the compiler's buffer
         assignment was not at hand (an already compiled object).
+      packing: What another packing of the temporaries would take, where it was asked.
     """
 
     argument_bytes: int
@@ -110,6 +126,7 @@ class Memory:
     host_bytes: int = 0
     fragmentation_bytes: int = 0
     buffers: tuple[Buffer, ...] = ()
+    packing: Packing | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -286,6 +303,7 @@ class Measurement:
                 )
             memory = data.pop("memory")
             memory.pop("total_bytes")
+            packing = memory.pop("packing", None)
             buffers = tuple(
                 Buffer(**{**b, "shape": tuple(b["shape"])})
                 for b in memory.pop("buffers")
@@ -293,7 +311,11 @@ class Measurement:
             return Measurement(
                 **{**data, "notes": tuple(data["notes"])}
                 | {
-                    "memory": Memory(**memory, buffers=buffers),
+                    "memory": Memory(
+                        **memory,
+                        buffers=buffers,
+                        packing=Packing(**packing) if packing else None,
+                    ),
                     "time": Time(**data["time"]),
                 }
             )

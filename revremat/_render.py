@@ -113,6 +113,14 @@ def _(noun: Measurement, console: Console) -> None:
     if memory.host_bytes:
         _line(console, f"{format_bytes(memory.host_bytes)} on its host", "offloaded")
     _line(console, _verdict(noun), _of_the_card(noun))
+    if memory.packing is not None:
+        packing = memory.packing
+        _line(
+            console,
+            f"{format_bytes(packing.packed_bytes)} packed best",
+            f"temporaries take {format_bytes(packing.arena_bytes)} as XLA packs them; "
+            f"no packing takes less than {format_bytes(packing.bound_bytes)}",
+        )
     time = noun.time
     recompute = ""
     if time.recompute_us:
