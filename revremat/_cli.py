@@ -1,5 +1,7 @@
 """The command line: `revremat report`, `revremat targets`, ..."""
 
+import functools
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,13 +132,17 @@ def _commands(words: Sequence[str]) -> Any:
     if words[:1] == ["allocate"]:
         # Takes as long to import as all else together, and only this needs it.
         from revremat.allocation._command import AllocateOptions as allocate
-    return (
-        Annotated[Report, tyro.conf.subcommand("report")]
-        | Annotated[Search, tyro.conf.subcommand("search")]
-        | Annotated[Compare, tyro.conf.subcommand("compare")]
-        | Annotated[Targets, tyro.conf.subcommand("targets")]
-        | Annotated[allocate, tyro.conf.subcommand("allocate")]
-    )
+    kinds = {
+        "report": Report,
+        "search": Search,
+        "compare": Compare,
+        "targets": Targets,
+        "allocate": allocate,
+    }
+    parts: list[Any] = [
+        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items()
+    ]
+    return functools.reduce(operator.or_, parts)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

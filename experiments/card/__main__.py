@@ -21,7 +21,7 @@ MOST_SECONDS = 120
 def main(arguments: list[str] | None = None) -> int:
     """Measures this machine's first device; 0 if every job came to its end."""
     options = _options(arguments)
-    began = time.perf_counter()
+    began, load = time.perf_counter(), os.getloadavg()[0]
     machine = run_job("probe", options)
     if "error" in machine:
         print(f"error: no device answers: {machine['error']}", file=sys.stderr)
@@ -62,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         for program in options.programs:
             found = run_job(f"predict {program}", options, machine, str(folder))
             result["calibrated"][program] = found
+    result["load_before"] = round(load, 2)
     result["seconds"] = round(time.perf_counter() - began, 1)
     text = facts.table(result)
     options.out.mkdir(parents=True, exist_ok=True)

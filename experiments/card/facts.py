@@ -110,7 +110,8 @@ def table(result: Json) -> str:
     lines = [
         f"{machine['kind']}: {machine['about']}",
         f"jax {machine['jax']}, Python {machine['python']}; "
-        f"measured in {result['seconds']:.0f} s",
+        f"measured in {result['seconds']:.0f} s; load average before it: "
+        f"{result['load_before']:.1f}",
         "",
         render(_kernel_table(done)),
         render(_program_table(result)),

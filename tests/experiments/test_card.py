@@ -163,6 +163,7 @@ def test_an_unknown_card_still_has_a_table():
         "jobs": {k: v for k, v in GOOD.items() if not k.startswith("predict")},
         "calibrated": {},
         "seconds": 1.0,
+        "load_before": 0.0,
     }
     text = facts.table(result)
     assert "no predictions to compare with: no description" in text
