@@ -13,6 +13,7 @@ from rich.cells import cell_len
 
 import revremat as rr
 from revremat._bytes import format_bytes
+from revremat._measurement import Packing
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
 
 REPORT = """\
@@ -206,6 +207,12 @@ def test_a_page_has_the_numbers_of_the_json(tmp_path):
         assert b["source"] in plain
     assert "43.2 ms" in text
     assert data["notes"][0][1:] in text
+
+
+def test_a_page_tells_of_another_packing_where_one_was_sought(tmp_path):
+    packing = Packing(arena_bytes=6 * GIB, packed_bytes=5 * GIB, bound_bytes=4 * GIB)
+    assert f'data-packed-bytes="{5 * GIB}"' in page(changed(packing=packing), tmp_path)
+    assert "data-packed-bytes" not in page(MEASUREMENT, tmp_path)
 
 
 def test_a_page_of_several_targets_has_a_row_and_a_section_for_each(tmp_path):
