@@ -1,7 +1,9 @@
 """The command line: `revremat report`, `revremat targets`, ..."""
 
+import contextlib
 import functools
 import operator
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,12 +165,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:1] == ["allocate"]:
             from revremat.allocation._command import run
 
-            return run(command)
-        return command.run()
+            code = run(command)
+        else:
+            code = command.run()
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"revremat: {error}", file=sys.stderr)
         return FAILED if isinstance(error, ProgramError) else MISTAKE
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has seen enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         print("revremat: interrupted", file=sys.stderr)

@@ -274,42 +274,48 @@ def test_a_full_disk_leaves_the_old_file(folder, capsys, monkeypatch):
     assert files(folder) == {"m.json"}
 
 
-def command(folder, *arguments):
+def start(folder, *arguments):
     """As a person runs it: in a process of its own, which knows nothing of tests."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    own = ("JAX_", "PYTHON")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(own)}
     environment["PYTHONPATH"] = str(Path(rr.__file__).parents[1])
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "revremat", *arguments],
         cwd=folder,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
     )
+
+
+def command(folder, *arguments):
+    """Exit code, standard output, standard error."""
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
 
 
 def test_standard_error_stays_empty_with_no_device_at_hand(folder):
-    done = command(folder, "report", "program.py:problem", "--target", "h100:8")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("small on h100:8")
+    code, out, err = command(
+        folder, "report", "program.py:problem", "--target", "h100:8"
+    )
+    assert (code, err) == (0, "")
+    assert out.startswith("small on h100:8")
 
 
 def test_a_mistake_in_a_process_of_its_own(folder):
-    done = command(folder, "report", "program.py:problem", "--target", "h101:8")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("revremat: unknown card 'h101': write one of v100")
-    assert done.stderr.count("\n") == 1
+    code, out, err = command(
+        folder, "report", "program.py:problem", "--target", "h101:8"
+    )
+    assert (code, out) == (2, "")
+    assert err.startswith("revremat: unknown card 'h101': write one of v100")
+    assert err.count("\n") == 1
 
 
 def test_a_reader_that_goes_away_is_no_error(folder):
-    environment = os.environ | {"PYTHONPATH": str(Path(rr.__file__).parents[1])}
-    done = subprocess.run(
-        f"{sys.executable} -m revremat targets | head -1",
-        shell=True,
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    process = start(folder, "targets")
+    process.stdout.close()
+    err = process.stderr.read()
+    assert (process.wait(timeout=300), err) == (0, "")
+    process.stderr.close()
