@@ -1,1 +1,25 @@
-"""How a block can be inverted."""
+"""How a block can be inverted: couplings, chains of them, and exact arithmetic."""
+
+from revremat.reversible._chain import Repeat as Repeat
+from revremat.reversible._chain import chain as chain
+from revremat.reversible._coupling import Coupling as Coupling
+from revremat.reversible._coupling import Custom as Custom
+from revremat.reversible._coupling import Halves as Halves
+from revremat.reversible._coupling import Parallel as Parallel
+from revremat.reversible._coupling import Step as Step
+from revremat.reversible._coupling import Steps as Steps
+from revremat.reversible._couplings import Rearrange as Rearrange
+from revremat.reversible._couplings import additive as additive
+from revremat.reversible._couplings import affine as affine
+from revremat.reversible._couplings import depth_to_space as depth_to_space
+from revremat.reversible._couplings import momentum as momentum
+from revremat.reversible._couplings import reformer as reformer
+from revremat.reversible._couplings import silo as silo
+from revremat.reversible._couplings import space_to_depth as space_to_depth
+from revremat.reversible._exact import check_range as check_range
+from revremat.reversible._exact import exact as exact
+from revremat.reversible._exact import to_grid as to_grid
+from revremat.reversible._joins import Add as Add
+from revremat.reversible._joins import Affine as Affine
+from revremat.reversible._joins import Blend as Blend
+from revremat.reversible._joins import Join as Join

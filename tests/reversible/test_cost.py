@@ -1,0 +1,145 @@
+"""What inverting costs, by the compilers: evaluations and bytes."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat import reversible
+
+WIDTH, TOKENS = 64, 256
+
+
+def dense(w, x):
+    return jnp.tanh(x @ w)
+
+
+def square(*leading):
+    return jax.ShapeDtypeStruct((*leading, WIDTH, WIDTH), jnp.float32)
+
+
+def stream():
+    return jax.ShapeDtypeStruct((TOKENS, WIDTH), jnp.float32)
+
+
+def count_products(f, *specs):
+    """Matrix products and convolutions of a compiled program without loops."""
+    text = jax.jit(f).lower(*specs).compile().as_text()
+    pattern = r" dot\(| convolution\(|custom_call_target=\"\S*(?:matmul|conv|gemm)"
+    return len(re.findall(pattern, text))
+
+
+def gradient(run):
+    return jax.grad(lambda p, x: sum((s**2).sum() for s in run(p, x)), argnums=(0, 1))
+
+
+def plain(couplings):
+    def run(params, x):
+        for coupling, own in zip(couplings, params, strict=True):
+            x = coupling.forward(own, x)
+        return x
+
+    return run
+
+
+def inverted(couplings):
+    return lambda params, x: reversible.chain(couplings, params, x)
+
+
+def test_every_map_is_evaluated_once_forward_and_once_backward():
+    """A product is one forward, two for its gradients, and one more to invert."""
+    depth, maps = 3, 2
+    couplings = [reversible.additive(dense, dense)] * depth
+    specs = ([{"f": square(), "g": square()}] * depth, (stream(), stream()))
+    assert count_products(gradient(plain(couplings)), *specs) == 3 * maps * depth
+    assert count_products(gradient(inverted(couplings)), *specs) == 4 * maps * depth
+
+
+def test_every_map_of_a_silo_is_evaluated_once_forward_and_once_backward():
+    def conv(w, x, stride=1):
+        return jax.lax.conv_general_dilated(
+            x, w, (stride,) * 2, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    pooled = lambda w, x: jnp.tanh(conv(w, x, 2))
+    raised = lambda w, x: jnp.repeat(jnp.repeat(jnp.tanh(conv(w, x)), 2, 1), 2, 2)
+    silo = reversible.silo({(0, 1): pooled, (1, 2): pooled}, {(1, 0): raised})
+    kernel = jax.ShapeDtypeStruct((3, 3, 8, 8), jnp.float32)
+    params = [dict.fromkeys(silo.maps, kernel)] * 2
+    x = tuple(
+        jax.ShapeDtypeStruct((2, 16 // 2**k, 16 // 2**k, 8), jnp.float32)
+        for k in range(3)
+    )
+    maps = len(silo.maps) * 2
+    assert count_products(gradient(plain([silo] * 2)), params, x) == 3 * maps
+    assert count_products(gradient(inverted([silo] * 2)), params, x) == 4 * maps
+
+
+def repeated(depth):
+    layer = reversible.additive(dense, dense)
+    run = inverted([reversible.Repeat(layer, depth)])
+    return lambda params, x: run([params], x)
+
+
+def on_the_engine(depth):
+    del depth
+    layer = reversible.additive(dense, dense)
+    return lambda params, x: rr.stack(
+        layer.forward, params, x, actions=rr.INVERT, inverse=layer.inverse
+    )
+
+
+def written_out(depth):
+    layer = reversible.additive(dense, dense)
+
+    def run(params, x):
+        own = [jax.tree.map(lambda w, k=k: w[k], params) for k in range(depth)]
+        return reversible.chain([layer] * depth, own, x)
+
+    return run
+
+
+def stored(depth):
+    layer = reversible.additive(dense, dense)
+    return lambda params, x: jax.lax.scan(
+        lambda x, p: (layer.forward(p, x), None), x, params, length=depth
+    )[0]
+
+
+TOKENS_IN_MEMORY = 1 << 16
+
+
+def activation_bytes(make, depth, target):
+    """Bytes of a training gradient beyond those of the weights and their gradients."""
+    params = {"f": square(depth), "g": square(depth)}
+    x = jax.ShapeDtypeStruct((TOKENS_IN_MEMORY, WIDTH), jnp.float32)
+    loss = lambda p, x: sum((s**2).mean() for s in make(depth)(p, x))
+    m = rr.measure(jax.grad(loss), params, (x, x), target=target)
+    weights = 2 * depth * WIDTH * WIDTH * 4
+    return m.memory.total_bytes - 2 * weights
+
+
+DEPTHS = (4, 16, 64)
+STREAM = TOKENS_IN_MEMORY * WIDTH * 4
+
+
+@pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
+@pytest.mark.parametrize("make", [repeated, on_the_engine])
+def test_another_block_adds_no_activation(make, target):
+    found = [activation_bytes(make, depth, target) for depth in DEPTHS]
+    assert max(found) - min(found) < 0.001 * STREAM
+
+
+@pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
+def test_another_block_written_out_adds_no_activation(target):
+    """Weights are taken from the stack one by one, which may keep a copy of each."""
+    found = [activation_bytes(written_out, depth, target) for depth in (2, 6)]
+    assert found[1] - found[0] < 4 * 4 * WIDTH * WIDTH * 4
+
+
+def test_another_stored_block_adds_its_activations():
+    """The measurement itself: plain autodiff does pay for depth."""
+    found = [activation_bytes(stored, depth, "h100:1") for depth in (4, 16)]
+    assert found[1] - found[0] > 12 * 2 * STREAM * 0.99
