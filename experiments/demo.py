@@ -14,12 +14,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import revremat as rr
 from revremat import UserError
 from revremat._bytes import format_bytes
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "runs" / "demo"
+PLAN = ROOT / "runs" / "demo-plan.json"
+PROGRAM = "experiments/configs/gpt.py:problem"
+BUDGET = "100MiB"
 NUM_STEPS = 200
+NUM_PLANNED_STEPS = 40
+NUM_WARMUP_STEPS = 20
 
 
 def main() -> int:
@@ -39,7 +45,7 @@ def main() -> int:
 
 def report_here() -> None:
     """A small GPT on this machine: what one training step takes, and who holds it."""
-    run("revremat report experiments/configs/gpt.py:problem")
+    run(f"revremat report {PROGRAM}")
 
 
 def train() -> None:
@@ -68,12 +74,42 @@ def which_machine() -> None:
     run(f"revremat report experiments/configs/gpt_7b.py:problem {targets}")
 
 
-# What to keep and what to rebuild so that it fits is the next thing to show: a step
-# that calls `revremat search` on the same program.
+def search() -> None:
+    """A plan for the same GPT in half of its memory, found by asking the compiler."""
+    run(f"revremat search {PROGRAM} --budget {BUDGET} --out {PLAN.relative_to(ROOT)}")
+
+
+def train_by_plan() -> None:
+    """Training by the plan: the same losses, other memory."""
+    folder = RUN.with_name("demo-plan")
+    shutil.rmtree(folder, ignore_errors=True)
+    run(
+        f"python experiments/train.py gpt --plan {PLAN.relative_to(ROOT)} "
+        f"--train.num-steps {NUM_PLANNED_STEPS} --train.valid-batches 0 "
+        f"--train.dir {folder.relative_to(ROOT)}"
+    )
+    plain, planned = (
+        [json.loads(line)["loss"] for line in (f / "metrics.jsonl").open()]
+        for f in (RUN, folder)
+    )
+    # Beyond the warm-up the learning rate depends on how long a run is.
+    pairs = list(zip(plain, planned, strict=False))[:NUM_WARMUP_STEPS]
+    apart = max(abs(a - b) for a, b in pairs)
+    print(f"losses of the first {len(pairs)} steps differ by at most {apart:.1e}")
+
+
+def compare_planned_bytes() -> None:
+    """Predicted, compiled and measured: the bytes of a step by the plan."""
+    run(f"python -m experiments.demo bytes {PLAN.relative_to(ROOT)}")
+
+
 STEPS: tuple[Callable[[], None], ...] = (
     report_here,
     train,
     compare_bytes,
+    search,
+    train_by_plan,
+    compare_planned_bytes,
     which_machine,
 )
 
@@ -88,7 +124,7 @@ def run(command: str) -> None:
         raise UserError(f"{command!r} ended with exit code {done.returncode}")
 
 
-def print_bytes() -> None:
+def print_bytes(plan_file: str = "") -> None:
     """Runs the GPT's step and compares its memory with what the compiler stated."""
     import jax
 
@@ -100,7 +136,13 @@ def print_bytes() -> None:
     device = jax.devices()[0]
     mesh = sharding.make_mesh(mesh_axes(gpt.config, 1), [device])
     program = build(gpt.config, mesh)
-    step = jax.jit(program.make_step(program.loss), donate_argnums=0)
+    loss = program.loss
+    if plan_file:
+        plan = rr.Plan.load(plan_file)
+        loss = rr.apply(loss, plan)
+        if plan.predicted_bytes is not None:
+            print(f"a step:    predicted {format_bytes(plan.predicted_bytes)}")
+    step = jax.jit(program.make_step(loss), donate_argnums=0)
     compiled = step.lower(program.state, program.batch).compile()
     stated = compiled.memory_analysis()
     arguments = stated.argument_size_in_bytes
@@ -158,7 +200,7 @@ def _status(name: str) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["bytes"]:
-        print_bytes()
+    if sys.argv[1:2] == ["bytes"]:
+        print_bytes(*sys.argv[2:3])
         sys.exit(0)
     sys.exit(main())
