@@ -142,9 +142,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "gradients.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
-    print(
-        f"{len(wrong)} wrong of {len(checks)}, worst {result['worst_error']:.1e}: {path}"
-    )
+    worst = result["worst_error"]
+    print(f"{len(wrong)} wrong of {len(checks)}, worst {worst:.1e}: {path}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Random small programs under random plans: the gradients of plain autodiff, in float64."""
+"""Random small programs, random plans: the gradients of plain autodiff, in float64."""
 
 import jax
 import pytest

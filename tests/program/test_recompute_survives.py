@@ -1,7 +1,7 @@
 """Recompute that a plan asks for is there after compiling, and no more than that.
 
-Matrix products are counted in the compiled programs: those in a loop's body once for each
-turn, as the loop's known trip count says.
+Matrix products are counted in the compiled programs: those in a loop's body once for
+each turn, as the loop's known trip count says.
 """
 
 import re

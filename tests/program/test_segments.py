@@ -5,7 +5,7 @@ import pytest
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE
 from revremat.program._segments import segments
 
-S, R, F, I = SAVE, RECOMPUTE, OFFLOAD, INVERT
+S, R, F, V = SAVE, RECOMPUTE, OFFLOAD, INVERT
 A = RECOMPUTE(ahead=["x"])
 
 
@@ -22,8 +22,8 @@ def as_loops(actions):
         ([S, R] * 12, [(0, 12, 2)]),
         ([S, R, R] * 4, [(0, 4, 3)]),
         ([R] * 3 + [S, R] * 3, [(0, 3, 1), (3, 3, 2)]),
-        ([I, S] * 3, [(k, 1, 1) for k in range(6)]),
-        ([I] * 3 + [S] * 2, [(0, 3, 1), (3, 2, 1)]),
+        ([V, S] * 3, [(k, 1, 1) for k in range(6)]),
+        ([V] * 3 + [S] * 2, [(0, 3, 1), (3, 2, 1)]),
         ([A, S] * 2, [(k, 1, 1) for k in range(4)]),
         ([S, R, F], [(0, 1, 1), (1, 1, 1), (2, 1, 1)]),
     ],
@@ -34,7 +34,7 @@ def test_runs_and_patterns_become_loops(actions, loops):
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4])
 def test_every_layer_is_in_exactly_one_loop_with_its_own_action(period):
-    actions = [(S, R, F, I)[k % period] for k in range(4 * period)] + [R, S, S]
+    actions = [(S, R, F, V)[k % period] for k in range(4 * period)] + [R, S, S]
     written_out = [
         action
         for segment in segments(actions)

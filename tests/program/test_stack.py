@@ -1,4 +1,4 @@
-"""The stack engine: the same values and gradients as a plain scan, whatever the actions."""
+"""The stack engine: values and gradients of a plain scan, whatever the actions."""
 
 from functools import partial
 

@@ -1,9 +1,10 @@
 """What the stack engine costs, by the compiler of the machine it is to run on.
 
-The comparison that made one engine necessary: splitting a scan over stacked weights into
-runs copies weights and concatenates gradients, so that mixing two actions cost more than
-either of them alone (24 layers and 6 GiB of weights on one H100, GiB: all recomputed
-12.86, all saved 14.23, half of each by slices 16.61, alternating by slices 19.81).
+The comparison that made one engine necessary: splitting a scan over stacked weights
+into runs copies weights and concatenates gradients, so that mixing two actions cost
+more than either of them alone (24 layers and 6 GiB of weights on one H100, GiB: all
+recomputed 12.86, all saved 14.23, half of each by slices 16.61, alternating by slices
+19.81).
 """
 
 import re
@@ -137,7 +138,7 @@ def test_sharded_saving_adds_no_collective(sharded):
 
 @pytest.mark.parametrize("mixture", MIXED)
 def test_sharded_mixtures_add_no_collective(sharded, mixture):
-    """Two loops, or one of two layers, run half as often: together as many as before."""
+    """Two loops, or one over pairs, run half as often: together as many as before."""
     bytes_, found = sharded[mixture]
     each = sharded["plain"][1] + sharded["checkpoint"][1]
     assert not found - each
