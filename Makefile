@@ -6,9 +6,9 @@ PYTHON := .venv/bin/python
 run: setup
 	@$(PYTHON) -m experiments.demo
 
-# ARGS go to pytest, as in: make test ARGS='-k lock'
+# Two workers, a file to each at a time. ARGS go to pytest, as in: make test ARGS='-k lock'
 test: setup
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadscope $(ARGS)
 
 # What the first GPU of this machine really does; without one, its CPU.
 card: setup

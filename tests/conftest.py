@@ -11,7 +11,9 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 @pytest.fixture(scope="session", autouse=True)
 def _own_caches(tmp_path_factory):
     """Compiles and measured cards of this session alone; set the variables to keep."""
-    folder = tmp_path_factory.mktemp("revremat")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # one for all workers
     names = {"REVREMAT_CACHE": "compiles", "REVREMAT_CARDS": "cards"}
     fresh = {k: str(folder / v) for k, v in names.items() if k not in os.environ}
     os.environ.update(fresh)
