@@ -1,6 +1,12 @@
-"""How a block can be inverted: couplings, chains of them, and exact arithmetic."""
+"""How a block can be inverted: couplings, chains of them, and exact arithmetic.
+
+Flax modules and the models that ship are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from revremat.reversible._chain import Repeat as Repeat
+from revremat.reversible._chain import Sequential as Sequential
 from revremat.reversible._chain import chain as chain
 from revremat.reversible._coupling import Coupling as Coupling
 from revremat.reversible._coupling import Custom as Custom
@@ -23,3 +29,35 @@ from revremat.reversible._joins import Add as Add
 from revremat.reversible._joins import Affine as Affine
 from revremat.reversible._joins import Blend as Blend
 from revremat.reversible._joins import Join as Join
+
+if TYPE_CHECKING:
+    from revremat.reversible._revbifpn import REVBIFPN as REVBIFPN
+    from revremat.reversible._revbifpn import RevBiFPN as RevBiFPN
+    from revremat.reversible._revbifpn import RevBiFPNConfig as RevBiFPNConfig
+    from revremat.reversible.nnx import RevBlock as RevBlock
+    from revremat.reversible.nnx import RevModule as RevModule
+    from revremat.reversible.nnx import RevParallel as RevParallel
+    from revremat.reversible.nnx import RevScan as RevScan
+    from revremat.reversible.nnx import RevSequence as RevSequence
+    from revremat.reversible.nnx import RevSilo as RevSilo
+
+_MODELS = ("REVBIFPN", "RevBiFPN", "RevBiFPNConfig")
+_MODULES = (
+    *("RevBlock", "RevModule", "RevParallel", "RevScan", "RevSequence", "RevSilo"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODELS:
+        from revremat.reversible import _revbifpn
+
+        return getattr(_revbifpn, name)
+    if name in _MODULES:
+        from revremat.reversible import nnx
+
+        return getattr(nnx, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODELS, *_MODULES})

@@ -157,3 +157,49 @@ class Repeat(Coupling):
             return self.layer.run(own[0], x, own[1])[0], found
 
         return lax.scan(add, x, (params, rest), length=self.num_layers)[1].sum(axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Sequential(Coupling):
+    """Couplings one after the other, as one coupling; parameters are a tuple."""
+
+    couplings: tuple[Coupling, ...]
+
+    @property
+    def has_aux(self) -> bool:
+        return any(one.has_aux for one in self.couplings)
+
+    def run(self, params: Any, x: Any, rest: Any = None) -> tuple[Any, Any]:
+        auxes = []
+        for coupling, own, left in self._zip(params, rest):
+            x, aux = coupling.run(own, x, left)
+            auxes.append(aux)
+        return x, tuple(auxes)
+
+    def inverse(self, params: Any, y: Any, rest: Any = None) -> Any:
+        for coupling, own, left in reversed(self._zip(params, rest)):
+            y = coupling.inverse(own, y, left)
+        return y
+
+    def pull_back(
+        self, params: Any, y: Any, cotangent: Any, rest: Any = None
+    ) -> tuple[Any, Any, Any]:
+        grads, ct = [], cotangent
+        for coupling, own, left in reversed(self._zip(params, rest)):
+            y, ct = in_order(y, ct)
+            y, grad, ct = coupling.pull_back(own, y, ct, left)
+            y, grad, ct = in_order(y, grad, ct)
+            grads.insert(0, grad)
+        return y, tuple(grads), ct
+
+    def log_det(self, params: Any, x: Any, rest: Any = None) -> jax.Array:
+        total: Any = 0.0
+        for coupling, own, left in self._zip(params, rest):
+            total = total + coupling.log_det(own, x, left)
+            x, _ = coupling.run(own, x, left)
+        return total
+
+    def _zip(self, params: Any, rest: Any):
+        count = len(self.couplings)
+        rest = (None,) * count if rest is None else rest
+        return list(zip(self.couplings, params, rest, strict=True))

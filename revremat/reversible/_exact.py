@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from revremat._errors import UserError
-from revremat.reversible._chain import Repeat
+from revremat.reversible._chain import Repeat, Sequential
 from revremat.reversible._coupling import Coupling, Halves, Parallel, Step, Steps
 from revremat.reversible._couplings import Rearrange
 from revremat.reversible._joins import Add
@@ -130,6 +130,8 @@ def exact(coupling: Coupling, step: float = STEP) -> Coupling:
             return replace(coupling, steps=steps, maps=maps)
         case Parallel():
             return Parallel(tuple(exact(c, step) for c in coupling.couplings))
+        case Sequential():
+            return Sequential(tuple(exact(c, step) for c in coupling.couplings))
         case Halves():
             return Halves(exact(coupling.inner, step))
         case Repeat():

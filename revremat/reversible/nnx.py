@@ -1,0 +1,295 @@
+"""Flax NNX modules: F and G are ordinary ones, memory is that of a reversible network.
+
+A module's parameters are differentiated; all else it holds (running statistics, RNG
+counts) is an input of the forward pass whose old value the backward pass sees again, so
+that dropout is replayed and statistics move once.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from flax import nnx
+
+from revremat._errors import UserError
+from revremat._plan import Action
+from revremat.program._api import stack
+from revremat.reversible._chain import Repeat, Sequential, chain
+from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
+from revremat.reversible._couplings import additive, affine, silo
+from revremat.reversible._exact import STEP, exact
+from revremat.reversible._joins import Add, Affine
+
+Kind = Literal["additive", "affine"]
+
+
+class RevModule(nnx.Module):
+    """What reversible modules have in common: they run, and they run backwards."""
+
+    def parts(self) -> tuple[Coupling, Any, Any]:
+        """A coupling, its parameters, and what has no gradient."""
+        raise NotImplementedError
+
+    def put(self, rest: Any) -> None:
+        """Take over the state after a forward pass, shaped as `parts` gives it."""
+        raise NotImplementedError
+
+    def __call__(self, x: Any) -> Any:
+        """The output; nothing is kept for the backward pass but that."""
+        coupling, params, rest = self.parts()
+        y, (state,) = chain([coupling], [params], x, [rest])
+        self.put(state)
+        return y
+
+    def inverse(self, y: Any) -> Any:
+        """The input that gives `y`, with the randomness and statistics of now."""
+        coupling, params, rest = self.parts()
+        return coupling.inverse(params, y, rest)
+
+
+class RevBlock(RevModule):
+    """Two halves of the channels that change one another: `y0 = x0 + f(x1)`, then
+    `y1 = x1 + g(y0)`.
+
+    Args:
+      f: A module from one half to values for the other; for `"affine"`, to a pair.
+      g: The same, the other way round.
+      kind: `"additive"` or `"affine"`.
+      first: The half that is changed first, 0 or 1.
+      halves: Whether it takes one array, halved along its last axis, or a pair.
+
+    >>> from flax import nnx
+    >>> import jax.numpy as jnp
+    >>> from revremat.reversible import RevBlock
+    >>> rngs = nnx.Rngs(0)
+    >>> block = RevBlock(nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs))
+    >>> block.inverse(block(jnp.ones((1, 4)))).round(5)
+    Array([[1., 1., 1., 1.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        f: nnx.Module,
+        g: nnx.Module,
+        *,
+        kind: Kind = "additive",
+        first: int = 0,
+        halves: bool = True,
+    ):
+        if kind not in ("additive", "affine"):
+            raise UserError(
+                f"RevBlock: {kind!r} is no kind of coupling; write 'additive' or "
+                "'affine'."
+            )
+        self.maps = nnx.Dict({"f": f, "g": g})
+        _check_modules("RevBlock", self.maps)
+        self.kind, self.first, self.halves = kind, first, halves
+
+    def parts(self) -> tuple[Coupling, Any, Any]:
+        maps, params, rest = _split(self.maps)
+        make = additive if self.kind == "additive" else affine
+        f, g = maps["f"], maps["g"]
+        coupling: Coupling = make(f, g, first=self.first, has_aux=True)
+        return (Halves(coupling) if self.halves else coupling), params, rest
+
+    def put(self, rest: Any) -> None:
+        _put(self.maps, rest)
+
+
+class RevSilo(RevModule):
+    """N streams that read one another, down and then up (Chiley et al. 2023).
+
+    Args:
+      down: Modules from finer to coarser streams, by `(from, to)`.
+      up: Modules from coarser to finer ones, by `(from, to)`.
+      num_inputs: N, or N - 1 where the last stream is new.
+      kind: `"additive"` or `"affine"`, whose modules return pairs.
+    """
+
+    def __init__(
+        self,
+        down: Mapping[tuple[int, int], nnx.Module],
+        up: Mapping[tuple[int, int], nnx.Module],
+        *,
+        num_inputs: int | None = None,
+        kind: Kind = "additive",
+    ):
+        # Only to see whether the pairs make a silo.
+        silo(dict(down.items()), dict(up.items()), num_inputs=num_inputs)
+        named = {f"down_{i}_{j}": f for (i, j), f in down.items()}
+        named |= {f"up_{j}_{i}": f for (j, i), f in up.items()}
+        self.maps = nnx.Dict(named)
+        _check_modules("RevSilo", self.maps)
+        self.down, self.up = tuple(down), tuple(up)
+        self.num_inputs, self.kind = num_inputs, kind
+
+    def parts(self) -> tuple[Coupling, Any, Any]:
+        maps, params, rest = _split(self.maps)
+        coupling = silo(
+            {(i, j): maps[f"down_{i}_{j}"] for i, j in self.down},
+            {(j, i): maps[f"up_{j}_{i}"] for j, i in self.up},
+            join=Add() if self.kind == "additive" else Affine(),
+            num_inputs=self.num_inputs,
+            has_aux=True,
+        )
+        return coupling, params, rest
+
+    def put(self, rest: Any) -> None:
+        _put(self.maps, rest)
+
+
+class RevParallel(RevModule):
+    """One reversible module for each stream, side by side."""
+
+    def __init__(self, blocks: Sequence[RevModule]):
+        self.blocks = nnx.List(blocks)
+
+    def parts(self) -> tuple[Coupling, Any, Any]:
+        couplings, params, rest = _parts_of_all(self.blocks)
+        return Parallel(couplings), params, rest
+
+    def put(self, rest: Any) -> None:
+        for block, own in zip(self.blocks, rest, strict=True):
+            block.put(own)
+
+
+class RevSequence(RevModule):
+    """Reversible modules one after the other; only the last one's output is kept.
+
+    Args:
+      blocks: Reversible modules; streams may change in number and shape on the way.
+      save_every: Keep every so many outputs too, so that rounding errors of the inverse
+        do not build up further than that.
+      exact: Put streams on a fixed-point grid, so that the inverse is bit-exact; see
+        `revremat.reversible.exact`.
+      step: Of that grid.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[RevModule],
+        *,
+        save_every: int | None = None,
+        exact: bool = False,
+        step: float = STEP,
+    ):
+        for number, block in enumerate(blocks):
+            if not isinstance(block, RevModule):
+                raise UserError(
+                    f"RevSequence: block {number} is a {type(block).__name__}, which "
+                    "has no inverse; wrap two of them in RevBlock, or leave it outside."
+                )
+        self.blocks = nnx.List(blocks)
+        self.save_every, self.exact, self.step = save_every, exact, step
+
+    def parts(self) -> tuple[Coupling, Any, Any]:
+        couplings, params, rest = _parts_of_all(self.blocks)
+        whole: Coupling = Sequential(couplings)
+        return (exact(whole, self.step) if self.exact else whole), params, rest
+
+    def put(self, rest: Any) -> None:
+        for block, own in zip(self.blocks, rest, strict=True):
+            block.put(own)
+
+    def __call__(self, x: Any) -> Any:
+        """The last block's output."""
+        whole, params, rest = self.parts()
+        assert isinstance(whole, Sequential)
+        if not whole.couplings:
+            return x
+        y, state = chain(whole.couplings, params, x, rest, save_every=self.save_every)
+        self.put(state)
+        return y
+
+
+class RevScan(RevModule):
+    """Equal reversible modules one after the other, with stacked parameters.
+
+    Args:
+      make_block: `make_block(rngs) -> RevModule`, which returns what it takes.
+      num_layers: How many.
+      rngs: Split for the layers.
+      actions: As in `rr.stack`: how each layer's residuals come back, INVERT or another
+        way. By default all are inverted, every map evaluated once.
+    """
+
+    def __init__(
+        self,
+        make_block: Callable[[nnx.Rngs], RevModule],
+        num_layers: int,
+        *,
+        rngs: nnx.Rngs,
+        actions: Action | Sequence[Action] | None = None,
+    ):
+        make = nnx.vmap(lambda rngs: make_block(rngs), in_axes=0, out_axes=0)
+        self.block = nnx.split_rngs(splits=num_layers)(make)(rngs)
+        if not isinstance(self.block, RevModule):
+            raise UserError(
+                f"RevScan: make_block makes a {type(self.block).__name__}, which has "
+                "no inverse; make a RevBlock or another reversible module."
+            )
+        self.num_layers = num_layers
+        self.actions = actions if isinstance(actions, Action | None) else tuple(actions)
+
+    def parts(self) -> tuple[Coupling, Any, Any]:
+        coupling, params, rest = self.block.parts()
+        return Repeat(coupling, self.num_layers), params, rest
+
+    def put(self, rest: Any) -> None:
+        self.block.put(rest)
+
+    def __call__(self, x: Any) -> Any:
+        """The last layer's output."""
+        if self.actions is None:
+            return super().__call__(x)
+        layer, params, rest = self.block.parts()
+        y, state = stack(
+            layer.forward,
+            params,
+            x,
+            rest,
+            has_ys=True,
+            actions=self.actions,
+            inverse=layer.inverse,
+        )
+        self.put(state)
+        return y
+
+
+def _check_modules(who: str, maps: Mapping[str, Any]) -> None:
+    for name, module in maps.items():
+        if not callable(module):
+            raise UserError(
+                f"{who}: {name} is a {type(module).__name__}, which cannot be called; "
+                "give a module that takes a stream."
+            )
+
+
+def _parts_of_all(blocks: Sequence[RevModule]) -> tuple[Any, Any, Any]:
+    each = [block.parts() for block in blocks]
+    couplings, params, rest = ([part[k] for part in each] for k in range(3))
+    return tuple(couplings), tuple(params), tuple(rest)
+
+
+def _split(modules: Mapping[str, Any]) -> tuple[dict[str, Map], Any, Any]:
+    """Modules by name as pure maps, with their parameters and the rest of them."""
+    maps: dict[str, Map] = {}
+    params: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for name, module in modules.items():
+        graph, params[name], rest[name] = nnx.split(module, nnx.Param, ...)
+        maps[name] = _as_map(graph)
+    return maps, params, rest
+
+
+def _as_map(graph: Any) -> Map:
+    def run(params: Any, x: Any, state: Any) -> tuple[Any, Any]:
+        module = nnx.merge(graph, params, state, copy=True)
+        value = module(x)
+        return value, nnx.split(module, nnx.Param, ...)[2]
+
+    return run
+
+
+def _put(modules: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
+    for name, module in modules.items():
+        nnx.update(module, rest[name])
