@@ -14,6 +14,7 @@ compiler that it holds:
 Stages are functions; what flows between them are frozen dataclasses.
 """
 
+from revremat import reversible as reversible
 from revremat import xla as _xla
 from revremat._apply import apply as apply
 from revremat._errors import UserError as UserError

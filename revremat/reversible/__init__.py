@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from revremat.reversible._chain import Repeat as Repeat
 from revremat.reversible._chain import Sequential as Sequential
 from revremat.reversible._chain import chain as chain
+from revremat.reversible._check import InverseRow as InverseRow
+from revremat.reversible._check import InverseTable as InverseTable
+from revremat.reversible._check import check_inverse as check_inverse
 from revremat.reversible._coupling import Coupling as Coupling
 from revremat.reversible._coupling import Custom as Custom
 from revremat.reversible._coupling import Halves as Halves

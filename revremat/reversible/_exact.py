@@ -29,6 +29,8 @@ _STEPS_IN_RANGE = 2.0**24
 def to_grid(x: Any, step: float = STEP) -> Any:
     """Round to multiples of `step`, as float32; the gradient goes straight through.
 
+    (float64 stays what it is, for comparisons.)
+
     What is `2^24` steps or larger (4096 for the default step) has left the range in
     which sums are exact. It becomes NaN, so that nothing goes on as if it were right;
     `check_range` says where it was.
@@ -47,7 +49,8 @@ def to_grid(x: Any, step: float = STEP) -> Any:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _to_grid(x: jax.Array, step: float) -> jax.Array:
-    rounded = jnp.round(x.astype(jnp.float32) / step) * step
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    rounded = jnp.round(x / step) * step
     return jnp.where(jnp.abs(rounded) < _limit(step), rounded, jnp.nan)
 
 

@@ -1,0 +1,64 @@
+"""check_inverse: a table for what is right, one sentence for what is not."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat.reversible import Custom, additive, check_inverse, exact, to_grid
+from tests.reversible import examples
+
+
+@pytest.mark.parametrize("name", ["additive with dropout", "affine"])
+def test_errors_by_dtype_and_depth(name):
+    e = examples.ALL[name]()
+    params = jax.tree.map(lambda w: w / 4, e.params)
+    table = check_inverse(
+        e.coupling, params, e.x, e.rest, dtypes=("float64", "float32"), depths=(1, 8)
+    )
+    assert [(r.dtype, r.depth) for r in table.rows] == [
+        *(("float64", 1), ("float32", 1)),
+        *(("float64", 8), ("float32", 8)),
+    ]
+    for row in table.rows:
+        limit = 1e-10 if row.dtype == "float64" else 1e-4
+        assert max(row.round_trip, row.gradient) < limit
+    assert table.rows[2].noise_floor == 0
+    assert table.rows[3].noise_floor > 1e-9
+    header, *lines = str(table).splitlines()
+    assert header.split() == [
+        "dtype",
+        "depth",
+        *["round", "trip", "gradient", "noise", "floor"],
+    ]
+    assert len({len(line) for line in (header, *lines)}) == 1
+
+
+def test_bfloat16_drifts_and_the_grid_does_not():
+    """Functions in bfloat16: rebuilt streams drift, but not on a grid."""
+    half = jnp.bfloat16
+    f = lambda w, x: jnp.tanh(x.astype(half) @ w.astype(half))
+    e = examples.additive()
+    coupling = additive(f, f)
+    case = {"dtypes": ("float32",), "depths": (32,)}
+    (on_grid,) = check_inverse(exact(coupling), e.params, to_grid(e.x), **case).rows
+    assert on_grid.round_trip == 0
+    (drifting,) = check_inverse(coupling, e.params, e.x, **case).rows
+    assert drifting.round_trip > 0
+
+
+@pytest.mark.parametrize(
+    ("undo", "message"),
+    [
+        (lambda p, y, rest: y - 2.01 * p, "the inverse is off by"),
+        (lambda p, y, rest: y * jnp.nan, "the inverse is off by nan"),
+        (
+            lambda p, y, rest: y[:1],
+            r"returns float64\[1\] for an input of float64\[3\]",
+        ),
+    ],
+)
+def test_a_wrong_inverse_is_reported(undo, message):
+    wrong = Custom(lambda p, x, rest: x + 2 * p, undo)
+    with pytest.raises(rr.UserError, match=message):
+        check_inverse(wrong, 1.0, jnp.ones(3))
