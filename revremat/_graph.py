@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -412,7 +412,9 @@ class Graph:
 
 
 def _unit(data: dict[str, Any]) -> Unit:
-    tuples: Callable[[dict[str, Any]], dict[str, Any]] = lambda d: {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+    def tuples(d: dict[str, Any]) -> dict[str, Any]:
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+
     values = tuple(Value(**tuples(v)) for v in data.pop("values"))
     operations = tuple(Operation(**tuples(o)) for o in data.pop("operations"))
     return Unit(values=values, operations=operations, **tuples(data))

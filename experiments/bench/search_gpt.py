@@ -5,7 +5,7 @@
 At 75, 50 and 30 % of what the program takes as written, on `h100:8` (tensor parallel 4,
 data parallel 2, bfloat16, AdamW): does the plan fit, how long did the search take, and
 is any uniform preset, or any split of the layers between two presets, faster and small
-enough? Of each pair's splits the two are compiled that the measured prices call best.
+enough? Of each pair's splits the one is compiled that the measured prices call best.
 Then: bytes predicted before the last compile against compiled ones, at 24 and 96
 layers. Writes `experiments/results/search-gpt.json`.
 """
@@ -136,7 +136,7 @@ def best_splits(
             step = n * prices[0].time_us + (menu.num_layers - n) * prices[1].time_us
             if size <= 1.01 * budget:
                 guesses.append((step, n))
-        for _, n in sorted(guesses)[:2]:
+        for _, n in sorted(guesses)[:1]:
             actions = (first,) * n + (second,) * (menu.num_layers - n)
             loss = rr.apply(problem.loss, graph.plan({menu.unit: actions}))
             step_fn, specs = problem.make_step(loss)

@@ -10,12 +10,13 @@ import jax
 from revremat import _compat
 from revremat._errors import UserError
 from revremat._plan import Action, UnitPlan
+from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve
 from revremat.program._linearize import is_inexact
 from revremat.program._ops import Constant, Op, Value, read, run
 from revremat.program._sites import Site, Survey, survey
 from revremat.program._split import run_chunks
-from revremat.program._stack import Each, Stack, run_stack
+from revremat.program._stack import Stack, run_stack
 from revremat.program._unit import Unit, run_unit
 from revremat.program._units import FoundUnit
 

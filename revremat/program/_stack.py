@@ -18,31 +18,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.sharding import AxisType
 
 from revremat._errors import UserError
 from revremat._plan import Action
 from revremat.program import _layer
+from revremat.program._buffers import Each, at, at_all, put, take, zeros
 from revremat.program._keep import Kept, Layer, name_values, resolve
 from revremat.program._linearize import depends, is_inexact, linearize, pick
 from revremat.program._ops import Program, Value, prune
 from revremat.program._segments import Segment, segments
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclass(frozen=True)
-class Each:
-    """One array for each layer, where they are not stacked."""
-
-    items: tuple[Any, ...]
-
-    def tree_flatten(self):
-        return self.items, None
-
-    @classmethod
-    def tree_unflatten(cls, aux: None, children: Any) -> "Each":
-        del aux
-        return cls(tuple(children))
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +139,7 @@ def run_stack(
 
         if stack.unrolled:
             for t in range(stack.length):
-                init, _ = body(init, _take(xs, t))
+                init, _ = body(init, take(xs, t))
             return init, []
         return lax.scan(body, init, xs, length=stack.length, reverse=stack.reverse)
 
@@ -256,14 +240,14 @@ class _Engine:
         last = len(segment.pattern) - 1
         for j, action in enumerate(segment.pattern):
             index = self._index(segment, t, j)
-            inputs = [*consts, *carry, *_take(xs, index)]
+            inputs = [*consts, *carry, *take(xs, index)]
             outs, (on_device, on_host) = _layer.forward(
                 self.layer, self.kept[action], inputs
             )
             carry, y = outs[: len(carry)], outs[len(carry) :]
-            ys = _put(ys, y, index)
+            ys = put(ys, y, index)
             if room[j]:
-                room[j] = _put(room[j], on_device, t)
+                room[j] = put(room[j], on_device, t)
                 on_device = []
                 if j < last:
                     t, carry, room[j] = lax.optimization_barrier((t, carry, room[j]))
@@ -323,8 +307,8 @@ class _Engine:
         """Cotangents for the constants, the first carry and the `xs`; None for zero."""
         state = _Gradients(
             carry=[instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
-            consts=[_zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
-            xs=[jax.tree.map(_zeros, aval) for aval in pick(x_avals, self.x_mask)],
+            consts=[zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
+            xs=[jax.tree.map(zeros, aval) for aval in pick(x_avals, self.x_mask)],
             output=None,
         )
         self.ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
@@ -358,7 +342,7 @@ class _Engine:
                 # Or the compiler fetches every layer's weights before it needs them.
                 t, carry = lax.optimization_barrier((t, state.carry))
                 state = replace(state, carry=carry)
-            index, one = self._index(segment, t, j), _at_all(kept[j], t)
+            index, one = self._index(segment, t, j), at_all(kept[j], t)
             env = self._recall(plan, index, one)
             cotangents = state.carry
             if segment.pattern[j].kind == "invert":
@@ -376,7 +360,7 @@ class _Engine:
 
         def at(t):
             index = self._index(segment, t, 0)
-            return index, self._recall(plan, index, _at_all(kept, t))
+            return index, self._recall(plan, index, at_all(kept, t))
 
         def early(t, cotangents):
             _, env = at(t)
@@ -401,7 +385,7 @@ class _Engine:
 
     def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
         held = dict(zip(self.const_values, self.consts, strict=True))
-        held.update(zip(self.x_values, _take(self.xs, index), strict=True))
+        held.update(zip(self.x_values, take(self.xs, index), strict=True))
         return _layer.recall(plan, held, saved)
 
     def _invert(self, plan: Kept, index, env: dict[Value, Any], output):
@@ -410,7 +394,7 @@ class _Engine:
             with jax.named_scope("inverse"):
                 inverse = self.stack.inverse
                 assert inverse is not None
-                inputs = inverse(*self.consts, *output, *_take(self.xs, index))
+                inputs = inverse(*self.consts, *output, *take(self.xs, index))
             for value, array in zip(self.carry_values, inputs, strict=True):
                 env.setdefault(value, array)
         return [env[v] for v in self.carry_values]
@@ -424,7 +408,7 @@ class _Engine:
         ]
         for k in _where(self.y_mask):
             ct = self.ct_ys[k]
-            ct_outs.append(_zeros(y_avals[k]) if ct is None else _at(ct, index))
+            ct_outs.append(zeros(y_avals[k]) if ct is None else at(ct, index))
         pulled = iter(_layer.pull_back(self.layer, plan, env, ct_outs))
         ct_consts = [next(pulled) for _ in state.consts]
         ct_carry = [next(pulled) for _ in state.carry]
@@ -432,7 +416,7 @@ class _Engine:
             state,
             consts=[a + b for a, b in zip(state.consts, ct_consts, strict=True)],
             carry=ct_carry,
-            xs=_put(state.xs, list(pulled), index),
+            xs=put(state.xs, list(pulled), index),
         )
 
 
@@ -455,44 +439,6 @@ def _where(mask: Sequence[bool]) -> list[int]:
     return [k for k, on in enumerate(mask) if on]
 
 
-def _at(stacked: Any, index: Any) -> Any:
-    if isinstance(stacked, Each):
-        return stacked.items[index]
-    return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
-
-
-def _at_all(tree: Any, index: Any) -> Any:
-    is_each = lambda x: isinstance(x, Each)
-    return jax.tree.map(lambda stacked: _at(stacked, index), tree, is_leaf=is_each)
-
-
-def _take(xs: Sequence[Any], index: Any) -> list[Any]:
-    return [None if x is None else _at(x, index) for x in xs]
-
-
-def _put(buffers: Sequence[Any], items: Sequence[Any], index: Any) -> list[Any]:
-    return [
-        _put_one(buffer, x, index) for buffer, x in zip(buffers, items, strict=True)
-    ]
-
-
-def _put_one(buffer: Any, item: Any, index: Any) -> Any:
-    if isinstance(buffer, Each):
-        return Each((*buffer.items[:index], item, *buffer.items[index + 1 :]))
-    return lax.dynamic_update_index_in_dim(buffer, item, index, 0)
-
-
-def _zeros(aval: Any) -> Any:
-    sharding = getattr(aval, "sharding", None)
-    if sharding is not None and not sharding.mesh.empty and has_explicit(sharding.mesh):
-        return jnp.zeros(aval.shape, aval.dtype, device=sharding)
-    return jnp.zeros(aval.shape, aval.dtype)
-
-
-def has_explicit(mesh: Any) -> bool:
-    return AxisType.Explicit in mesh.axis_types
-
-
 def widen(mask: tuple[bool, ...], known: tuple[bool, ...] | None) -> tuple[bool, ...]:
     """The mask a plan was made for, unless more than that is differentiated.
 
@@ -507,5 +453,5 @@ def widen(mask: tuple[bool, ...], known: tuple[bool, ...] | None) -> tuple[bool,
 def instantiate(cotangent: Any) -> Any:
     """A cotangent as an array, where it may be a symbolic zero."""
     if isinstance(cotangent, SymbolicZero):
-        return _zeros(cotangent.aval)
+        return zeros(cotangent.aval)
     return cotangent

@@ -1,0 +1,70 @@
+"""Arrays of many layers: one layer's is read and written in place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True)
+class Each:
+    """One array for each layer, where they are not stacked."""
+
+    items: tuple[Any, ...]
+
+    def tree_flatten(self):
+        return self.items, None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Any) -> "Each":
+        del aux
+        return cls(tuple(children))
+
+
+def at(stacked: Any, index: Any) -> Any:
+    """One layer's array."""
+    if isinstance(stacked, Each):
+        return stacked.items[index]
+    return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
+
+
+def at_all(tree: Any, index: Any) -> Any:
+    """One layer's arrays, of a tree of stacked ones."""
+    is_each = lambda x: isinstance(x, Each)
+    return jax.tree.map(lambda stacked: at(stacked, index), tree, is_leaf=is_each)
+
+
+def take(xs: Sequence[Any], index: Any) -> list[Any]:
+    """One layer's arrays, None where there is none."""
+    return [None if x is None else at(x, index) for x in xs]
+
+
+def put(buffers: Sequence[Any], items: Sequence[Any], index: Any) -> list[Any]:
+    """The buffers with one layer's items written in place."""
+    return [
+        _put_one(buffer, x, index) for buffer, x in zip(buffers, items, strict=True)
+    ]
+
+
+def _put_one(buffer: Any, item: Any, index: Any) -> Any:
+    if isinstance(buffer, Each):
+        return Each((*buffer.items[:index], item, *buffer.items[index + 1 :]))
+    return lax.dynamic_update_index_in_dim(buffer, item, index, 0)
+
+
+def zeros(aval: Any) -> Any:
+    """Zeros of a shape and dtype, sharded where the mesh wants it said."""
+    sharding = getattr(aval, "sharding", None)
+    if sharding is not None and not sharding.mesh.empty and has_explicit(sharding.mesh):
+        return jnp.zeros(aval.shape, aval.dtype, device=sharding)
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def has_explicit(mesh: Any) -> bool:
+    """Whether a mesh has axes whose sharding is part of the types."""
+    return AxisType.Explicit in mesh.axis_types
