@@ -52,8 +52,8 @@ def test_a_silo_agrees_with_the_naive_one(count, growing):
     assert_close(gradients, expected_gradients, 1e-9)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_three_silos_agree_with_three_naive_ones(count):
+def test_three_silos_agree_with_three_naive_ones():
+    count = 3
     e = examples.silo(count)
     each = [jax.tree.map(lambda w, k=k: w * (1 + k / 3), e.params) for k in range(3)]
 
