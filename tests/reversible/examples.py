@@ -13,6 +13,15 @@ from revremat import reversible
 
 BATCH, WIDTH = 2, 4
 
+# Compiled without polish: these programs run once.
+quick_jit = partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+
 
 @dataclass(frozen=True)
 class Example:

@@ -10,7 +10,7 @@ import revremat as rr
 from revremat import reversible
 from revremat.reversible._coupling import in_order
 from tests.reversible import examples
-from tests.reversible.examples import assert_close, square_sum, stacked
+from tests.reversible.examples import assert_close, quick_jit, square_sum, stacked
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", examples.ALL)
 def test_the_inverse_gives_the_input_back(name):
     e = examples.ALL[name]()
-    y = jax.jit(e.coupling.forward)(e.params, e.x, e.rest)
-    assert_close(jax.jit(e.coupling.inverse)(e.params, y, e.rest), e.x, 1e-12)
+    y = quick_jit(e.coupling.forward)(e.params, e.x, e.rest)
+    assert_close(quick_jit(e.coupling.inverse)(e.params, y, e.rest), e.x, 1e-12)
 
 
 @pytest.mark.parametrize("name", examples.ALL)
 def test_pulling_back_from_the_output_is_plain_autodiff(name):
     e = examples.ALL[name]()
 
-    @jax.jit
+    @quick_jit
     def both(params, x):
         y, pull = jax.vjp(lambda p, x: e.coupling.forward(p, x, e.rest), params, x)
         ct = jax.tree.map(jnp.cos, y)
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_plain_autodiff(name, depth, run):
 
     def gradient(run):
         loss = lambda p, x: square_sum(run(e.coupling, p, x, rest, depth))
-        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, e.x)
+        return quick_jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, e.x)
 
     assert_close(gradient(run), gradient(stored), 1e-9)
 
@@ -108,7 +108,7 @@ def test_streams_may_change_in_number_and_shape_on_the_way():
         return square_sum(x)
 
     found = lambda p, x: square_sum(reversible.chain(couplings, p, x))
-    gradient = lambda f: jax.jit(jax.grad(f, argnums=(0, 1)))(params, pixels)
+    gradient = lambda f: quick_jit(jax.grad(f, argnums=(0, 1)))(params, pixels)
     assert_close(gradient(found), gradient(plain), 1e-9)
 
 

@@ -16,7 +16,7 @@ from revremat.reversible import (
     to_grid,
 )
 from revremat.reversible._revbifpn import MBConv, RevBiFPN, RevBiFPNConfig
-from tests.reversible.examples import assert_close
+from tests.reversible.examples import assert_close, quick_jit
 
 
 class Map(nnx.Module):
@@ -65,7 +65,7 @@ def gradient(run, make, x):
         total = sum((leaf * jnp.cos(leaf)).sum() for leaf in jax.tree.leaves(y))
         return total, nnx.split(model, nnx.Param, ...)[2]
 
-    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    step = quick_jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
     (_, rest), _ = step(params, x, rest)
     (value, rest), grads = step(params, x, rest)
     statistics = nnx.to_pure_dict(nnx.filter_state(rest, nnx.BatchStat))

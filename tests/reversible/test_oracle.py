@@ -7,7 +7,7 @@ import pytest
 
 from revremat import reversible
 from tests.reversible import examples
-from tests.reversible.examples import assert_close, square_sum
+from tests.reversible.examples import assert_close, quick_jit, square_sum
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -44,7 +44,7 @@ def test_a_silo_agrees_with_the_naive_one(count, growing):
     coupling, params, x = e.coupling, e.params, e.x
     naive = lambda p, x: naive_silo(p, x, count)
     ours = lambda p, x: reversible.chain([coupling], [p], x)
-    both = lambda f: jax.jit(
+    both = lambda f: quick_jit(
         lambda p, x: (f(p, x), jax.grad(lambda *a: square_sum(f(*a)), (0, 1))(p, x))
     )(params, x)
     (found, gradients), (expected, expected_gradients) = both(ours), both(naive)
@@ -63,7 +63,7 @@ def test_three_silos_agree_with_three_naive_ones():
         return x
 
     ours = lambda params, x: reversible.chain([e.coupling] * 3, params, x)
-    gradient = lambda f: jax.jit(
+    gradient = lambda f: quick_jit(
         jax.grad(lambda *args: square_sum(f(*args)), argnums=(0, 1))
     )(each, e.x)
     assert_close(gradient(ours), gradient(naive), 1e-9)
