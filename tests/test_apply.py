@@ -238,3 +238,12 @@ def test_dropout_is_replayed_and_statistics_move_once(actions):
     for found, expected in zip(run(actions), run(None), strict=True):
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
+
+
+def test_a_module_stack_is_made_by_any_function_of_its_random_numbers():
+    def make(rngs, width=WIDTH):
+        return nnx.Linear(width, width, rngs=rngs)
+
+    model = Stack(make, LAYERS, rngs=nnx.Rngs(0))
+    assert model.layers.kernel.shape == (LAYERS, WIDTH, WIDTH)
+    assert model(jnp.ones((BATCH, WIDTH))).shape == (BATCH, WIDTH)

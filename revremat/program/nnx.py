@@ -44,7 +44,8 @@ class Stack(nnx.Module):
         inverse: Callable[[Any, Any], Any] | None = None,
         name: str = "stack",
     ):
-        make = nnx.vmap(make_layer, in_axes=0, out_axes=0)
+        # One argument, or vmap would map over defaults as well.
+        make = nnx.vmap(lambda rngs: make_layer(rngs), in_axes=0, out_axes=0)
         self.layers = nnx.split_rngs(splits=num_layers)(make)(rngs)
         self.actions = actions if isinstance(actions, Action | None) else tuple(actions)
         self.inverse = inverse
