@@ -23,6 +23,8 @@ from revremat._fit import Fit as Fit
 from revremat._fit import fit as fit
 from revremat._fit import search as search
 from revremat._graph import Graph as Graph
+from revremat._history import Curve as Curve
+from revremat._history import Span as Span
 from revremat._measure import assert_fits as assert_fits
 from revremat._measure import measure as measure
 from revremat._measurement import Buffer as Buffer

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from revremat._history import Curve, Span
+
 PHASES = (
     "argument",
     "forward",
@@ -117,6 +119,7 @@ class Memory:
         up to `total_bytes - fragmentation_bytes`. Empty where the compiler's buffer
         assignment was not at hand (an already compiled object).
       packing: What another packing of the temporaries would take, where it was asked.
+      curve: Memory over the schedule; empty where `buffers` is.
     """
 
     argument_bytes: int
@@ -127,6 +130,7 @@ class Memory:
     fragmentation_bytes: int = 0
     buffers: tuple[Buffer, ...] = ()
     packing: Packing | None = None
+    curve: Curve = Curve()
 
     @property
     def total_bytes(self) -> int:
@@ -219,6 +223,7 @@ class Time:
       exposed_transfer_us: The compute stream waits for them this long.
       flops: Floating-point operations, a multiply-add as two.
       calibrated: Factors come from a measured card rather than from a data sheet.
+      spans: The timeline, neighbours of one kind put together, by stream and start.
     """
 
     step_us: float
@@ -231,6 +236,7 @@ class Time:
     exposed_transfer_us: float = 0.0
     flops: float = 0.0
     calibrated: bool = False
+    spans: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -304,6 +310,9 @@ class Measurement:
             memory = data.pop("memory")
             memory.pop("total_bytes")
             packing = memory.pop("packing", None)
+            curve = memory.pop("curve", None)
+            time = data.pop("time")
+            spans = tuple(Span(**span) for span in time.pop("spans", ()))
             buffers = tuple(
                 Buffer(**{**b, "shape": tuple(b["shape"])})
                 for b in memory.pop("buffers")
@@ -315,9 +324,17 @@ class Measurement:
                         **memory,
                         buffers=buffers,
                         packing=Packing(**packing) if packing else None,
+                        curve=Curve(**_tuples(curve)) if curve else Curve(),
                     ),
-                    "time": Time(**data["time"]),
+                    "time": Time(**time, spans=spans),
                 }
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a measurement: {error}") from None
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as tuples, at every depth below a dictionary."""
+    if isinstance(value, dict):
+        return {key: _tuples(v) for key, v in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

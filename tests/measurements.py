@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from revremat import Buffer, Measurement, Memory, Time
+from revremat import Buffer, Curve, Measurement, Memory, Span, Time
 
 GIB = 2**30
 MIB = 2**20
@@ -47,6 +47,12 @@ MEASUREMENT = Measurement(
         host_bytes=128 * MIB,
         fragmentation_bytes=512 * MIB,
         buffers=BUFFERS,
+        curve=Curve(
+            positions=(0, 10, 20),
+            bytes=(("argument", (5 * GIB,) * 3), ("forward", (0, 4 * GIB, GIB))),
+            holes_bytes=(0, 512 * MIB, 0),
+            labels=("layer/attn", "layer/mlp", "update"),
+        ),
     ),
     time=Time(
         step_us=43_200.0,
@@ -57,6 +63,11 @@ MEASUREMENT = Measurement(
         exposed_collective_us=4_200.0,
         transfer_us=800.0,
         flops=2.5e13,
+        spans=(
+            Span("compute", "forward", "layer/attn", "dot_general", 0.0, 30_000.0),
+            Span("compute", "recompute", "layer/mlp", "tanh", 30_000.0, 9_000.0),
+            Span("collective", "backward", "", "psum", 20_000.0, 14_000.0, 4_200.0, 24),
+        ),
     ),
     compile_seconds=3.25,
     versions="jax 0.12.0.1",
