@@ -16,8 +16,8 @@ class Curve:
       labels: What runs at each position: scope, or operation where it has none.
     """
 
-    positions: tuple[int, ...] = ()
-    bytes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    positions: tuple[int, ...]
+    bytes: tuple[tuple[str, tuple[int, ...]], ...]
     holes_bytes: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
 
@@ -28,7 +28,9 @@ class Curve:
         >>> Curve((0, 1), (("forward", (1, 2)), ("backward", (0, 3)))).totals_bytes
         (1, 5)
         """
-        return tuple(sum(column) for column in zip(*(s for _, s in self.bytes)))
+        return tuple(
+            sum(column) for column in zip(*(s for _, s in self.bytes), strict=True)
+        )
 
     @property
     def peak(self) -> int:

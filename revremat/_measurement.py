@@ -119,7 +119,7 @@ class Memory:
         up to `total_bytes - fragmentation_bytes`. Empty where the compiler's buffer
         assignment was not at hand (an already compiled object).
       packing: What another packing of the temporaries would take, where it was asked.
-      curve: Memory over the schedule; empty where `buffers` is.
+      curve: Memory over the schedule; None where `buffers` is empty.
     """
 
     argument_bytes: int
@@ -130,7 +130,7 @@ class Memory:
     fragmentation_bytes: int = 0
     buffers: tuple[Buffer, ...] = ()
     packing: Packing | None = None
-    curve: Curve = Curve()
+    curve: Curve | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -324,7 +324,7 @@ class Measurement:
                         **memory,
                         buffers=buffers,
                         packing=Packing(**packing) if packing else None,
-                        curve=Curve(**_tuples(curve)) if curve else Curve(),
+                        curve=Curve(**_tuples(curve)) if curve else None,
                     ),
                     "time": Time(**time, spans=spans),
                 }
