@@ -224,6 +224,10 @@ class Time:
       flops: Floating-point operations, a multiply-add as two.
       calibrated: Factors come from a measured card rather than from a data sheet.
       spans: The timeline, neighbours of one kind put together, by stream and start.
+      critical_path_us: The longest chain of instructions that wait for one another:
+        no order of the schedule is faster.
+      compiler_us: What XLA's own cost model says of the same instructions, without
+        overlap; None where it notes nothing.
     """
 
     step_us: float
@@ -237,6 +241,8 @@ class Time:
     flops: float = 0.0
     calibrated: bool = False
     spans: tuple[Span, ...] = ()
+    critical_path_us: float = 0.0
+    compiler_us: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ between host and device. What is started and finished with other work in between
 hidden under it; loops count their trips.
 """
 
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from revremat._measurement import Time
@@ -15,8 +16,9 @@ from revremat.xla._collectives import KINDS, collective_us, kind_of
 from revremat.xla._cost import Cost, cost_of
 from revremat.xla._hlo import Computation, Module, backend_config, size_of
 from revremat.xla._liveness import HOST_SPACE
-from revremat.xla._origin import phase_of
+from revremat.xla._origin import Origins, phase_of
 from revremat.xla._targets import Target
+from revremat.xla._timeline import Event, spans
 
 _NOTHING = {
     "parameter",
@@ -30,6 +32,11 @@ _NOTHING = {
     "partition-id",
     "replica-id",
 }
+_NUMBER = re.compile(r"\.\d+$")
+_CALLS = {"while", "conditional", "call"}
+# Asynchronous copies within a device: they wait for nobody's stream and are no
+# transfer, but what waits for them waits.
+_PREFETCH = "prefetch"
 
 
 @dataclass
@@ -45,11 +52,26 @@ class _Sums:
     transfer: float = 0.0
     exposed_transfer: float = 0.0
     flops: float = 0.0
+    path: float = 0.0
 
     def add(self, other: "_Sums", times: int = 1) -> None:
         for f in fields(self):
             value = getattr(self, f.name) + times * getattr(other, f.name)
             setattr(self, f.name, value)
+
+
+@dataclass
+class _Pass:
+    """One pass through a computation: sums, and what happened when."""
+
+    sums: _Sums = field(default_factory=_Sums)
+    events: list[Event] = field(default_factory=list)
+
+    def then(self, other: "_Pass", trips: int = 1) -> None:
+        """Appends another, so many times."""
+        start = self.sums.step
+        self.events += [e.repeated(start, trips) for e in other.events]
+        self.sums.add(other.sums, trips)
 
 
 def estimate(module: Module, target: Target) -> Time:
@@ -62,7 +84,8 @@ def estimate(module: Module, target: Target) -> Time:
     Returns:
       A `Time`.
     """
-    sums = _Clock(module, target).run(module.entry)
+    played = _Clock(module, target).run(module.entry)
+    sums = played.sums
     return Time(
         step_us=sums.step,
         compute_us=sums.compute,
@@ -74,6 +97,8 @@ def estimate(module: Module, target: Target) -> Time:
         exposed_transfer_us=sums.exposed_transfer,
         flops=sums.flops,
         calibrated=target.card.measured,
+        spans=spans(played.events),
+        critical_path_us=sums.path,
     )
 
 
@@ -81,12 +106,16 @@ def roofline_us(cost: Cost, card: Card) -> float:
     """Time of one kernel: its arithmetic or its traffic, whichever is longer."""
     if cost.flops == 0 and cost.bytes == 0:
         return 0.0
-    peak = card.peak_flops
-    arithmetic = cost.other_flops / peak["float32"]
+    traffic = cost.bytes / (card.memory_bandwidth * card.memory_efficiency)
+    return card.launch_us + max(arithmetic_us(cost, card), 1e6 * traffic)
+
+
+def arithmetic_us(cost: Cost, card: Card) -> float:
+    """Time of a kernel's arithmetic alone."""
+    arithmetic = cost.other_flops / card.peak_flops["float32"]
     for dtype, flops in cost.matmul_flops.items():
         arithmetic += flops / (matmul_peak(dtype, card) * card.matmul_efficiency)
-    traffic = cost.bytes / (card.memory_bandwidth * card.memory_efficiency)
-    return card.launch_us + 1e6 * max(arithmetic, traffic)
+    return 1e6 * arithmetic
 
 
 def matmul_peak(dtype: str, card: Card) -> float:
@@ -102,70 +131,148 @@ def matmul_peak(dtype: str, card: Card) -> float:
 class _Clock:
     def __init__(self, module: Module, target: Target):
         self.module, self.target, self.card = module, target, target.card
-        self._done: dict[int, _Sums] = {}
+        self.origins = Origins(module)
+        self._done: dict[int, _Pass] = {}
+        self._past_forward = False
 
-    def run(self, computation: Computation) -> _Sums:
+    def run(self, computation: Computation) -> _Pass:
         """One pass; every computation is timed once."""
         if computation.id not in self._done:
-            self._done[computation.id] = _Sums()  # a cycle would be damage: cut it
+            self._done[computation.id] = _Pass()  # a cycle would be damage: cut it
             self._done[computation.id] = self._play(computation)
         return self._done[computation.id]
 
-    def _play(self, computation: Computation) -> _Sums:
-        sums = _Sums()
+    def _play(self, computation: Computation) -> _Pass:
+        played = _Pass()
+        sums, events = played.sums, played.events
         now = 0.0
-        free = {"collective": 0.0, "transfer": 0.0}
-        ends: dict[int, tuple[str, float]] = {}
+        free = {"collective": 0.0, "transfer": 0.0, _PREFETCH: 0.0}
+        flying: dict[int, Event] = {}
+        path: dict[int, float] = {}
         for i in computation.instructions:
+            before = [*i.operand_ids, *i.control_predecessor_ids]
+            earliest = max((path.get(o, 0.0) for o in before), default=0.0)
+            path[i.id] = earliest
             if i.opcode in _NOTHING:
                 continue
-            if i.opcode in ("while", "conditional", "call"):
+            if i.opcode in _CALLS:
                 inner = self._nested(i)
-                sums.add(inner)
-                now += inner.step
+                sums.step = now
+                longest = sums.path
+                played.then(inner)
+                sums.path = longest
+                now += inner.sums.step
+                path[i.id] = earliest + inner.sums.path
+                continue
+            waits_for = [flying[o] for o in i.operand_ids if o in flying]
+            if i.opcode.endswith(("-done", "-update")) and waits_for:
+                for event in waits_for:
+                    if i.opcode.endswith("-update"):
+                        flying[i.id] = event
+                        continue
+                    now += self._wait(played, event, now)
                 continue
             stream, duration, flops = self._price(i)
             sums.flops += flops
-            waits_for = [ends[o] for o in i.operand_ids if o in ends]
-            if i.opcode.endswith(("-done", "-update")) and waits_for:
-                for name, end in waits_for:
-                    waited = max(0.0, end - now)
-                    self._expose(sums, name, waited)
-                    now += waited
-                    if i.opcode.endswith("-update"):
-                        ends[i.id] = (name, end)
-                continue
+            path[i.id] = earliest + duration
             if stream == "compute":
-                sums.compute += duration
-                if phase_of(i.metadata.op_name) == "recompute":
-                    sums.recompute += duration
-                    in_flight = max(0.0, min(free["collective"], now + duration) - now)
-                    sums.hidden_recompute += in_flight
+                in_flight = min(free["collective"], now + duration)
+                self._compute(played, i, now, duration, in_flight)
                 now += duration
                 continue
             begin = max(now, free[stream])
-            end = free[stream] = begin + duration
-            setattr(sums, stream, getattr(sums, stream) + duration)
+            free[stream] = begin + duration
+            phase, scope, _ = self._origin(i)
+            op = kind_of(i, self.module) or "copy"
+            event = Event(stream, phase, scope, op, begin, duration)
+            if stream != _PREFETCH:
+                setattr(sums, stream, getattr(sums, stream) + duration)
+                events.append(event)
             if i.opcode.endswith("-start") and not _is_synchronous(i):
-                ends[i.id] = (stream, end)
+                flying[i.id] = event
             else:
-                self._expose(sums, stream, end - now)
-                now = end
+                now += self._wait(played, event, now)
         sums.step = max([now, *free.values()])
-        return sums
+        sums.path = max(path.values(), default=0.0)
+        return played
 
-    def _nested(self, i: Any) -> _Sums:
-        total = _Sums()
+    def _compute(
+        self, played: _Pass, i: Any, now: float, duration: float, in_flight: float
+    ) -> None:
+        """A kernel; what it computes a second time is told apart, and drawn first."""
+        if not duration:
+            return
+        sums = played.sums
+        sums.compute += duration
+        phase, scope, op = self._origin(i)
+        share = self._recomputed_share(i)
+        if share < 1 and phase == "recompute":
+            phase = "backward"  # where all that is fused with recompute belongs
+        for name, part in (("recompute", share), (phase, 1 - share)):
+            if part <= 0:
+                continue
+            us = part * duration
+            played.events.append(Event("compute", name, scope, op, now, us))
+            now += us
+            if name == "recompute":
+                sums.recompute += us
+                hidden = min(now, in_flight) - (now - us)
+                sums.hidden_recompute += max(0.0, hidden)
+
+    def _origin(self, i: Any) -> tuple[str, str, str]:
+        """Phase, scope and operation of an instruction."""
+        found = self.origins.of(i)
+        phase, scope = found.phase, found.scope
+        self._past_forward |= phase in ("backward", "recompute")
+        if phase == "argument":  # a copy of one, before the step or after it
+            phase, scope = "update" if self._past_forward else "forward", ""
+        return phase, scope, _NUMBER.sub("", found.op or i.opcode)
+
+    def _wait(self, played: _Pass, event: Event, now: float) -> float:
+        """How long the compute stream waits for the end of something."""
+        waited = max(0.0, event.start_us + event.duration_us - now)
+        if event.stream == _PREFETCH:
+            if waited:
+                played.sums.compute += waited
+                origin = event.phase, event.scope, event.op
+                played.events.append(Event("compute", *origin, now, waited))
+            return waited
+        name = f"exposed_{event.stream}"
+        setattr(played.sums, name, getattr(played.sums, name) + waited)
+        event.exposed_us += waited
+        return waited
+
+    def _recomputed_share(self, i: Any) -> float:
+        """The part of a kernel's arithmetic that is done a second time."""
+        own = phase_of(i.metadata.op_name)
+        if i.opcode != "fusion":
+            return float(own == "recompute")
+        again = others = 0.0
+        for computation in self.module.called(i):
+            for inner in computation.instructions:
+                us = arithmetic_us(cost_of(inner, self.module), self.card)
+                phase = phase_of(inner.metadata.op_name) or own
+                again += us * (phase == "recompute")
+                others += us * (phase != "recompute")
+        if again + others == 0:
+            return float(own == "recompute")
+        return again / (again + others)
+
+    def _nested(self, i: Any) -> _Pass:
+        total = _Pass()
         called = self.module.called(i)
         if i.opcode == "while":
-            trips = self.module.trip_count(i)
-            for computation in called:
-                total.add(self.run(computation), trips)
+            # The condition is the second, but runs first; once more at the end.
+            body = _Pass()
+            for computation in reversed(called):
+                body.then(self.run(computation))
+            total.then(body, self.module.trip_count(i))
         elif i.opcode == "conditional":
-            total.add(max((self.run(c) for c in called), key=lambda s: s.step))
+            ways = [self.run(c) for c in called]
+            total.then(max(ways, key=lambda way: way.sums.step, default=_Pass()))
         else:
             for computation in called:
-                total.add(self.run(computation))
+                total.then(self.run(computation))
         return total
 
     def _price(self, i: Any) -> tuple[str, float, float]:
@@ -191,6 +298,8 @@ class _Clock:
         if i.opcode.endswith("-done"):
             return "compute", 0.0, 0.0
         cost = cost_of(i, self.module)
+        if i.opcode == "copy-start":
+            return _PREFETCH, roofline_us(cost, self.card), 0.0
         return "compute", roofline_us(cost, self.card), cost.flops
 
     def _host_bytes(self, i: Any) -> int:
@@ -215,11 +324,6 @@ class _Clock:
         if to_host and sizes:
             return max(sizes)
         return size_of(i.shape) if not to_host else 0
-
-    @staticmethod
-    def _expose(sums: _Sums, stream: str, duration: float) -> None:
-        name = f"exposed_{stream}"
-        setattr(sums, name, getattr(sums, name) + duration)
 
 
 def _in_host_memory(shape: Any) -> bool:

@@ -185,6 +185,8 @@ def _bytes(i: Any, module: Module) -> float:
     match i.opcode:
         case "dynamic-update-slice":
             return 2.0 * size_of(operands[1].shape)
+        case "copy-start":
+            return 2.0 * size_of(operands[0].shape)
         case "dynamic-slice" | "slice" | "gather":
             return 2.0 * size_of(i.shape)
         case "scatter":
