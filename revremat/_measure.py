@@ -135,10 +135,12 @@ def read_artifact(
     """What a compile says, as a `Measurement`."""
     module = xla.Module.from_bytes(artifact.hlo)
     stats = artifact.stats
-    buffers, fragmentation, packed = (), 0, None
+    buffers, fragmentation, packed, curve = (), 0, None, None
     if module.proto.buffer_assignment.buffer_allocations:
         memory = xla.liveness(module)
-        buffers = xla.peak_buffers(module, memory)
+        origins = xla.Origins(module)
+        buffers = xla.peak_buffers(module, memory, origins)
+        curve = xla.memory_curve(module, memory, origins)
         fragmentation = sum(
             heap.fragmentation_bytes for heap in memory.heaps if heap.space == 0
         )
@@ -162,6 +164,7 @@ def read_artifact(
             fragmentation_bytes=fragmentation,
             buffers=buffers,
             packing=packed,
+            curve=curve,
         ),
         time=xla.estimate(module, target),
         compile_seconds=artifact.seconds,

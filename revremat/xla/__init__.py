@@ -9,10 +9,12 @@ from revremat.xla._compile import DoesNotFitError as DoesNotFitError
 from revremat.xla._compile import compile_lowered as compile_lowered
 from revremat.xla._compile import compile_step as compile_step
 from revremat.xla._compile import read_compiled as read_compiled
+from revremat.xla._curve import memory_curve as memory_curve
 from revremat.xla._hlo import Module as Module
 from revremat.xla._liveness import Heap as Heap
 from revremat.xla._liveness import Liveness as Liveness
 from revremat.xla._liveness import liveness as liveness
+from revremat.xla._origin import Origins as Origins
 from revremat.xla._peak import peak_buffers as peak_buffers
 from revremat.xla._platforms import ignore_absent_devices as ignore_absent_devices
 from revremat.xla._platforms import request_cpu_devices as request_cpu_devices

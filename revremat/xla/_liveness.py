@@ -74,7 +74,7 @@ class Heap:
       size_bytes: Of the arena.
       regions: In the order they are taken.
       live_bytes: In use after each event.
-      event_names: The instruction at each event.
+      events: Names of the computation and the instruction at each event.
       peak_event: The first event after which most bytes are in use.
     """
 
@@ -82,7 +82,7 @@ class Heap:
     size_bytes: int
     regions: tuple[Region, ...]
     live_bytes: tuple[int, ...]
-    event_names: tuple[str, ...]
+    events: tuple[tuple[str, str], ...]
     peak_event: int
 
     @property
@@ -276,7 +276,7 @@ def _replay(trace: Any, arena: Any, values: dict[int, Value], places: Any) -> He
                 references[top] = 0
             references[top] += 1
         curve.append(live)
-        names.append(event.instruction_name)
+        names.append((event.computation_name, event.instruction_name))
     for buffer_id, at in born.items():  # never freed: alive to the end
         last, value = root[buffer_id], values.get(buffer_id)
         if value is not None and last in open_regions:
@@ -315,4 +315,4 @@ def _without_trace(arena: Any, values: dict[int, Value]) -> Heap:
         )
         for a in arena.assigned
     )
-    return Heap(arena.color, arena.size, regions, (arena.size,), ("",), 0)
+    return Heap(arena.color, arena.size, regions, (arena.size,), (("", ""),), 0)

@@ -6,11 +6,14 @@ from revremat._measurement import Buffer
 from revremat.xla._hlo import Module, dtype_of
 from revremat.xla._liveness import HOST_SPACE, Fixed, Liveness, Region, Value
 from revremat.xla._origin import Origin, Origins
+from revremat.xla._tenants import tenant_at
 
 
-def peak_buffers(module: Module, memory: Liveness) -> tuple[Buffer, ...]:
+def peak_buffers(
+    module: Module, memory: Liveness, origins: Origins | None = None
+) -> tuple[Buffer, ...]:
     """Every buffer alive at the peak, largest first, on the device and on the host."""
-    origins = Origins(module)
+    origins = origins or Origins(module)
     found = [_fixed_buffer(f, module, origins) for f in memory.fixed if f.size_bytes]
     for heap in memory.heaps:
         if heap.space not in (0, HOST_SPACE):
@@ -56,19 +59,14 @@ def _fixed_buffer(fixed: Fixed, module: Module, origins: Origins) -> Buffer:
 
 
 def _region_buffer(region: Region, event: int, space: int, origins: Origins) -> Buffer:
-    alive = region.values_at(event)
-    others = [v for v in region.values if v not in alive]
-    value, origin = _best([*alive, *others], origins)
-    phase = origin.phase
-    if phase == "argument":  # a copy of an argument: made by the program itself
-        phase = "forward"
+    tenant = tenant_at(region, event, origins)
     return Buffer(
         region.size_bytes,
-        *_shape(value),
-        phase or "forward",
-        origin.scope,
-        origin.op,
-        origin.source,
+        *_shape(tenant.value),
+        tenant.phase,
+        tenant.origin.scope,
+        tenant.origin.op,
+        tenant.origin.source,
         _space(space),
     )
 

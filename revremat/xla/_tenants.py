@@ -1,0 +1,71 @@
+"""Tenants: whose value a region of memory holds, moment by moment."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from revremat.xla._liveness import Region, Value
+from revremat.xla._origin import Origin, Origins
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """The value that says most about a region for a stretch of the schedule.
+
+    Attributes:
+      start: The first event of the stretch.
+      end: The event after it.
+      value: What the region holds; None where the dump defines nothing there.
+      origin: What made the value.
+    """
+
+    start: int
+    end: int
+    value: Value | None
+    origin: Origin
+
+    @property
+    def phase(self) -> str:
+        """The part of the step that makes the value."""
+        # A copy of an argument is made by the program itself.
+        return {"argument": "forward", "": "forward"}.get(
+            self.origin.phase, self.origin.phase
+        )
+
+
+def tenants(region: Region, origins: Origins) -> Iterator[Tenant]:
+    """A region's tenants in the order of the schedule, without a gap.
+
+    The latest value that is computed counts, not one that only fills memory or is an
+    argument's; where there is none such just now, another of the region's values.
+    """
+    values = region.values
+    if not values or region.end <= region.start:
+        yield Tenant(region.start, region.end, None, Origin())
+        return
+    useful = next((v for v in values if _tells(v, origins)), None)
+    times = {region.start, *(v.start for v in values), *(v.end for v in values)}
+    times = sorted(t for t in times if region.start <= t < region.end)
+    alive, coming = [], 0
+    for start, end in itertools.pairwise([*times, region.end]):
+        alive = [v for v in alive if v.end > start]
+        while coming < len(values) and values[coming].start <= start:
+            alive.append(values[coming])
+            coming += 1
+        latest = sorted(alive, key=lambda v: -v.start)
+        value = next(
+            (v for v in latest if _tells(v, origins)),
+            useful or next(iter(latest), values[0]),
+        )
+        yield Tenant(start, end, value, origins.of(value.instruction, value.index))
+
+
+def tenant_at(region: Region, event: int, origins: Origins) -> Tenant:
+    """The tenant after an event, for a region that is in use then."""
+    found = list(tenants(region, origins))
+    return next((t for t in found if t.start <= event < t.end), found[-1])
+
+
+def _tells(value: Value, origins: Origins) -> bool:
+    origin = origins.of(value.instruction, value.index)
+    return not origin.fills and origin.phase != "argument"
