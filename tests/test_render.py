@@ -1,8 +1,7 @@
-"""Reports as people read them: text and pages."""
+"""Reports as people read them in a terminal."""
 # ruff: noqa: E501 - reports are 100 columns wide
 
 import dataclasses
-import html
 import json
 import re
 
@@ -12,8 +11,6 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import revremat as rr
-from revremat._bytes import format_bytes
-from revremat._measurement import Packing
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
 
 REPORT = """\
@@ -163,75 +160,3 @@ def test_another_suffix_is_refused(tmp_path):
     with pytest.raises(rr.UserError, match=r"write \*\.html, \*\.json or \*\.txt"):
         rr.write(MEASUREMENT, tmp_path / "m.pdf")
     assert list(tmp_path.iterdir()) == []
-
-
-def page(noun, tmp_path):
-    return rr.write(noun, tmp_path / "m.html").read_text()
-
-
-def test_a_page_is_self_contained_and_small(tmp_path):
-    buffer = dataclasses.replace(BUFFERS[0], scope="encoder/" * 20)
-    many = changed(
-        buffers=tuple(
-            dataclasses.replace(buffer, scope=f"{buffer.scope}{n}") for n in range(5000)
-        )
-    )
-    for noun in (MEASUREMENT, [MEASUREMENT] * 4, many):
-        text = page(noun, tmp_path)
-        assert len(text) < 400_000
-        # Nothing is fetched: no addresses but those within the page.
-        assert not re.search(r"https?:|//[a-z]|@import|url\(|<link|<script\s+src", text)
-        links = re.findall(r'(?:href|src)="([^"]*)"', text)
-        assert all(link.startswith("#") for link in links)
-
-
-def test_a_page_has_the_numbers_of_the_json(tmp_path):
-    text = page(MEASUREMENT, tmp_path)
-    data = json.loads(MEASUREMENT.to_json())
-    shown = lambda name: [int(n) for n in re.findall(rf'data-{name}="(-?\d+)"', text)]
-    memory = data["memory"]
-    assert shown("total-bytes") == [memory["total_bytes"]]
-    assert shown("reserve-bytes") == [data["reserve_bytes"]]
-    assert shown("headroom-bytes") == [MEASUREMENT.headroom_bytes]
-    assert shown("host-bytes") == [memory["host_bytes"]]
-    listed = sorted(b["bytes"] for b in memory["buffers"])
-    assert sorted(shown("buffer-bytes")) == listed
-    # Phases and holes add up to the total.
-    assert sum(shown("phase-bytes")) == memory["total_bytes"]
-    assert sum(shown("module-bytes")) == MEASUREMENT.memory.where().bytes
-    for size in (memory["total_bytes"], data["reserve_bytes"], *listed):
-        assert format_bytes(size) in text
-    plain = html.unescape(text)
-    for b in memory["buffers"]:
-        assert b["scope"] in plain
-        assert b["source"] in plain
-    assert "43.2 ms" in text
-    assert data["notes"][0][1:] in text
-
-
-def test_a_page_tells_of_another_packing_where_one_was_sought(tmp_path):
-    packing = Packing(arena_bytes=6 * GIB, packed_bytes=5 * GIB, bound_bytes=4 * GIB)
-    assert f'data-packed-bytes="{5 * GIB}"' in page(changed(packing=packing), tmp_path)
-    assert "data-packed-bytes" not in page(MEASUREMENT, tmp_path)
-
-
-def test_a_page_of_several_targets_has_a_row_and_a_section_for_each(tmp_path):
-    targets = ["h100:8", "a100:8", "h200:8"]
-    text = page([changed(target=t) for t in targets], tmp_path)
-    for number, target in enumerate(targets, 1):
-        assert f'href="#r{number}"' in text
-        assert f'id="r{number}"' in text
-        assert target in text
-
-
-def test_names_cannot_break_a_page(tmp_path):
-    evil = "<script>alert('x')</script>"
-    bad = dataclasses.replace(BUFFERS[0], scope=evil, source=evil, op=evil)
-    text = page(changed(program=evil, buffers=(bad,), notes=(evil,)), tmp_path)
-    assert evil not in text
-    assert "&lt;script&gt;alert(" in text
-
-
-def test_a_page_shows_where_memory_ends(tmp_path):
-    assert 'class="verdict yes"' in page(MEASUREMENT, tmp_path)
-    assert 'class="verdict no"' in page(changed(device_bytes=10 * GIB), tmp_path)

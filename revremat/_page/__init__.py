@@ -5,26 +5,31 @@ from importlib import resources
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from revremat._bytes import format_bytes, format_us
 from revremat._measurement import PHASES, Measurement
+from revremat._page._embedded import embedded
 
 _MOST_MODULES = 40
-_MOST_BUFFERS = 150
+_SCRIPTS = ("common", "plot", "curve", "timeline", "treemap", "buffers", "page")
 
 
 def page(measurements: Measurement | Sequence[Measurement]) -> str:
     """An HTML page that opens from disk and sends nothing away.
 
+    Charts are drawn by the page's own script from JSON within it; the page forbids
+    its browser to load anything else.
+
     Args:
-      measurements: One, or several (a table of targets, then one section each).
+      measurements: One, or several (a table that compares them, then one section
+        each).
 
     Returns:
       The text of the file.
     """
     if isinstance(measurements, Measurement):
         measurements = [measurements]
-    template = resources.files("revremat").joinpath("templates", "report.html")
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -33,10 +38,20 @@ def page(measurements: Measurement | Sequence[Measurement]) -> str:
     )
     environment.filters["bytes"] = format_bytes
     environment.filters["us"] = format_us
-    return environment.from_string(template.read_text()).render(
+    return environment.from_string(_template("report.html")).render(
         reports=[_report(m) for m in measurements],
+        programs=", ".join(dict.fromkeys(m.program for m in measurements)),
         longest_us=max(m.time.step_us for m in measurements),
+        most_bytes=max(max(m.memory.total_bytes, m.usable_bytes) for m in measurements),
+        style=Markup(_template("page.css")),
+        data=embedded(measurements),
+        script=Markup("\n".join(_template(f"{name}.js") for name in _SCRIPTS)),
     )
+
+
+def _template(name: str) -> str:
+    folder = resources.files("revremat").joinpath("templates")
+    return folder.joinpath(name).read_text(encoding="utf-8")
 
 
 def _report(m: Measurement) -> dict[str, Any]:
@@ -61,18 +76,27 @@ def _report(m: Measurement) -> dict[str, Any]:
         "reserve": 100 * m.reserve_bytes / scale,
         "end": 100 * m.device_bytes / scale,
         "modules": _modules(m),
-        "buffers": [
-            {
-                "noun": b,
-                "array": f"{b.dtype}[{', '.join(map(str, b.shape))}]"
-                if b.dtype
-                else "",
-            }
-            for b in memory.buffers[:_MOST_BUFFERS]
-        ],
         "num_buffers": len(memory.buffers),
+        "curve": _curve_legend(m),
+        "span_phases": [
+            phase
+            for phase in PHASES
+            if any(s.phase == phase and s.stream == "compute" for s in time.spans)
+        ],
         "times": _times(m),
         "rate": time.flops / time.step_us * 1e-6 if time.step_us else 0.0,
+    }
+
+
+def _curve_legend(m: Measurement) -> dict[str, Any] | None:
+    """The categories that are large enough to be seen in the curve, and its holes."""
+    curve = m.memory.curve
+    if curve is None or not curve.positions:
+        return None
+    seen = 0.001 * max(1, *curve.totals_bytes)
+    return {
+        "parts": [name for name, column in curve.bytes if max(column) >= seen],
+        "holes": max(curve.holes_bytes, default=0) >= seen,
     }
 
 
@@ -85,9 +109,7 @@ def _modules(m: Measurement) -> list[dict[str, Any]]:
     if rest:
         size = sum(row["bytes"] for row in rest)
         shown.append({"phase": "", "scope": f"{len(rest)} smaller", "bytes": size})
-    largest = max((row["bytes"] for row in shown), default=1)
     for row in shown:
-        row["width"] = 100 * row["bytes"] / max(1, largest)
         row["share"] = 100 * row["bytes"] / max(1, m.memory.total_bytes)
     return shown
 
