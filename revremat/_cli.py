@@ -1,18 +1,22 @@
 """The command line: `revremat report`, `revremat targets`, ..."""
 
 import contextlib
+import dataclasses
 import functools
 import operator
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from revremat import xla
+from revremat._bytes import format_bytes
 from revremat._cli_search import Compare, Search
 from revremat._errors import UserError
 from revremat._files import check_place, write_text
@@ -26,7 +30,10 @@ from revremat._load import (
 from revremat._lock import check_lock, lock_text
 from revremat._measure import measure
 from revremat._measurement import Measurement
+from revremat._problem import Problem
 from revremat._render import render, render_targets, write
+from revremat._trace import choices
+from revremat.xla import Target
 
 FAILED = 1
 MISTAKE = 2
@@ -92,17 +99,40 @@ class Report:
             problem = load(self.program, target, overrides)
             with users_errors(f"{self.program} does not compile for {target}"):
                 step, specs = problem.make_step()
-                found.append(
-                    measure(
-                        step,
-                        *specs,
-                        target=target,
-                        donate=problem.donate,
-                        name=problem.name or self.program,
-                        packing=self.packing,
-                    )
+                m = measure(
+                    step,
+                    *specs,
+                    target=target,
+                    donate=problem.donate,
+                    name=problem.name or self.program,
+                    packing=self.packing,
                 )
+                notes = (*m.notes, *_choices(problem, target))
+                found.append(dataclasses.replace(m, notes=notes))
         return found
+
+
+def _choices(problem: Problem, target: Target) -> list[str]:
+    """What the program has decided by itself: a sentence for each stack or chain."""
+    try:
+        found = choices(problem.loss, *problem.specs)
+    except UserError:  # no loss that can be traced, and a report needs none
+        return []
+    lines = []
+    for label, group in groupby(found, lambda c: c.unit.name.split("/")[0]):
+        alike = list(group)
+        counts = Counter(a.kind.upper() for c in alike for a in c.actions)
+        kept, plain = (
+            format_bytes(sum(getattr(c, key) for c in alike))
+            for key in ("kept_bytes", "plain_bytes")
+        )
+        where = ", on all devices together" if target.num_devices > 1 else ""
+        runs = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
+        lines.append(
+            f"{label}: {runs} keeps {kept} of its layers' activations where plain "
+            f"autodiff would have kept {plain}{where}"
+        )
+    return lines
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
+from revremat._bytes import format_bytes
 from revremat._errors import UserError
 from revremat._plan import Action, Plan, UnitPlan
 
@@ -135,6 +137,7 @@ class Unit:
         program.
       chained: Whether layers hand their results on, and nowhere else: `ahead` needs it.
       splits: The numbers of chunks it may be computed in, beside 1.
+      handed_on: Positions of what a layer hands to the next, where INVERT starts.
     """
 
     name: str
@@ -151,6 +154,13 @@ class Unit:
     skippable: bool = False
     chained: bool = False
     splits: tuple[int, ...] = ()
+    handed_on: tuple[int, ...] = ()
+
+    @property
+    def plain_bytes(self) -> int:
+        """What plain autodiff keeps of one layer, per device."""
+        values = (self.values[k] for k in self.residuals_of)
+        return sum(v.num_bytes for v in values if v.role in ("made", "input"))
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
@@ -210,12 +220,14 @@ class Unit:
         } - offloaded
         targets = set(self.residuals_of)
         kept = saved | offloaded | pinned
-        inputs = {k for k, v in enumerate(self.values) if v.role == "input"} - kept
-        rebuilt, _ = self._needed(targets, kept)
-        inverted = inputs if action.kind == "invert" else set()
+        known = set(self.handed_on) if action.kind == "invert" else set()
+        inputs = {k for k, v in enumerate(self.values) if v.role == "input"}
+        rebuilt, _ = self._needed(targets, kept | known)
+        inverted = (inputs | known) - kept if action.kind == "invert" else set()
         pinned |= unsteady(rebuilt, kept, inverted) - kept
         ahead = at(action.ahead) - saved - offloaded
-        late, from_late = self._needed(targets, saved | offloaded | pinned | ahead)
+        there = saved | offloaded | pinned | known
+        late, from_late = self._needed(targets, there | ahead)
         ahead &= from_late
         early, from_early = self._needed(ahead, saved | offloaded | pinned)
         used = from_late | from_early
@@ -329,6 +341,36 @@ def unsteady(ops: Iterable[Any], kept: set[Any], inverted: set[Any]) -> set[Any]
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A unit about which nothing is left to decide.
+
+    Attributes:
+      unit: The unit.
+      actions: How each of its layers' residuals come back.
+    """
+
+    unit: Unit
+    actions: tuple[Action, ...]
+
+    @property
+    def plain_bytes(self) -> int:
+        """What plain autodiff would keep of all layers, per device."""
+        return self.unit.num_layers * self.unit.plain_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What they keep beside the last one's output, per device."""
+        return sum(self.unit.kept(action).device_bytes for action in self.actions)
+
+    def __str__(self) -> str:
+        runs = [f"{len(list(run))} x {key!r}" for key, run in groupby(self.actions)]
+        return (
+            f"{self.unit.name}: {', '.join(runs)} keeps {format_bytes(self.kept_bytes)}"
+            f" where plain autodiff keeps {format_bytes(self.plain_bytes)}"
+        )
+
+
+@dataclass(frozen=True)
 class Graph:
     """What `rr.trace` finds in a program.
 
@@ -336,11 +378,14 @@ class Graph:
       units: Where something is to be decided, in program order.
       fingerprint: Of the whole program; a plan holds for this one alone.
       jax_version: Of the JAX that traced it.
+      choices: What the program has decided by itself: stacks with `actions`, chains of
+        couplings.
     """
 
     units: tuple[Unit, ...]
     fingerprint: str
     jax_version: str
+    choices: tuple[Choice, ...] = ()
 
     def __getitem__(self, name: str) -> Unit:
         """The unit of that name.
@@ -391,7 +436,13 @@ class Graph:
         """The graph that `to_json` wrote."""
         data = json.loads(text)
         units = tuple(_unit(unit) for unit in data["units"])
-        return cls(units, data["fingerprint"], data["jax_version"])
+        choices = tuple(
+            Choice(
+                _unit(one["unit"]), tuple(Action(**_tuples(a)) for a in one["actions"])
+            )
+            for one in data["choices"]
+        )
+        return cls(units, data["fingerprint"], data["jax_version"], choices)
 
     def __str__(self) -> str:
         lines = []
@@ -408,13 +459,14 @@ class Graph:
                 + (f", kept: {r.pinned}" if r.pinned else "")
                 for r in unit.residuals
             ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *map(str, self.choices)])
 
 
 def _unit(data: dict[str, Any]) -> Unit:
-    def tuples(d: dict[str, Any]) -> dict[str, Any]:
-        return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}
+    values = tuple(Value(**_tuples(v)) for v in data.pop("values"))
+    operations = tuple(Operation(**_tuples(o)) for o in data.pop("operations"))
+    return Unit(values=values, operations=operations, **_tuples(data))
 
-    values = tuple(Value(**tuples(v)) for v in data.pop("values"))
-    operations = tuple(Operation(**tuples(o)) for o in data.pop("operations"))
-    return Unit(values=values, operations=operations, **tuples(data))
+
+def _tuples(d: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in d.items()}

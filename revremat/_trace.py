@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from revremat import _compat
-from revremat._graph import Graph, Operation, Unit, Value
+from revremat._graph import Choice, Graph, Operation, Unit, Value
 from revremat.program import _costs
 from revremat.program._keep import Layer, cannot_rebuild, is_dear
-from revremat.program._loss import trace_loss
+from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._ops import Value as ProgramValue
 from revremat.program._units import FoundUnit
 
@@ -48,6 +48,20 @@ def trace(
         units=tuple(_unit(found, bytes_of) for found in traced.units),
         fingerprint=traced.fingerprint,
         jax_version=_compat.jax_version(),
+        choices=_choices(traced, bytes_of),
+    )
+
+
+def choices(
+    loss: Callable[..., Any], *specs: Any, bytes_of: BytesOf = _costs.num_bytes
+) -> tuple[Choice, ...]:
+    """What a program has decided by itself: a part of what `trace` finds."""
+    return _choices(trace_loss(loss, specs), bytes_of)
+
+
+def _choices(traced: TracedLoss, bytes_of: BytesOf) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(_unit(found.unit, bytes_of), found.actions) for found in traced.choices
     )
 
 
@@ -89,6 +103,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         skippable=found.is_stack,
         chained=found.is_stack,
         splits=tuple(sorted(site.chunks)),
+        handed_on=at(layer.carried_out) if site.inverse is not None else (),
     )
 
 

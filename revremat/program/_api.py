@@ -65,16 +65,18 @@ def block(
             f"rr.block: {name!r} is not a name; use letters, digits and '_'."
         )
 
-    return _marked(f, name, inverse, split, has_ys=False)
+    return mark_block(f, name, inverse, split, has_ys=False)
 
 
-def _marked(
+def mark_block(
     f: Callable[..., Any],
     name: str,
     inverse: Callable[..., Any] | None = None,
     split: Sequence[int | None] | None = None,
     has_ys: bool = False,
 ) -> Callable[..., Any]:
+    """`block` without a look at the name; with `has_ys`, `f` returns `(y, more)`."""
+
     def marked(*args: Any) -> Any:
         out = f(*args)
         if inverse is not None:
@@ -170,7 +172,7 @@ def stack(
     """
     length = _length(jax.tree.leaves((params, xs)))
     x = jax.tree.map(jnp.asarray, x)
-    one = _marked(layer, name, inverse, has_ys=has_ys)
+    one = mark_block(layer, name, inverse, has_ys=has_ys)
 
     def step(x, weights):
         p, *extra = weights

@@ -8,14 +8,22 @@ says there, on the block's very values, how to come back.
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from revremat.program._ops import (
     INVERSE_PREFIX,
+    Atom,
     Op,
     Program,
     Value,
     as_closed,
     flatten,
     needed,
+    prune,
+    read,
+    run,
+    same_result,
     substitute,
     with_inputs,
 )
@@ -86,3 +94,65 @@ def scan_inverse(
         found = Program(body.inputs, ops, outputs)
         return with_inputs(found, lifted, 0)
     return None
+
+
+def undone(
+    inverse: Program, forward: Program, carried: Sequence[int]
+) -> tuple[Op, ...]:
+    """A layer's operations, run from what it hands on.
+
+    First those of the inverse, which make the layer's carried inputs; an operation of
+    the layer that computes the same stands in the inverse's place. Then the others.
+
+    Args:
+      inverse: Takes what the layer takes, with what it hands on at `carried`.
+      forward: The layer.
+      carried: Which of its inputs it is handed, in the order it hands them on.
+    """
+    handed = dict(zip(carried, forward.outputs, strict=False))
+    arguments = [handed.get(k, v) for k, v in enumerate(forward.inputs)]
+    flat = _flat(inverse)
+    known: dict[Value, Atom] = dict(zip(flat.inputs, arguments, strict=True))
+    supplied = [forward.inputs[k] for k in carried]
+    wanted = dict(zip(flat.outputs, supplied, strict=True))
+    twins = {same_result(op, op.inputs): op for op in forward.ops}
+    ops: dict[Op, None] = {}
+    for op in flat.ops:
+        inputs = tuple(
+            known.get(a, a) if isinstance(a, Value) else a for a in op.inputs
+        )
+        key = same_result(op, inputs)
+        if key in twins and key is not None and wanted.keys().isdisjoint(op.outputs):
+            ops[twins[key]] = None
+            known.update(zip(op.outputs, twins[key].outputs, strict=True))
+            continue
+        outputs = tuple(wanted.get(out, out) for out in op.outputs)
+        known.update(zip(op.outputs, outputs, strict=True))
+        ops[Op(op.eqn, inputs, outputs, op.scope)] = None
+    return tuple(ops | dict.fromkeys(forward.ops))
+
+
+def _flat(inverse: Program) -> Program:
+    """The inverse, its calls inlined, every output made by an operation of its own."""
+    pruned = prune(inverse)
+
+    def expand(op: Op, values: list[Any]) -> list[Any] | None:
+        if not op.is_inverse:
+            return None
+        return flatten(as_closed(op.eqn.params["jaxpr"]))(*values)
+
+    def undo(*args: Any) -> list[Any]:
+        env = dict(zip(pruned.inputs, args, strict=True))
+        run(pruned.ops, env, expand)
+        return [read(env, out) for out in pruned.outputs]
+
+    avals = [v.aval for v in pruned.inputs]
+    flat = flatten(jax.make_jaxpr(undo)(*avals))
+    made = {out for op in flat.ops for out in op.outputs}
+    own = [out in made and flat.outputs.count(out) == 1 for out in flat.outputs]
+    if all(own):
+        return flat
+    copies = lambda *args: [
+        out if one else jnp.copy(out) for out, one in zip(flat(*args), own, strict=True)
+    ]
+    return flatten(jax.make_jaxpr(copies)(*avals))

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from revremat._errors import UserError
 from revremat._graph import unsteady
 from revremat._plan import Action
+from revremat.program._inverse import undone
 from revremat.program._linearize import Linearized
-from revremat.program._ops import Atom, Op, Value, needed
+from revremat.program._ops import Atom, Op, Program, Value, needed
 
 INPUT = "input"
 
@@ -50,6 +52,9 @@ class Layer:
       names: From name to value, in program order; `input` names are the other inputs.
       given: The names that the user gave.
       free: Values rebuilt from weights alone at next to no cost; never kept.
+      inverse: Where there is one: from what the layer takes, with what is carried out
+        in place of what is carried in, to the latter.
+      carried: Which of the layer's inputs are carried.
     """
 
     passes: Linearized
@@ -57,6 +62,27 @@ class Layer:
     names: dict[str, Value]
     given: frozenset[str]
     free: frozenset[Value]
+    inverse: Program | None = None
+    carried: tuple[int, ...] = ()
+
+    @property
+    def carried_in(self) -> tuple[Value, ...]:
+        """What the layer is handed."""
+        return tuple(self.passes.forward.inputs[k] for k in self.carried)
+
+    @property
+    def carried_out(self) -> tuple[Atom, ...]:
+        """What the layer hands on: where INVERT starts from."""
+        return self.passes.forward.outputs[: len(self.carried)]
+
+    @cached_property
+    def backwards(self) -> tuple[Op, ...]:
+        """The layer from what it hands on: undone, then its own operations.
+
+        What both the inverse and the layer compute is there once.
+        """
+        assert self.inverse is not None
+        return undone(self.inverse, self.passes.forward, self.carried)
 
     @property
     def residuals(self) -> tuple[Value, ...]:
@@ -74,8 +100,9 @@ class Kept:
       offloaded: Values kept in host memory.
       ahead: Values rebuilt one layer early.
       early: The operations that rebuild those.
-      late: The operations that rebuild all other residuals.
-      inverted: Inputs that the layer's inverse has to supply.
+      late: The operations that rebuild all other residuals; for INVERT, those of the
+        layer's inverse among them.
+      inverted: Inputs that the layer's inverse supplies.
       unused: Names that the action lists and that nothing needs, given the rest.
     """
 
@@ -89,7 +116,11 @@ class Kept:
 
 
 def name_values(
-    passes: Linearized, held: Sequence[Value], unit: str = "the layer"
+    passes: Linearized,
+    held: Sequence[Value],
+    unit: str = "the layer",
+    inverse: Program | None = None,
+    carried: Sequence[int] = (),
 ) -> Layer:
     """Name every value of a layer that an action may speak of.
 
@@ -132,7 +163,8 @@ def name_values(
             name = f"{kind}_{number}"
             if out not in tagged and out not in free and name not in names:
                 names[name] = out
-    return Layer(passes, held_set, names, frozenset(given), free)
+    given_names = frozenset(given)
+    return Layer(passes, held_set, names, given_names, free, inverse, tuple(carried))
 
 
 def _free_values(passes: Linearized, held: frozenset[Value]) -> frozenset[Value]:
@@ -161,20 +193,25 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
     saved |= _forced(ops, residuals, saved | offloaded) - offloaded
 
     varying = [v for v in layer.passes.forward.inputs if v not in layer.held]
+    invert = action.kind == "invert"
+    known = {v for v in layer.carried_out if isinstance(v, Value)} if invert else set()
     kept = saved | offloaded
-    again, _ = needed(ops, residuals, kept)
-    inverted = set(varying) - kept if action.kind == "invert" else set()
+    again, _ = needed(ops, residuals, kept | known)
+    inverted = (set(varying) | known) - kept if invert else set()
     saved |= unsteady(again, kept, inverted) - offloaded
     kept = saved | offloaded
     ahead = [v for v in dict.fromkeys(find(action.ahead)) if v not in kept]
-    late, from_late = needed(ops, residuals, kept | set(ahead))
+    late, from_late = needed(ops, residuals, kept | known | set(ahead))
     ahead = [v for v in ahead if v in from_late and v not in layer.free]
     early, from_early = needed(ops, ahead, kept)
     used = from_early | from_late
     order = [*varying, *(out for op in ops for out in op.outputs)]
     inputs = {v for v in varying if v in used}
-    invert = action.kind == "invert"
-    if not invert:
+    if invert:
+        missing = [v for v in layer.carried_in if v not in kept]
+        there = (saved & used) | offloaded | known
+        late, _ = needed(layer.backwards, (*residuals, *missing), there)
+    else:
         saved |= inputs - offloaded
     listed = (name for name in action.names if layer.names[name] not in used)
     return Kept(

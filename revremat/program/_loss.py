@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from revremat._errors import UserError
+from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._fingerprint import fingerprint
 from revremat.program._linearize import is_inexact
 from revremat.program._sites import Survey, survey
@@ -29,6 +30,11 @@ class TracedLoss:
     units: tuple[FoundUnit, ...]
     fingerprint: str
     out_tree: Any
+
+    @property
+    def choices(self) -> tuple[FoundChoice, ...]:
+        """What the program has decided by itself, in program order."""
+        return choices_of(self.found)
 
 
 def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:

@@ -20,6 +20,7 @@ from revremat import _compat
 BLOCK_PREFIX = "revremat.block."
 INVERSE_PREFIX = "revremat.inverse."
 CHUNK_PREFIX = "revremat.chunk."
+CHOSEN_PREFIX = "revremat.chosen."
 CALLS = {"jit", "pjit", "closed_call", "core_call"}
 CHECKPOINTS = {"checkpoint", "remat", "remat2"}
 
@@ -83,8 +84,13 @@ class Op:
 
     @property
     def is_written(self) -> bool:
-        """Whether it is dead code that says what else may be done with a block."""
-        return self.called.startswith((INVERSE_PREFIX, CHUNK_PREFIX))
+        """Whether it is dead code: what may be done with a block, or has been done."""
+        return self.called.startswith((INVERSE_PREFIX, CHUNK_PREFIX, CHOSEN_PREFIX))
+
+    @property
+    def has_own_derivative(self) -> bool:
+        """Whether it is a function with a `jax.custom_vjp`."""
+        return self.kind.startswith("custom_vjp_call")
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +303,7 @@ def deduplicate(program: Program) -> Program:
     resolve = lambda atom: same.get(atom, atom) if isinstance(atom, Value) else atom
     for op in program.ops:
         inputs = tuple(resolve(atom) for atom in op.inputs)
-        key = None if op.eqn.effects else _key(op, inputs)
+        key = same_result(op, inputs)
         if key is not None and key in seen:
             same.update(zip(op.outputs, seen[key], strict=True))
             continue
@@ -309,8 +315,10 @@ def deduplicate(program: Program) -> Program:
     return Program(program.inputs, tuple(ops), outputs, names)
 
 
-def _key(op: Op, inputs: tuple[Atom, ...]) -> Any:
+def same_result(op: Op, inputs: tuple[Atom, ...]) -> Any:
     """Equal for operations that are bound to give equal results; None if unsure."""
+    if op.eqn.effects:
+        return None
     parts: list[Any] = [op.kind]
     for atom in inputs:
         if isinstance(atom, Value):

@@ -75,7 +75,9 @@ class Site:
             passes = linearize(self.body, self.in_mask)
             pairs = zip(passes.forward.inputs, self.held, strict=True)
             held = [v for v, held in pairs if held]
-            self.layers[self.in_mask] = name_values(passes, held, unit)
+            self.layers[self.in_mask] = name_values(
+                passes, held, unit, self.inverse, self.carried
+            )
         return self.layers[self.in_mask]
 
 
@@ -88,11 +90,14 @@ class Survey:
       sites: Those on its own level, in program order.
       inner: For operations that hold programs of their own: under which parameter, and
         at which place in it (None if it is no tuple), each with its survey.
+      own_derivatives: Functions with a derivative of their own, and which of their
+        inputs are differentiated.
     """
 
     program: Program
     sites: tuple[Site, ...]
     inner: dict[Op, tuple[tuple[str, int | None, "Survey"], ...]]
+    own_derivatives: tuple[tuple[Op, tuple[bool, ...]], ...] = ()
 
 
 def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
@@ -100,7 +105,7 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
     program = flatten(closed, keep_names=True, keep_checkpoints=True, keep_blocks=True)
     live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
     program, weights = _weights_first(program)
-    sites, inner = [], {}
+    sites, inner, own_derivatives = [], {}, []
     for op in program.ops:
         mask = [atom in live for atom in op.inputs]
         if op.kind == "stop_gradient" or not any(mask):
@@ -111,12 +116,14 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
             sites.append(_scan_site(op, mask))
         elif op.is_block or op.kind in CHECKPOINTS:
             sites.append(_call_site(op, mask, held))
+        elif op.has_own_derivative:
+            own_derivatives.append((op, tuple(mask)))
         if nested := _inner(op, mask):
             inner[op] = nested
     sites += _repeat_sites(program, {*inner, *(s.ops[0] for s in sites)}, live, weights)
     order = {op: k for k, op in enumerate(program.ops)}
     sites.sort(key=lambda site: order[site.ops[0]])
-    return Survey(program, tuple(sites), inner)
+    return Survey(program, tuple(sites), inner, tuple(own_derivatives))
 
 
 def _weights_first(program: Program) -> tuple[Program, set[Value]]:
@@ -264,4 +271,8 @@ def _inner(op: Op, mask: Sequence[bool]) -> tuple[tuple[str, int | None, Survey]
         found = [("jaxpr", None, replace(inside, sites=scans))]
     else:
         return ()
-    return tuple(item for item in found if item[2].sites or item[2].inner)
+    return tuple(
+        item
+        for item in found
+        if item[2].sites or item[2].inner or item[2].own_derivatives
+    )

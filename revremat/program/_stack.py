@@ -23,9 +23,10 @@ from revremat._errors import UserError
 from revremat._plan import Action
 from revremat.program import _layer
 from revremat.program._buffers import Each, at, at_all, put, take, zeros
+from revremat.program._choice import write_choice
 from revremat.program._keep import Kept, Layer, name_values, resolve
 from revremat.program._linearize import depends, is_inexact, linearize, pick
-from revremat.program._ops import Program, Value, prune
+from revremat.program._ops import Program, Value
 from revremat.program._segments import Segment, segments
 
 
@@ -88,13 +89,20 @@ class Stack:
                     "chunks; chunks are for `rr.block(..., split=...)`."
                 )
 
+    @property
+    def label(self) -> str:
+        """What people called it."""
+        return self.name.removeprefix("rr.").removeprefix("unit ").strip("'")
+
     def layer(self, mask: tuple[bool, ...]) -> Layer:
         """The layer's two passes when the inputs in `mask` are differentiated."""
         if mask not in self.layers:
             passes = linearize(self.body, mask)
             inputs, n = passes.forward.inputs, self.num_consts
             held = (*inputs[:n], *inputs[n + self.num_carry :])
-            self.layers[mask] = name_values(passes, held, f"a layer of {self.name}")
+            carried = range(n, n + self.num_carry)
+            unit = f"a layer of {self.name}"
+            self.layers[mask] = name_values(passes, held, unit, self.inverse, carried)
         return self.layers[mask]
 
 
@@ -133,6 +141,9 @@ def run_stack(
 
     @jax.custom_vjp
     def call(consts, init, xs):
+        if not stack.unrolled:
+            write_choice(stack.label, stack.actions)
+
         def body(carry, x):
             outs = stack.body(*consts, *carry, *x)
             return outs[: stack.num_carry], outs[stack.num_carry :]
@@ -288,14 +299,6 @@ class _Engine:
         for kept in self.kept.values():
             for op in (*kept.early, *kept.late):
                 used.update(op.inputs)
-        inverted = [plan.inverted for plan in self.kept.values()]
-        if self.stack.inverse is not None and any(inverted):
-            ops = prune(self.stack.inverse).ops
-            also = {atom for op in ops for atom in op.inputs}
-            pairs = zip(
-                self.layer.passes.forward.inputs, self.stack.inverse.inputs, strict=True
-            )
-            used.update(value for value, own in pairs if own in also)
         keep = lambda values, arrays: [
             a if v in used else None for v, a in zip(values, arrays, strict=True)
         ]
@@ -344,13 +347,15 @@ class _Engine:
                 state = replace(state, carry=carry)
             index, one = self._index(segment, t, j), at_all(kept[j], t)
             env = self._recall(plan, index, one)
-            cotangents = state.carry
-            if segment.pattern[j].kind == "invert":
-                inputs = self._invert(plan, index, env, state.output)
-                state = replace(state, output=inputs)
+            cotangents, inverts = state.carry, segment.pattern[j].kind == "invert"
+            if inverts:
+                self._start_from(state.output, env)
             if written_out:
                 cotangents = _layer.tie(env, plan.late, cotangents)
             state = self._differentiate(plan, index, env, cotangents, state)
+            if inverts:
+                below = [env[v] for v in self.carry_values]
+                state = replace(state, output=below)
         return state, None
 
     def _backward_ahead(self, segment: Segment, kept, state: "_Gradients"):
@@ -388,16 +393,11 @@ class _Engine:
         held.update(zip(self.x_values, take(self.xs, index), strict=True))
         return _layer.recall(plan, held, saved)
 
-    def _invert(self, plan: Kept, index, env: dict[Value, Any], output):
-        """The layer's inputs from its output, less those that were kept."""
-        if plan.inverted:
-            with jax.named_scope("inverse"):
-                inverse = self.stack.inverse
-                assert inverse is not None
-                inputs = inverse(*self.consts, *output, *take(self.xs, index))
-            for value, array in zip(self.carry_values, inputs, strict=True):
-                env.setdefault(value, array)
-        return [env[v] for v in self.carry_values]
+    def _start_from(self, output, env: dict[Value, Any]) -> None:
+        """Adds what the layer hands on, from which it is undone."""
+        for atom, array in zip(self.layer.carried_out, output, strict=True):
+            if isinstance(atom, Value):
+                env.setdefault(atom, array)
 
     def _differentiate(self, plan: Kept, index, env, cotangents, state):
         out_mask = self.layer.passes.out_mask[: len(self.carry_mask)]

@@ -39,6 +39,10 @@ class FoundUnit:
     def num_layers(self) -> int:
         return sum(site.length for site in self.sites)
 
+    def renamed(self, name: str) -> "FoundUnit":
+        """The same under another name."""
+        return replace(self, name=name)
+
     @property
     def is_stack(self) -> bool:
         """Whether layers hand their results from one to the next, and nowhere else."""

@@ -8,6 +8,9 @@ import jax
 from jax import lax
 
 from revremat._errors import UserError
+from revremat._plan import INVERT
+from revremat.program._api import mark_block
+from revremat.program._choice import write_choice
 from revremat.reversible._coupling import Coupling, in_order
 
 
@@ -64,11 +67,14 @@ def chain(
             f"and {len(rest)} of the rest; give one of each for every coupling."
         )
 
-    def run(params: Any, x: Any, rest: Any) -> tuple[Any, Any, list[Any]]:
+    def run(
+        params: Any, x: Any, rest: Any, marked: bool = False
+    ) -> tuple[Any, Any, list[Any]]:
         auxes, kept = [], []
         for k, coupling in enumerate(couplings):
+            one = mark_block(coupling.run, "coupling") if marked else coupling.run
             with jax.named_scope(f"coupling{k}"):
-                x, aux = coupling.run(params[k], x, rest[k])
+                x, aux = one(params[k], x, rest[k])
             auxes.append(aux)
             last = k + 1 == count
             saved = save_every is not None and (k + 1) % save_every == 0
@@ -77,7 +83,8 @@ def chain(
 
     @jax.custom_vjp
     def call(params: Any, x: Any, rest: Any) -> tuple[Any, Any]:
-        return run(params, x, rest)[:2]
+        write_choice("chain", (INVERT,) * count)
+        return run(params, x, rest, marked=True)[:2]
 
     def forward(params: Any, x: Any, rest: Any):
         y, aux, kept = run(params, x, rest)

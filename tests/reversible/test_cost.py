@@ -91,6 +91,21 @@ def on_the_engine(depth):
     )
 
 
+@pytest.mark.parametrize("actions", [rr.INVERT, (rr.SAVE, rr.INVERT)], ids=str)
+def test_the_engine_evaluates_every_map_once_to_invert_it(actions):
+    """Also where a layer's map reads what an earlier map of the layer changed."""
+    layer, maps = reversible.additive(dense, dense), 2
+    run = lambda params, x: rr.stack(
+        layer.forward, params, x, actions=actions, inverse=layer.inverse
+    )
+    depth = 2
+    specs = ({"f": square(depth), "g": square(depth)}, (stream(), stream()))
+    # Loops write a layer once: one loop, or one layer of each action.
+    inverted, stored = (1, 0) if actions == rr.INVERT else (1, 1)
+    expected = maps * (4 * inverted + 3 * stored)
+    assert count_products(gradient(run), *specs) == expected
+
+
 def written_out(depth):
     layer = reversible.additive(dense, dense)
 

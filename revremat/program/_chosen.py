@@ -1,0 +1,53 @@
+"""What a program has decided by itself: found again in what it wrote into itself.
+
+Stacks that run under given actions and chains of couplings hide their layers in a
+function with a derivative of its own. The mark they leave in it says how its layers'
+residuals come back; the function itself says what plain autodiff would keep.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from revremat._plan import Action
+from revremat.program._choice import read_choice
+from revremat.program._ops import as_closed
+from revremat.program._sites import Survey, survey
+from revremat.program._units import FoundUnit, units_of
+
+
+@dataclass(frozen=True, eq=False)
+class FoundChoice:
+    """A unit and the actions its layers run under.
+
+    Attributes:
+      unit: The unit; its name starts with the path to it.
+      actions: One for each layer.
+    """
+
+    unit: FoundUnit
+    actions: tuple[Action, ...]
+
+
+def choices_of(found: Survey) -> tuple[FoundChoice, ...]:
+    """What a surveyed program has decided by itself, in program order."""
+    choices: list[FoundChoice] = []
+    for op, mask in found.own_derivatives:
+        closed = as_closed(op.eqn.params["call_jaxpr"])
+        if (choice := read_choice(closed)) is None:
+            continue
+        label, actions = choice
+        inside = survey(closed, mask)
+        units = units_of(inside, mask)
+        for unit in units:
+            name = label if len(units) == 1 else f"{label}/{unit.name}"
+            count = unit.num_layers
+            own = actions if len(actions) == count else actions[:1] * count
+            choices.append(FoundChoice(unit.renamed(name), own))
+    for _, _, inside in _inner(found):
+        choices += choices_of(inside)
+    return tuple(choices)
+
+
+def _inner(found: Survey) -> Iterator[tuple[str, int | None, Survey]]:
+    for places in found.inner.values():
+        yield from places
