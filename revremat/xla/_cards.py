@@ -35,9 +35,13 @@ class Card:
       memory_efficiency: Share of `memory_bandwidth` that streaming kernels reach.
       link_efficiency: Share of the links that large collectives reach.
       transfer_efficiency: Share of `pcie_bandwidth` that large copies reach.
-      collective_latency_us: Time of a collective that moves nothing.
+      collective_latency_us: Time to start a collective.
+      hop_us: Time from one device of a host to the next, for the smallest message.
+      network_hop_us: The same from host to host.
       reserve_bytes: Needed on a device beside the program; see `cards.toml`.
       nccl_reserve_bytes: Needed on top of it on more than one device.
+      curves: Rates that were measured, by class of work and its size; see
+        `revremat.xla._roofline`. Where there is one it replaces peak and efficiency.
       measured: The factors and the reserve come from a run on such a card.
       description: XLA's own description, for cards that are compiled for unseen.
     """
@@ -58,7 +62,12 @@ class Card:
     transfer_efficiency: float
     collective_latency_us: float
     reserve_bytes: int
+    hop_us: float = 0.0
+    network_hop_us: float = 0.0
     nccl_reserve_bytes: int = 0
+    curves: dict[str, tuple[tuple[float, float], ...]] = field(
+        default_factory=dict, hash=False
+    )
     measured: bool = False
     description: dict[str, int | float | str] = field(default_factory=dict, hash=False)
 
@@ -116,7 +125,8 @@ def _gpu_card(key: str) -> Card:
         key=key,
         platform="cuda",
         peak_flops={**matrix, "float32": scalar, "float64": scalar / 2},
-        link_bandwidth=facts["nvlink_links"] * facts["link_bandwidth"],
+        link_bandwidth=facts["nvlink_links"] * facts["link_bandwidth"]
+        or facts["pcie_bandwidth"],
         description={
             k: v for k, v in facts.items() if isinstance(v, int | float | str)
         },
@@ -133,13 +143,14 @@ def _tpu_card(key: str) -> Card:
         platform="tpu",
         peak_flops={"bfloat16": tensor, "float16": tensor / 8, "float32": tensor / 8},
         link_bandwidth=facts["ici_bandwidth"],
+        description={"clock_rate_ghz": facts["clock_rate_ghz"]},
         **{k: facts[k] for k in _common_fields() if k in facts},
     )
 
 
 def _cpu_card() -> Card:
     facts = _tables()["cpu"]
-    cores = os.cpu_count() or 1
+    cores = num_cores()
     scalar = facts["core_gflops_f32"] * 1e9 * cores
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Card(
@@ -157,6 +168,14 @@ def _cpu_card() -> Card:
     )
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
 def _common_fields() -> list[str]:
     made = {"key", "platform", "peak_flops", "link_bandwidth", "description"}
     names = [f.name for f in fields(Card) if f.name not in made]
@@ -171,6 +190,7 @@ MEASURABLE = (
     "reserve_bytes",
     "device_memory_size",
     "peak_flops",
+    "curves",
 )
 """Fields of a card that a measured file may replace, under its key `card`."""
 
@@ -185,13 +205,27 @@ def _with_measurement(card: Card) -> Card:
     else:
         return card
     try:
-        found = json.loads(source.read_text())["card"]
-        changes = {k: _checked(k, found[k]) for k in MEASURABLE if k in found}
+        return with_changes(card, json.loads(source.read_text())["card"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"the measured card {place} cannot be read ({error}): measure again with "
             "'make card' or delete it"
         ) from None
+
+
+def with_changes(card: Card, found: dict[str, Any]) -> Card:
+    """A card with measured fields in place of its own.
+
+    Raises:
+      ValueError: A value is no positive number.
+      TypeError: A value is no number at all.
+    """
+    changes = {k: _checked(k, found[k]) for k in MEASURABLE if k in found}
+    if "curves" in changes:
+        changes["curves"] = {
+            name: tuple((float(size), float(rate)) for size, rate in sorted(points))
+            for name, points in changes["curves"].items()
+        }
     if "peak_flops" in changes:
         changes["peak_flops"] = {**card.peak_flops, **changes["peak_flops"]}
     return replace(card, measured=True, **changes)
@@ -200,6 +234,8 @@ def _with_measurement(card: Card) -> Card:
 def _checked(name: str, value: Any) -> Any:
     """A measured field, if it is a positive number (or a table of them)."""
     numbers = value.values() if name == "peak_flops" else [value]
+    if name == "curves":
+        numbers = [x for points in value.values() for pair in points for x in pair]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int | float):
             raise TypeError(f"{name} is {value!r}")

@@ -13,10 +13,12 @@ from typing import Any
 from revremat._measurement import Time
 from revremat.xla._cards import Card
 from revremat.xla._collectives import KINDS, collective_us, kind_of
-from revremat.xla._cost import Cost, cost_of
+from revremat.xla._cost import cost_of
 from revremat.xla._hlo import Computation, Module, backend_config, size_of
 from revremat.xla._liveness import HOST_SPACE
+from revremat.xla._loops import trip_count
 from revremat.xla._origin import Origins, phase_of
+from revremat.xla._roofline import arithmetic_us, first_touch_us, roofline_us
 from revremat.xla._targets import Target
 from revremat.xla._timeline import Event, spans
 
@@ -53,6 +55,7 @@ class _Sums:
     exposed_transfer: float = 0.0
     flops: float = 0.0
     path: float = 0.0
+    compiler: float = 0.0
 
     def add(self, other: "_Sums", times: int = 1) -> None:
         for f in fields(self):
@@ -86,9 +89,13 @@ def estimate(module: Module, target: Target) -> Time:
     """
     played = _Clock(module, target).run(module.entry)
     sums = played.sums
+    fresh = sum(first_touch_us(n, target.card) for n in _fresh_bytes(module))
+    if fresh:
+        end = played.sums.step
+        played.events.append(Event("compute", "forward", "", "page faults", end, fresh))
     return Time(
-        step_us=sums.step,
-        compute_us=sums.compute,
+        step_us=sums.step + fresh,
+        compute_us=sums.compute + fresh,
         recompute_us=sums.recompute,
         hidden_recompute_us=sums.hidden_recompute,
         collective_us=sums.collective,
@@ -98,34 +105,9 @@ def estimate(module: Module, target: Target) -> Time:
         flops=sums.flops,
         calibrated=target.card.measured,
         spans=spans(played.events),
-        critical_path_us=sums.path,
+        critical_path_us=sums.path + fresh,
+        compiler_us=sums.compiler or None,
     )
-
-
-def roofline_us(cost: Cost, card: Card) -> float:
-    """Time of one kernel: its arithmetic or its traffic, whichever is longer."""
-    if cost.flops == 0 and cost.bytes == 0:
-        return 0.0
-    traffic = cost.bytes / (card.memory_bandwidth * card.memory_efficiency)
-    return card.launch_us + max(arithmetic_us(cost, card), 1e6 * traffic)
-
-
-def arithmetic_us(cost: Cost, card: Card) -> float:
-    """Time of a kernel's arithmetic alone."""
-    arithmetic = cost.other_flops / card.peak_flops["float32"]
-    for dtype, flops in cost.matmul_flops.items():
-        arithmetic += flops / (matmul_peak(dtype, card) * card.matmul_efficiency)
-    return 1e6 * arithmetic
-
-
-def matmul_peak(dtype: str, card: Card) -> float:
-    """FLOP/s of the units that multiply matrices of this dtype."""
-    peak = card.peak_flops
-    if dtype == "float32":
-        return peak.get("tf32", peak["float32"])
-    if dtype.startswith(("float8", "int8")):
-        return 2 * peak["bfloat16"]
-    return peak.get(dtype, peak["float32"])
 
 
 class _Clock:
@@ -174,6 +156,7 @@ class _Clock:
                 continue
             stream, duration, flops = self._price(i)
             sums.flops += flops
+            sums.compiler += compilers_us(i, self.card)
             path[i.id] = earliest + duration
             if stream == "compute":
                 in_flight = min(free["collective"], now + duration)
@@ -266,7 +249,7 @@ class _Clock:
             body = _Pass()
             for computation in reversed(called):
                 body.then(self.run(computation))
-            total.then(body, self.module.trip_count(i))
+            total.then(body, trip_count(i, self.module))
         elif i.opcode == "conditional":
             ways = [self.run(c) for c in called]
             total.then(max(ways, key=lambda way: way.sums.step, default=_Pass()))
@@ -278,14 +261,7 @@ class _Clock:
     def _price(self, i: Any) -> tuple[str, float, float]:
         """Stream, microseconds and FLOPs of an instruction that runs by itself."""
         if kind_of(i, self.module):
-            duration = collective_us(
-                i,
-                self.module,
-                self.card,
-                self.target.num_devices,
-                self.target.devices_per_host,
-            )
-            return "collective", duration, 0.0
+            return "collective", collective_us(i, self.module, self.target), 0.0
         moved = self._host_bytes(i)
         if moved:
             rate = self.card.pcie_bandwidth * self.card.transfer_efficiency
@@ -330,6 +306,31 @@ def _in_host_memory(shape: Any) -> bool:
     if shape.tuple_shapes:
         return any(_in_host_memory(part) for part in shape.tuple_shapes)
     return shape.layout.memory_space == HOST_SPACE
+
+
+def compilers_us(i: Any, card: Card) -> float:
+    """What XLA's own cost model notes on an instruction; 0 where it notes nothing.
+
+    On GPUs, with `--xla_gpu_collect_cost_model_stats` and
+    `--xla_gpu_enable_analytical_sol_latency_estimator`, the entry that its scheduler
+    uses is called "sol"; on TPUs it notes cycles.
+    """
+    noted = backend_config(i)
+    for entry in noted.get("reification_cost") or ():
+        if entry.get("name") == "sol":
+            return float(entry.get("exec_time_us", 0.0))
+    cycles = float(noted.get("estimated_cycles") or 0)
+    clock_ghz = float(card.description.get("clock_rate_ghz", 0))
+    return cycles / (1e3 * clock_ghz) if clock_ghz else 0.0
+
+
+def _fresh_bytes(module: Module) -> list[int]:
+    """Temporaries and results that take over no argument's memory."""
+    return [
+        a.size
+        for a in module.proto.buffer_assignment.buffer_allocations
+        if not (a.is_thread_local or a.is_constant or a.is_entry_computation_parameter)
+    ]
 
 
 def _is_synchronous(i: Any) -> bool:

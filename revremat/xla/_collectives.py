@@ -7,6 +7,7 @@ import numpy as np
 
 from revremat.xla._cards import Card
 from revremat.xla._hlo import Module, size_of
+from revremat.xla._targets import Target
 
 KINDS = (
     "all-reduce",
@@ -84,41 +85,73 @@ def _mesh_groups(found: Any) -> list[list[int]]:
     return ids.transpose([*others, *chosen]).reshape(-1, width).tolist()
 
 
-def collective_us(
-    i: Any, module: Module, card: Card, num_devices: int, devices_per_host: int
-) -> float:
-    """Time of one collective: ring formulas over the slowest links it crosses.
+def collective_us(i: Any, module: Module, target: Target) -> float:
+    """Time of one collective over the links it crosses.
 
-    Within a host the ring runs over the card's links; between hosts each device sends
+    Within a host a ring runs over the card's links; between hosts each device sends
     its share of the data over the network at the same time, so the slower of the two
-    parts counts.
+    parts counts. Small ones are bound by the steps that follow one another: those of
+    the ring, or for an all-reduce those of a tree, whichever is sooner done
+    (Thakur, Rabenseifner, Gropp 2005; as NCCL chooses). A TPU slice is a torus: all of
+    it is one fast network, and a group that lies along some of its axes uses the links
+    of those.
 
     Args:
       i: The collective, or the start of an asynchronous one.
       module: Its module.
-      card: Bandwidths and latency.
-      num_devices: Devices in all.
-      devices_per_host: How many share a host's links.
+      target: Bandwidths and latencies of its card; devices, hosts, torus.
 
     Returns:
       Microseconds.
     """
+    card = target.card
     inner = collective(i, module)
     kind = inner.opcode.removesuffix("-start")
-    groups = groups_of(inner, num_devices)
+    groups = groups_of(inner, target.num_devices)
     size = max((len(g) for g in groups), default=1)
     if size < 2:
         return 0.0
     operand_bytes = sum(size_of(o.shape) for o in module.operands(inner))
     moved = operand_bytes * size if kind == "all-gather" else operand_bytes
     rounds = 2 if kind == "all-reduce" else 1
-    hosts = max(len({d // devices_per_host for d in g}) for g in groups)
+    hosts, link = 1, card.link_bandwidth
+    if card.platform == "tpu":
+        link *= _share_of_axes(groups, target.topology)
+    else:
+        per_host = target.devices_per_host
+        hosts = max(len({d // per_host for d in g}) for g in groups)
     local = math.ceil(size / hosts)
     if kind == "collective-permute":
-        bandwidth = card.network_bandwidth if hosts > 1 else card.link_bandwidth
+        bandwidth = card.network_bandwidth if hosts > 1 else link
         seconds = operand_bytes / bandwidth
+        steps_us = card.network_hop_us if hosts > 1 else card.hop_us
     else:
-        within = rounds * moved * (local - 1) / local / card.link_bandwidth
+        within = rounds * moved * (local - 1) / local / link
         between = rounds * moved / local * (hosts - 1) / hosts / card.network_bandwidth
         seconds = max(within, between)
-    return card.collective_latency_us + seconds * 1e6 / card.link_efficiency
+        steps_us = _steps_us(kind, local, hosts, card)
+    return card.collective_latency_us + steps_us + seconds * 1e6 / card.link_efficiency
+
+
+def _steps_us(kind: str, local: int, hosts: int, card: Card) -> float:
+    """Messages that follow one another, the smallest ones."""
+    if kind in ("all-to-all", "ragged-all-to-all"):  # all at once
+        return card.hop_us + card.network_hop_us * (hosts > 1)
+    rounds = 2 if kind == "all-reduce" else 1
+    ring = rounds * ((local - 1) * card.hop_us + (hosts - 1) * card.network_hop_us)
+    if kind != "all-reduce":
+        return ring
+    depth = [math.ceil(math.log2(n)) for n in (local, hosts)]
+    tree = rounds * (depth[0] * card.hop_us + depth[1] * card.network_hop_us)
+    return min(ring, tree)
+
+
+def _share_of_axes(groups: list[list[int]], topology: tuple[int, ...]) -> float:
+    """The share of a torus's axes along which a group's members differ."""
+    wide = [n for n in topology if n > 1]
+    if not wide or math.prod(topology) < max(max(g) for g in groups) + 1:
+        return 1.0
+    # Device ids count along the first axis first.
+    places = np.array(np.unravel_index(groups[0], topology[::-1]))[::-1]
+    used = sum(len(set(along)) > 1 for along in places.tolist())
+    return max(1, used) / len(wide)

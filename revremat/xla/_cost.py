@@ -1,11 +1,12 @@
 """What one HLO instruction does: floating-point operations and bytes moved."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from revremat.xla._access import strided_reads
 from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
 
 _FREE = {
@@ -41,7 +42,7 @@ _TRANSCENDENTAL = {
     "atan2",
     "divide",
 }
-_TRANSCENDENTAL_FLOPS = 8
+TRANSCENDENTAL_FLOPS = 8
 _MOVES = {
     "broadcast",
     "copy",
@@ -62,6 +63,28 @@ _MOVES = {
 
 
 @dataclass(frozen=True)
+class Matmul:
+    """One product of matrices, or a convolution.
+
+    Attributes:
+      kind: `matmul` (a library's, or in a fusion of one), `dot` (a plain one),
+        `convolution`, `filter_gradient` (a convolution with as large a window).
+      dtype: Of the operands.
+      flops: A multiply-add as two.
+      batch: How many products of matrices it is.
+      rows: Of each result.
+      columns: Of each result.
+    """
+
+    kind: str
+    dtype: str
+    flops: float
+    batch: int = 1
+    rows: int = 0
+    columns: int = 0
+
+
+@dataclass(frozen=True)
 class Cost:
     """Work of one instruction on one device.
 
@@ -69,11 +92,20 @@ class Cost:
       matmul_flops: In matrix units, a multiply-add as two, by dtype of the operands.
       other_flops: Elsewhere.
       bytes: Read from and written to device memory.
+      matmuls: What `matmul_flops` is made of.
+      functions: Elements by transcendental function (`tanh`); in `other_flops`, too.
+      reduced_bytes: Read by reductions, along `rows` or over `columns`.
+      strided: Reads across the rows of an operand: how many, and over how many bytes
+        of cache lines the innermost loop goes.
     """
 
     matmul_flops: dict[str, float]
     other_flops: float
     bytes: float
+    matmuls: tuple[Matmul, ...] = ()
+    functions: dict[str, float] = field(default_factory=dict)
+    reduced_bytes: dict[str, float] = field(default_factory=dict)
+    strided: tuple[tuple[float, float], ...] = ()
 
     @property
     def flops(self) -> float:
@@ -81,48 +113,97 @@ class Cost:
         return sum(self.matmul_flops.values()) + self.other_flops
 
 
+@dataclass
+class _Tally:
+    other_flops: float = 0.0
+    matmuls: list[Matmul] = field(default_factory=list)
+    functions: dict[str, float] = field(default_factory=dict)
+    reduced_bytes: dict[str, float] = field(default_factory=dict)
+
+
 def cost_of(i: Any, module: Module) -> Cost:
     """Work of one instruction, all of a fusion's together."""
     if i.opcode in _FREE:
         return Cost({}, 0.0, 0.0)
-    matmul: dict[str, float] = {}
-    other = _add_flops(i, module, matmul)
-    return Cost(matmul, other, _bytes(i, module))
+    tally = _Tally()
+    _add(i, module, tally, fused=False)
+    by_dtype: dict[str, float] = {}
+    for m in tally.matmuls:
+        by_dtype[m.dtype] = by_dtype.get(m.dtype, 0.0) + m.flops
+    return Cost(
+        by_dtype,
+        tally.other_flops,
+        _bytes(i, module),
+        tuple(tally.matmuls),
+        tally.functions,
+        tally.reduced_bytes,
+        strided_reads(i, module),
+    )
 
 
-def _add_flops(i: Any, module: Module, matmul: dict[str, float]) -> float:
-    """Adds matmul FLOPs by dtype to `matmul`; returns all others."""
+def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
+    """Adds the arithmetic of an instruction, and of all that it calls."""
     if i.opcode in ("fusion", "call") or (
         i.opcode == "custom-call" and i.called_computation_ids
     ):
-        return sum(
-            _add_flops(inner, module, matmul)
-            for computation in module.called(i)
-            for inner in computation.instructions
-        )
+        for computation in module.called(i):
+            for inner in computation.instructions:
+                _add(inner, module, tally, fused=True)
+        return
     if i.opcode in _FREE or i.opcode in _MOVES:
-        return 0.0
-    flops = _matmul_flops(i, module)
-    if flops:
-        dtype = dtype_of(module.operands(i)[0].shape)
-        matmul[dtype] = matmul.get(dtype, 0.0) + flops
-        return 0.0
+        return
+    product = _matmul(i, module, fused)
+    if product is not None:
+        tally.matmuls.append(product)
+        return
     if i.opcode in ("reduce", "reduce-window", "select-and-scatter"):
-        return float(elements_of(module.operands(i)[0].shape))
-    per_element = _TRANSCENDENTAL_FLOPS if i.opcode in _TRANSCENDENTAL else 1
-    return float(per_element * elements_of(i.shape))
+        read = module.operands(i)[0].shape
+        tally.other_flops += elements_of(read)
+        rows = list(read.layout.minor_to_major[:1]) == list(i.dimensions[-1:])
+        way = "rows" if rows else "columns"
+        tally.reduced_bytes[way] = tally.reduced_bytes.get(way, 0.0) + size_of(read)
+        return
+    elements = float(elements_of(i.shape))
+    if i.opcode in _TRANSCENDENTAL:
+        tally.functions[i.opcode] = tally.functions.get(i.opcode, 0.0) + elements
+        elements *= TRANSCENDENTAL_FLOPS
+    tally.other_flops += elements
 
 
-def _matmul_flops(i: Any, module: Module) -> float:
+def _matmul(i: Any, module: Module, fused: bool) -> Matmul | None:
     if i.opcode == "dot":
         lhs = module.operands(i)[0].shape
-        contracted = math.prod(lhs.dimensions[d] for d in i.dot.lhs_contracting)
-        return 2.0 * elements_of(i.shape) * contracted
+        dims, sizes = i.dot, lhs.dimensions
+        contracted = math.prod(sizes[d] for d in dims.lhs_contracting)
+        batch = math.prod(sizes[d] for d in dims.lhs_batch)
+        out = elements_of(i.shape)
+        rows = elements_of(lhs) // max(1, batch * contracted)
+        columns = out // max(1, batch * rows)
+        kind, flops = "matmul" if fused else "dot", 2.0 * out * contracted
+        return Matmul(kind, dtype_of(lhs), flops, batch, rows, columns)
     if i.opcode == "convolution":
-        return _convolution_flops(i, module)
+        dtype = dtype_of(module.operands(i)[0].shape)
+        out, window = i.shape, i.window.dimensions
+        spatial = [out.dimensions[d] for d in i.convolution.output_spatial]
+        large = any(w.size > n for w, n in zip(window, spatial, strict=False))
+        kind = "filter_gradient" if large else "convolution"
+        return Matmul(kind, dtype, _convolution_flops(i, module))
     if i.opcode == "custom-call":
-        return _library_flops(i, module)
-    return 0.0
+        flops = _library_flops(i, module)
+        if flops:
+            operand = module.operands(i)[0].shape
+            conv = "conv" in i.custom_call_target.lower()
+            gradient = "BackwardFilter" in i.custom_call_target
+            kind = "filter_gradient" if gradient else "convolution"
+            out = i.shape.tuple_shapes[0] if i.shape.tuple_shapes else i.shape
+            *batch, rows, columns = [1, 1, *out.dimensions]
+            return Matmul(
+                kind if conv else "matmul",
+                dtype_of(operand),
+                flops,
+                *(() if conv else (math.prod(batch), rows, columns)),
+            )
+    return None
 
 
 def _library_flops(i: Any, module: Module) -> float:
