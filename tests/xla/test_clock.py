@@ -1,6 +1,8 @@
 """The clock: FLOPs, links and streams of programs whose answer is known."""
 
+import dataclasses
 import itertools
+import json
 
 import pytest
 
@@ -203,3 +205,109 @@ def test_bfloat16_halves_the_traffic():
         x = program.entry.add("parameter", (10**6,), dtype=dtype)
         program.entry.add("negate", (10**6,), x, dtype=dtype)
     assert time_of(f32).step_us == pytest.approx(2 * time_of(bf16).step_us)
+
+
+# ---- Recompute inside fusions, copies within a device, the critical path -------------
+
+
+def fused(program, phases, elements=10**6):
+    """A fusion of as many additions as there are phases, which is its arithmetic."""
+    inner = program.computation("fused")
+    value = inner.add("parameter", (elements,))
+    for op_name in phases:
+        value = inner.add("add", (elements,), value, value, op_name=op_name)
+    argument = program.entry.add("parameter", (elements,))
+    program.entry.add(
+        "fusion", (elements,), argument, calls=[inner], op_name=phases[-1]
+    )
+    return time_of(program)
+
+
+def test_recompute_in_a_fusion_is_its_share_of_the_arithmetic():
+    found = fused(Program(), [RECOMPUTE, RECOMPUTE, RECOMPUTE, BACKWARD])
+    assert found.compute_us == pytest.approx(8)  # its traffic
+    assert found.recompute_us == pytest.approx(6)
+    spans = {s.phase: s.duration_us for s in found.spans}
+    assert spans == {"recompute": pytest.approx(6), "backward": pytest.approx(2)}
+
+
+def test_a_fusion_of_nothing_else_is_all_recompute():
+    assert fused(Program(), [RECOMPUTE] * 3).recompute_us == pytest.approx(8)
+    assert fused(Program(), [BACKWARD] * 3).recompute_us == 0
+
+
+def test_fused_recompute_hides_under_a_collective_as_far_as_it_runs_then():
+    program = Program()
+    start = gather(program.entry, 4)
+    found = fused(program, [RECOMPUTE, BACKWARD])  # 4 us of each, recompute first
+    assert start.opcode == "all-gather-start"
+    assert found.hidden_recompute_us == 0  # one device: nothing is in flight
+    found = estimate(program.module(), machine(8))
+    assert found.hidden_recompute_us == pytest.approx(4, rel=1e-3)
+
+
+def test_a_copy_within_the_device_hides_under_work_and_is_no_transfer():
+    program = Program()
+    argument = program.entry.add("parameter", (10**6,))
+    shape = [(10**6,), (10**6,)]
+    start = program.entry.add("copy-start", shape, argument)
+    program.entry.kernel(5)
+    program.entry.add("copy-done", (10**6,), start)
+    found = time_of(program)
+    assert found.transfer_us == 0
+    assert found.step_us == found.compute_us == pytest.approx(8)  # 5, then 3 more
+
+
+def test_the_critical_path_is_the_longest_chain():
+    program = Program()
+    first = program.entry.kernel(10)
+    program.entry.kernel(50)
+    second = program.entry.kernel(20, "", first)
+    last = program.entry.kernel(5)
+    last.control_predecessor_ids.append(second.id)
+    found = time_of(program)
+    assert found.step_us == pytest.approx(85, rel=1e-3)
+    assert found.critical_path_us == pytest.approx(50, rel=1e-3)
+    program.entry.kernel(30, "", last)
+    assert time_of(program).critical_path_us == pytest.approx(65, rel=1e-3)
+
+
+def test_the_critical_path_goes_through_loops_and_waits_for_collectives():
+    program = Program()
+    body = program.computation("body")
+    body.kernel(3)
+    before = gather(program.entry, 40)
+    done = program.entry.add("all-gather-done", (10,), before)
+    config = {"known_trip_count": {"n": "5"}}
+    program.entry.add("while", (), done, calls=[body], config=config)
+    found = time_of(program, 8)
+    assert found.critical_path_us == pytest.approx(55, rel=1e-3)
+    assert found.step_us == pytest.approx(55, rel=1e-3)
+
+
+# ---- What XLA itself says ------------------------------------------------------------
+
+
+def test_xlas_own_estimates_are_added_up_beside_ours():
+    program = Program()
+    body = program.computation("body")
+    costs = [{"name": "", "exec_time_us": 34e6}, {"name": "sol", "exec_time_us": 2.5}]
+    kernel = body.kernel(3)
+    kernel.backend_config = json.dumps({"reification_cost": costs}).encode()
+    state = program.entry.add("parameter", ())
+    config = {"known_trip_count": {"n": "4"}}
+    program.entry.add("while", (), state, calls=[body], config=config)
+    assert time_of(program).compiler_us == pytest.approx(10)
+
+
+def test_cycles_become_time_by_the_cards_clock():
+    program = Program()
+    program.entry.kernel(3).backend_config = b'{"estimated_cycles": "3000"}'
+    card = dataclasses.replace(CARD, description={"clock_rate_ghz": 1.5})
+    assert time_of(program, card=card).compiler_us == pytest.approx(2)
+
+
+def test_no_word_of_xlas_is_none():
+    program = Program()
+    program.entry.kernel(3)
+    assert time_of(program).compiler_us is None

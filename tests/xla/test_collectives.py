@@ -166,3 +166,45 @@ def test_latency_and_efficiency_of_links():
     card = dataclasses.replace(CARD, collective_latency_us=7.0, link_efficiency=0.5)
     program, _ = collective("reduce-scatter", 10**6)
     assert time_of(program, 2, card=card).collective_us == pytest.approx(7 + 2 * 20)
+
+
+HOPS = dataclasses.replace(CARD, hop_us=1.0, network_hop_us=10.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "hosts", "us"),
+    [
+        ("all-gather", 8, 1, 7),  # a ring: seven messages, one after another
+        ("reduce-scatter", 16, 2, 7 + 10),
+        ("all-reduce", 2, 1, 2),  # there and back
+        ("all-reduce", 8, 1, 2 * 3),  # a tree is sooner done than the ring's 14
+        ("all-reduce", 64, 8, 2 * (3 + 3 * 10)),
+        ("all-to-all", 8, 1, 1),  # all at once
+    ],
+)
+def test_small_messages_wait_for_one_another(kind, devices, hosts, us):
+    program, _ = collective(kind, 1)
+    found = time_of(program, devices, hosts, HOPS)
+    assert found.collective_us == pytest.approx(us, rel=0.01)
+
+
+def torus_us(topology, groups):
+    listed = [{"replica_ids": g} for g in groups]
+    program, _ = collective("all-gather", 10**6, replica_groups=listed)
+    card = dataclasses.replace(CARD, platform="tpu")
+    num = int(np.prod(topology))
+    target = rr.xla.Target("torus", card, num // 4, 4, topology)
+    return estimate(program.module(), target).collective_us
+
+
+def test_a_slice_is_one_network_and_groups_use_the_links_of_their_axes():
+    ids = np.arange(16).reshape(4, 4)
+    whole = torus_us((4, 4), [list(range(16))])
+    assert whole == pytest.approx(15 * 4e6 / 1e5)  # no hosts in between
+    for groups in (ids.tolist(), ids.T.tolist()):
+        # A quarter of the devices, over one of the two axes' links.
+        assert torus_us((4, 4), groups) == pytest.approx(3 * 4e6 / (1e5 / 2))
+    cube = np.arange(8).reshape(2, 2, 2)
+    assert torus_us((2, 2, 2), cube.reshape(2, 4).tolist()) == pytest.approx(
+        3 * 4e6 / (1e5 * 2 / 3)
+    )

@@ -1,0 +1,129 @@
+"""Rates by class and size of work: measured curves, and tiles without them."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revremat.xla import estimate, load_card
+from revremat.xla._cost import Cost, Matmul, cost_of
+from revremat.xla._roofline import first_touch_us, matmul_rate, rate, roofline_us
+from tests.xla.modules import CARD, Program, machine
+
+
+def with_curves(**curves):
+    named = {name.replace("__", "."): points for name, points in curves.items()}
+    return dataclasses.replace(CARD, curves=named)
+
+
+CURVE = ((1.0, 10.0), (100.0, 1000.0), (1e4, 500.0))
+
+
+def test_measured_points_are_met_and_ends_go_on():
+    assert [rate(CURVE, x) for x, _ in CURVE] == pytest.approx([y for _, y in CURVE])
+    assert (rate(CURVE, 0), rate(CURVE, 1e9)) == (10, 500)
+
+
+@given(st.floats(1, 1e4))
+def test_between_points_the_rate_is_between_theirs(size):
+    low, high = (10, 1000) if size <= 100 else (500, 1000)
+    assert low - 1e-6 <= rate(CURVE, size) <= high + 1e-6
+
+
+def product(batch, rows, columns, depth, kind="matmul", dtype="bfloat16"):
+    flops = 2.0 * batch * rows * columns * depth
+    return Matmul(kind, dtype, flops, batch, rows, columns)
+
+
+def test_a_product_has_the_rate_of_its_size_and_kind():
+    card = with_curves(
+        matmul__float32=((1e6, 1e11), (1e9, 1e12)), dot__float32=((1e6, 5e10),)
+    )
+    small = product(100, 50, 100, 100, dtype="float32")  # a hundred of 1e6 each
+    assert matmul_rate(small, card) == pytest.approx(1e11)
+    assert matmul_rate(dataclasses.replace(small, kind="dot"), card) == 5e10
+    # A convolution that nobody measured is taken for a matmul.
+    other = dataclasses.replace(small, kind="convolution")
+    assert matmul_rate(other, card) == pytest.approx(1e11)
+    assert matmul_rate(product(1, 8, 8, 8), card) == 1e15  # bfloat16: the data sheet
+
+
+def test_functions_cost_what_was_measured():
+    card = with_curves(function__tanh=((1.0, 1e9),), arithmetic=((1.0, 1e12),))
+    cost = Cost({}, 8e6 + 1e6, 0.0, functions={"tanh": 1e6})
+    assert roofline_us(cost, card) == pytest.approx(1000 + 1)
+
+
+def test_reductions_and_strided_reads_are_traffic_of_their_own_kind():
+    card = with_curves(
+        stream=((1.0, 1e12),), reduce__columns=((1.0, 1e9),), strided=((1.0, 1e8),)
+    )
+    assert roofline_us(
+        Cost({}, 1.0, 1e6, reduced_bytes={"columns": 1e6}), card
+    ) == pytest.approx(1e3)
+    assert roofline_us(Cost({}, 1.0, 1e6, strided=((1e6, 1e3),)), card) == 1e4
+    assert roofline_us(Cost({}, 1.0, 1e6), card) == pytest.approx(1)
+
+
+def test_memory_used_for_the_first_time_costs_only_where_it_was_measured():
+    assert first_touch_us(1e9, CARD) == 0
+    card = with_curves(fresh=((1e6, 1e12), (1e8, 1e9)))
+    assert first_touch_us(1e9, card) == pytest.approx(1e6)
+    program = Program()
+    program.entry.kernel(10)
+    buffers = program.proto.buffer_assignment.buffer_allocations
+    buffers.add(index=0, size=10**8)
+    buffers.add(index=1, size=10**8, is_entry_computation_parameter=True)
+    buffers.add(index=2, size=10**8, is_constant=True)
+    found = estimate(program.module(), machine(card=card))
+    assert found.step_us == pytest.approx(10 + 1e5)
+
+
+H100 = load_card("h100")
+
+
+@pytest.mark.parametrize(
+    ("shape", "share"),
+    [
+        ((1, 8192, 8192, 1024), 4096 / (32 * 132)),  # 4096 tiles in 32 waves
+        ((1, 128, 128 * 133, 256), 133 / 264),  # one tile more than there are units
+        ((1, 128, 128, 256), 1 / 132),
+        ((1, 128, 128, 8192), 16 / 132),  # cut along the sum
+        ((132, 100, 100, 64), 1e4 / 128**2),  # tiles that are not full
+    ],
+)
+def test_tiles_fill_a_card_or_do_not(shape, share):
+    whole = H100.peak_flops["bfloat16"] * H100.matmul_efficiency
+    share = max(share, 1 / 64)
+    assert matmul_rate(product(*shape), H100) == pytest.approx(whole * share)
+
+
+def fusion(layout, shape=(64, 256), opcode="add"):
+    """A fusion that adds an array and a transposed one."""
+    program = Program()
+    inner = program.computation("fused")
+    one = inner.add("parameter", shape)
+    two = inner.add("parameter", shape[::-1], parameter_number=1)
+    turned = inner.add("transpose", shape, two, dimensions=[1, 0])
+    inner.add(opcode, shape, one, turned)
+    arguments = [
+        program.entry.add("parameter", s, parameter_number=n)
+        for n, s in enumerate((shape, shape[::-1]))
+    ]
+    call = program.entry.add(
+        "fusion", shape, *arguments, calls=[inner], fusion_kind="kLoop"
+    )
+    for i in (one, turned, *inner.proto.instructions, call, *arguments):
+        i.shape.layout.minor_to_major[:] = [1, 0]
+    two.shape.layout.minor_to_major[:] = layout
+    return cost_of(call, program.module())
+
+
+def test_reads_across_rows_are_noticed():
+    # 256 elements of the innermost loop, each on a line of its own.
+    assert fusion([1, 0]).strided == ((64 * 256.0, 256 * 64.0),)
+
+
+def test_a_layout_that_is_turned_as_well_is_read_along_its_rows():
+    assert fusion([0, 1]).strided == ()
