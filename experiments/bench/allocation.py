@@ -17,12 +17,13 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from experiments.bench import allocation_families as families
 from experiments.records import write_whole
 from revremat import UserError
 from revremat.allocation import (
@@ -70,6 +71,12 @@ class Options:
     repeats: int = 3
     """How often each published instance is solved; the median counts."""
 
+    family_seeds: int = 5
+    """How many instances there are of each family."""
+
+    family_seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 10.0
+    """How long each of these may take."""
+
     programs: bool = True
     """Compile and lay out real programs as well, which takes about a minute."""
 
@@ -91,6 +98,7 @@ def main(options: Options) -> int:
         "minimalloc": list(minimalloc(files, options)),
         "traces": list(traces(options)),
         "perfect": list(perfect(options)),
+        "families": list(relatives(files, options)),
         "safety": list(safety()),
     }
     if options.programs:
@@ -152,6 +160,44 @@ def perfect(options: Options) -> Iterator[dict[str, Any]]:
             "buffers": len(problem.buffers),
             "packed": row["packed"],
             "ours ms": row["ms"],
+        }
+
+
+def relatives(files: list[Path], options: Options) -> Iterator[dict[str, Any]]:
+    """Relatives of the published instances, several of each family."""
+    packings = []
+    for file in files:
+        problem = read_problem(file)
+        answer = allocate(problem, CAPACITY, seconds=options.seconds)
+        if isinstance(answer, Allocation):
+            packings.append(families.placed_of(problem, answer.offsets_bytes))
+    made: dict[str, tuple[int | None, families.Maker]] = {
+        name: (CAPACITY, maker)
+        for name, maker in families.packing_makers(packings).items()
+    }
+    for file in sorted(options.folder.glob("idealloc/*/*.csv")):
+        for name, maker in families.trace_makers(read_problem(file)).items():
+            made[f"{file.stem}, {name}"] = (None, maker)
+    for name, maker in families.training_makers().items():
+        made[name] = (None, maker)
+    once = replace(options, seconds=options.family_seconds, repeats=1)
+    for name, (capacity, maker) in made.items():
+        rows, counts = [], []
+        for seed in range(options.family_seeds):
+            problem = maker(seed)
+            counts.append(len(problem.buffers))
+            rows.append(solve(problem, capacity, once))
+        times = [row["ms"] for row in rows]
+        # What did not fit the capacity has no excess to speak of.
+        excess = [row.get("above bound %", 0.0) for row in rows if row["packed"]]
+        yield {
+            "family": name,
+            "seeds": len(rows),
+            "buffers": f"{min(counts)}-{max(counts)}",
+            "packed": sum(row["packed"] for row in rows) if capacity else None,
+            "worst above bound %": None if capacity else max(excess),
+            "median ms": round(median(times)),
+            "worst ms": round(max(times)),
         }
 
 

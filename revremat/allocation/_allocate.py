@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from revremat._errors import UserError
-from revremat.allocation import _disjunctive, _greedy, _rectangles
+from revremat.allocation import _core, _disjunctive, _greedy, _rectangles
 from revremat.allocation._blocks import Blocks, covering_rectangles, to_blocks
 from revremat.allocation._problem import AllocationProblem
 from revremat.allocation._search import FAILED, LIMIT, SOLVED
@@ -22,6 +22,10 @@ _NOTHING_BYTES = 1 << 62
 _FIRST_NODES, _ALL_NODES = 20_000, 1 << 40
 _COVER_SECONDS = 2.0
 _SMALL_ROUNDS = 300
+_CORE_BLOCKS = 500
+"""Below this many, the exact search of everything is quick enough."""
+
+_CORE_ROUNDS, _LARGE_CORE_ROUNDS = 2, 6
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,13 @@ class _Run:
     def done(self) -> bool:
         return self.makespan_bytes <= self.target_bytes
 
+    @property
+    def ruled_out(self) -> bool:
+        """Whether the capacity is proved too small."""
+        return self.capacity_bytes is not None and (
+            self.proved_bytes > self.capacity_bytes
+        )
+
     def offer(self, makespan_bytes: int, base: np.ndarray, solver: str) -> None:
         """Keeps a placement if it is the best so far."""
         if makespan_bytes < self.makespan_bytes:
@@ -131,19 +142,28 @@ class _Run:
         self.progress(Progress(best, self.proved_bytes, now - self.started, self.nodes))
 
     def answer(self) -> Answer:
-        if self.capacity_bytes is not None and self.proved_bytes > self.capacity_bytes:
+        if self.ruled_out:
             return self.infeasible()
         if self.blocks.count == 0:
             self.offer(0, self.base, "nothing to place")
             return self.allocation()
         rectangles = _rectangles.Rectangles.of(self.blocks)
         if rectangles is not None:
-            searchable = rectangles.searchable
-            self.fill(rectangles, _FILLINGS if searchable else _LARGE_FILLINGS)
+            self.fill(rectangles, _FILLINGS)
         else:
             self.cover()
         if not self.done and (rectangles is None or rectangles.searchable):
             self.greedy()
+        if (
+            not self.done
+            and rectangles is not None
+            and self.blocks.count >= _CORE_BLOCKS
+        ):
+            self.concentrate(rectangles)
+            if self.ruled_out:
+                return self.infeasible()
+            if not self.done and not rectangles.searchable:
+                self.fill(rectangles, _LARGE_FILLINGS)
         if not self.done and rectangles is not None and rectangles.searchable:
             if self.search(rectangles) == FAILED:
                 return self.infeasible()
@@ -164,6 +184,27 @@ class _Run:
         if self.progress is not None:
             seconds = time.monotonic() - self.started
             self.progress(Progress(makespan_bytes, self.proved_bytes, seconds, 0))
+
+    def concentrate(self, rectangles: _rectangles.Rectangles) -> None:
+        """Packs the fullest sections first; large problems have nothing else left."""
+
+        def keep(offsets: np.ndarray | None, least_bytes: int) -> bool:
+            self.nodes = rectangles.nodes
+            self.proved_bytes = max(self.proved_bytes, least_bytes)
+            if offsets is not None:
+                makespan = rectangles.makespan_bytes(offsets)
+                self.offer(makespan, rectangles.base(offsets), "core first")
+            self.report()
+            return self.ruled_out
+
+        _core.concentrate(
+            rectangles,
+            self.target_bytes,
+            self.makespan_bytes,
+            self.deadline,
+            _CORE_ROUNDS if rectangles.searchable else _LARGE_CORE_ROUNDS,
+            keep,
+        )
 
     def cover(self) -> None:
         """Packs rectangles around blocks of other shapes: quick, but never a proof."""

@@ -32,8 +32,9 @@ def _sort(keys, values, count):
 
 @numba.njit(cache=True, nogil=True)
 def place_in_order(
-    order, start, begin, end, shift, size, alignment, words, fit, ceiling, base
-):
+    order, start, begin, end, shift, size, alignment, words, fit, ceiling, base,
+    fixed=0,
+):  # fmt: skip
     """Places block after block; writes `base` and returns the makespan.
 
     Args:
@@ -46,6 +47,7 @@ def place_in_order(
       fit: BEST_FIT or LOWEST.
       ceiling: Gives up, returning what it reached, once the makespan is this or more.
       base: `int64[blocks]`, written.
+      fixed: The first so many of the order lie where `base` says.
     """
     members = begin.shape[0]
     related = words.shape[0] > 0
@@ -57,7 +59,8 @@ def place_in_order(
     forbidden_begin = np.empty(members, np.int64)
     forbidden_end = np.empty(members, np.int64)
     makespan = np.int64(0)
-    for block in order:
+    for number in range(order.shape[0]):
+        block = order[number]
         first, last = start[block], start[block + 1]
         if last - first > 1 and placed_count * (last - first) > len(forbidden_begin):
             forbidden_begin = np.empty(placed_count * (last - first), np.int64)
@@ -66,7 +69,7 @@ def place_in_order(
         height = np.int64(0)
         for m in range(first, last):
             height = max(height, shift[m] + size[m])
-            for x in range(placed_count):
+            for x in range(placed_count if number >= fixed else 0):
                 p = placed[x]
                 apart = begin[m] >= end[p] or begin[p] >= end[m]
                 if apart and related:
@@ -93,6 +96,8 @@ def place_in_order(
                 lowest = (forbidden_end[x] + align - 1) // align * align
         if chosen < 0:
             chosen = lowest
+        if number < fixed:
+            chosen = base[block]
         base[block] = chosen
         makespan = max(makespan, chosen + height)
         if makespan >= ceiling:

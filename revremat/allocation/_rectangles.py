@@ -100,11 +100,7 @@ class Rectangles:
     def __post_init__(self):
         sections = self.section_count
         self.first = np.searchsorted(self.begin, np.arange(sections + 1))
-        steps = np.zeros(sections + 1, np.int64)
-        np.add.at(steps, self.begin, self.size)
-        np.subtract.at(steps, self.end, self.size)
-        load = np.cumsum(steps)[:-1]
-        peak = _range_maxima(load, self.begin, self.end)
+        peak = _range_maxima(self.loads(), self.begin, self.end)
         width = self.end - self.begin
         # Ranks, so that neither the unit of time nor that of memory matters.
         self.preferences = tuple(
@@ -118,6 +114,13 @@ class Rectangles:
                 (width, peak),
             )
         )
+
+    def loads(self) -> np.ndarray:
+        """`int64[sections]`: the units that are live in each."""
+        steps = np.zeros(self.section_count + 1, np.int64)
+        np.add.at(steps, self.begin, self.size)
+        np.subtract.at(steps, self.end, self.size)
+        return np.cumsum(steps)[:-1]
 
     def makespan_bytes(self, offsets: np.ndarray) -> int:
         """The end of the buffer that reaches highest."""
@@ -309,6 +312,9 @@ def tighten(
     best_bytes: int,
     deadline: float,
     watch: Callable[[np.ndarray | None, int], None],
+    nodes: int = 2000,
+    rounds: int | None = None,
+    attempts: int = _ATTEMPTS,
 ) -> None:
     """Lowers a makespan towards the least possible, by bisection in growing efforts.
 
@@ -319,16 +325,20 @@ def tighten(
       deadline: When to stop, on `time.monotonic`'s clock.
       watch: Called after each attempt with the offsets found or None, and with the
         lower bound proved so far.
+      nodes: How many each attempt may open in the first round; twice as many in the
+        next.
+      rounds: How many rounds there are; None: until there is nothing left to gain.
+      attempts: How many there are for one makespan in a round.
     """
     step = rectangles.step_bytes
     least, best = -(-least_bytes // step), best_bytes // step
-    nodes = 2000
-    while least < best and time.monotonic() < deadline:
+    while least < best and time.monotonic() < deadline and rounds != 0:
+        rounds = None if rounds is None else rounds - 1
         # `low` is what this round could not reach, proved or not.
         low, target = least - 1, least
         while target < best and time.monotonic() < deadline:
             status, offsets = LIMIT, None
-            for _ in range(_ATTEMPTS):
+            for _ in range(attempts):
                 status, offsets = rectangles.attempt(target * step, nodes)
                 if status != LIMIT or time.monotonic() > deadline:
                     break
