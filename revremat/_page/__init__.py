@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from revremat._bytes import format_bytes, format_us
 from revremat._measurement import PHASES, Measurement
-from revremat._page._embedded import embedded
+from revremat._page._embedded import drawable, embedded
 
 _MOST_MODULES = 40
 _SCRIPTS = ("common", "plot", "curve", "timeline", "treemap", "buffers", "page")
@@ -91,9 +91,9 @@ def _report(m: Measurement) -> dict[str, Any]:
 def _curve_legend(m: Measurement) -> dict[str, Any] | None:
     """The categories that are large enough to be seen in the curve, and its holes."""
     curve = m.memory.curve
-    if curve is None or not curve.positions:
+    if curve is None or not drawable(curve):
         return None
-    seen = 0.001 * max(1, *curve.totals_bytes)
+    seen = 0.001 * max(curve.totals_bytes)
     return {
         "parts": [name for name, column in curve.bytes if max(column) >= seen],
         "holes": max(curve.holes_bytes, default=0) >= seen,

@@ -85,7 +85,7 @@ def _report(m: Measurement, strings: _Strings, share: int) -> dict[str, Any]:
         },
         "buffers": rows,
         "rest": rest,
-        "curve": _curve(curve, strings, share) if curve and curve.positions else None,
+        "curve": _curve(curve, strings, share) if curve and drawable(curve) else None,
         "spans": [
             [
                 *map(strings, (s.stream, s.phase, s.scope, s.op)),
@@ -153,6 +153,11 @@ def array_text(buffer: Buffer) -> str:
         return ""
     dtype = re.sub(r"^(b?f)loat|^(u)int|^(i)nt|^(c)omplex", r"\1\2\3\4", buffer.dtype)
     return f"{dtype}[{','.join(map(str, buffer.shape))}]"
+
+
+def drawable(curve: Curve) -> bool:
+    """Whether there is anything to draw at all."""
+    return bool(curve.positions) and any(map(any, (c for _, c in curve.bytes)))
 
 
 def _curve(curve: Curve, strings: _Strings, share: int) -> dict[str, Any]:

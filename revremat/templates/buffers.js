@@ -55,7 +55,7 @@ function buffers(host, report) {
       render();
     } }, name));
   const phase = (b, where) => make("td", { class: "k" }, make("i", { class: "dot", style: { background: tone(b.phase) } }), b.phase, where);
-  const size = (b) => [make("td", { class: "n", "data-bytes": b.bytes }, formatBytes(b.bytes)), make("td", { class: "n q" }, b.host ? "" : formatShare(b.bytes, whole))];
+  const size = (b) => [make("td", { class: "n", "data-bytes": b.bytes }, formatBytes(b.bytes)), make("td", { class: "n q wide-only" }, b.host ? "" : formatShare(b.bytes, whole))];
   const madeBy = (b) => make("td", { class: "m" }, b.rest ? `${formatCount(b.count)} smaller in ${b.module}` : [b.scope, b.op && make("span", { class: "q" }, `${b.scope ? "/" : ""}${b.op}`)]);
   const array = (b) => make("td", { class: "m k" }, b.array, b.count > 1 && !b.rest ? make("span", { class: "q" }, ` \u00d7${formatCount(b.count)}`) : "");
   const at = (b) => make("td", { class: "m q", title: b.source || null }, b.source && short(b.source));
@@ -76,7 +76,7 @@ function buffers(host, report) {
     const flip = () => { if (open) state.open.delete(group.id); else state.open.add(group.id); render(group.id); };
     const fold = make("button", { type: "button", class: "fold", "aria-expanded": String(open), "aria-label": `buffers of ${group.name}`, "data-fold": group.id });
     const row = make("tr", { class: "group", onclick: flip },
-      ...size(group), phase(group, group.host ? " (host)" : ""), make("td", { class: "m" }, fold, group.name), make("td", { class: "n q" }, formatCount(group.count)),
+      ...size(group), phase(group, group.host ? " (host)" : ""), make("td", { class: "m" }, make("div", { class: "folded" }, fold, make("span", {}, group.name))), make("td", { class: "n q wide-only" }, formatCount(group.count)),
       make("td", { class: "bar wide-only" }, make("div", {}, make("i", { style: { width: `${(100 * group.bytes) / largest}%`, background: tone(group.phase) } }))));
     return open ? [row, inner(group, 6)] : [row];
   }
@@ -91,8 +91,8 @@ function buffers(host, report) {
     const large = state.sort === "bytes" && state.down && !state.words ? items.filter((item) => item.bytes >= 0.0005 * whole).length : MOST_SHOWN;
     const shown = state.all ? items : items.slice(0, Math.min(MOST_SHOWN, Math.max(5, large)));
     const largest = Math.max(1, ...items.map((item) => item.bytes));
-    const head = make("tr", {}, header("bytes", "n"), make("th", { class: "n" }, "share"), ...columns.map((name) => header(name)),
-      ...(each_ ? [] : [header("count", "n"), make("th", { class: "wide-only" })]));
+    const head = make("tr", {}, header("bytes", "n"), make("th", { class: "n wide-only" }, "share"), ...columns.map((name) => header(name)),
+      ...(each_ ? [] : [header("count", "n wide-only"), make("th", { class: "wide-only" })]));
     const body = shown.flatMap((item) => (each_ ? [each(item)] : groupRows(item, largest)));
     scroll.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
     for (const button of choice.children) button.setAttribute("aria-pressed", String(button.dataset.group === state.group));

@@ -74,6 +74,12 @@ const fitting = (wordings, width, font) => wordings.find((w) => w && widthOf(w, 
 const bodyFont = (size, weight = "") => `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
 const monoFont = (size) => `${size}px ${getComputedStyle(document.documentElement).getPropertyValue("--mono")}`;
 
+// A number under an axis, moved where it would leave the drawing.
+function axisLabel(x, y, label, width) {
+  const half = widthOf(label, bodyFont(12)) / 2;
+  return draw("text", { x: Math.max(half, Math.min(width - half, x)), y, "text-anchor": "middle" }, label);
+}
+
 // Round numbers from `from` to `to`, as [value, label], at most `count` apart from the first.
 function ticks(from, to, count, units) {
   const unit = units.findLast(([factor]) => factor <= Math.max(to, units[0][0])) ?? units[0];

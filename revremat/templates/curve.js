@@ -44,14 +44,15 @@ function curve(host, report) {
     }
     if (holes.length) put("path", { d: area(base, totals), fill: "url(#holes)", "data-series": "holes" });
 
-    for (const [value, label] of ticks(...plot.range, plot.width / 130, [[1, ""]])) {
+    for (const [value, label] of ticks(...plot.range, plot.width / 110, [[1, ""]])) {
       if (value % 1) continue;
       put("line", { class: "axis", x1: plot.x(value), x2: plot.x(value), y1: bottom, y2: bottom + 5 });
-      put("text", { x: plot.x(value), y: bottom + 19, "text-anchor": "middle" }, label);
+      plot.svg.append(axisLabel(plot.x(value), bottom + 19, label, plot.width));
     }
     put("text", { x: (left + right) / 2, y: height - 6, "text-anchor": "middle" }, "position in the schedule");
 
     const reach = limitShown ? y(limit) : top + 2;
+    if (limitShown) put("line", { class: "under", x1: left, x2: right, y1: reach, y2: reach });
     if (limitShown) put("line", { class: "limit", x1: left, x2: right, y1: reach, y2: reach });
     if (small) put("text", { class: "bad", x: right, y: 12, "text-anchor": "end" }, `${limitShown ? "" : "\u2191 "}usable ${formatBytes(limit)}`);
     else {

@@ -25,7 +25,7 @@ data.reports.forEach((report, number) => {
     curve(part("curve"), report);
   }
   if (report.rows.length) {
-    treemap(part("treemap"), part("trail"), report);
+    if (part("treemap")) treemap(part("treemap"), part("trail"), report);
     buffers(part("buffers"), report);
   }
   if (report.spans.length) timeline(part("timeline"), report);

@@ -15,9 +15,9 @@ function timeline(host, report) {
     const height = bottom + 42;
     Object.assign(plot, { left, right, top, bottom, height });
     const put = (tag, attributes, ...children) => plot.svg.appendChild(draw(tag, attributes, ...children));
-    for (const [us, label] of ticks(...plot.range, plot.width / 130, TIMES)) {
+    for (const [us, label] of ticks(...plot.range, plot.width / 110, TIMES)) {
       put("line", { class: "grid", x1: plot.x(us), x2: plot.x(us), y1: top, y2: bottom });
-      put("text", { x: plot.x(us), y: bottom + 17, "text-anchor": "middle" }, label);
+      plot.svg.append(axisLabel(plot.x(us), bottom + 17, label, plot.width));
     }
     put("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom });
     put("text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, "time since the step began, estimated");

@@ -40,7 +40,7 @@ function bundle(nodes, most = 48) {
   if (nodes.length <= most) return nodes;
   const rest = nodes.slice(most - 1);
   const bytes = rest.reduce((sum, child) => sum + child.bytes, 0);
-  const bundled = { name: `${formatCount(rest.length)} smaller`, bytes, phase: rest[0].phase, children: bundle(rest, most) };
+  const bundled = { bundled: true, name: `${formatCount(rest.length)} smaller`, bytes, phase: rest[0].phase, children: bundle(rest, most) };
   for (const child of bundled.children) child.parent = bundled;
   return [...nodes.slice(0, most - 1), bundled];
 }
@@ -132,13 +132,13 @@ function treemap(host, trail, report) {
   }
 
   const box = (placed) => ({ left: `${placed.x}px`, top: `${placed.y}px`, width: `${Math.max(0, placed.width - 2)}px`, height: `${Math.max(0, placed.height - 2)}px` });
-  const shade = (depth, divided) => (divided ? `${32 + 9 * depth}%` : "60%");
+  const shade = (depth, divided) => (divided ? `${32 + 9 * depth}%` : "var(--leaf)");
   const paintOf = (node) => ({ "--tone": node.phase === "holes" ? "var(--holes)" : tone(node.phase) });
 
   // A box within a tile: large ones are divided again.
   function cell(placed, depth = 0) {
     const { node, width, height } = placed;
-    const title = node.children.length > 1 && depth < 3 && width >= 90 && height >= 64 && fitting(names(node), width - 18, monoFont(12));
+    const title = node.children.length > 1 && !node.bundled && depth < 3 && width >= 90 && height >= 64 && fitting(names(node), width - 18, monoFont(12));
     const kind = node.phase === "holes" ? "cell holes" : "cell";
     const element = make("span", { class: kind, style: { ...box(placed), ...paintOf(node), "--fill": shade(depth, title) } });
     element.node = node;
