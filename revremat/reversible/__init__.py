@@ -3,6 +3,7 @@
 Flax modules and the models that ship are imported when they are first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from revremat.reversible._chain import Repeat as Repeat
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
     from revremat.reversible._revbifpn import REVBIFPN as REVBIFPN
     from revremat.reversible._revbifpn import RevBiFPN as RevBiFPN
     from revremat.reversible._revbifpn import RevBiFPNConfig as RevBiFPNConfig
+    from revremat.reversible._revnet import RevNet as RevNet
+    from revremat.reversible._revnet import RevNetConfig as RevNetConfig
+    from revremat.reversible._transformers import RevGPT as RevGPT
+    from revremat.reversible._transformers import RevGPTConfig as RevGPTConfig
+    from revremat.reversible._transformers import RevViT as RevViT
+    from revremat.reversible._transformers import RevViTConfig as RevViTConfig
     from revremat.reversible.nnx import RevBlock as RevBlock
     from revremat.reversible.nnx import RevModule as RevModule
     from revremat.reversible.nnx import RevParallel as RevParallel
@@ -44,23 +51,22 @@ if TYPE_CHECKING:
     from revremat.reversible.nnx import RevSequence as RevSequence
     from revremat.reversible.nnx import RevSilo as RevSilo
 
-_MODELS = ("REVBIFPN", "RevBiFPN", "RevBiFPNConfig")
-_MODULES = (
-    *("RevBlock", "RevModule", "RevParallel", "RevScan", "RevSequence", "RevSilo"),
-)
+_LAZY = {
+    "_revbifpn": ("REVBIFPN", "RevBiFPN", "RevBiFPNConfig"),
+    "_revnet": ("RevNet", "RevNetConfig"),
+    "_transformers": ("RevGPT", "RevGPTConfig", "RevViT", "RevViTConfig"),
+    "nnx": (
+        *("RevBlock", "RevModule", "RevParallel", "RevScan", "RevSequence", "RevSilo"),
+    ),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODELS:
-        from revremat.reversible import _revbifpn
-
-        return getattr(_revbifpn, name)
-    if name in _MODULES:
-        from revremat.reversible import nnx
-
-        return getattr(nnx, name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODELS, *_MODULES})
+    return sorted({*globals(), *(name for names in _LAZY.values() for name in names)})

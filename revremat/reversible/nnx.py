@@ -11,7 +11,7 @@ from typing import Any, Literal
 from flax import nnx
 
 from revremat._errors import UserError
-from revremat._plan import Action
+from revremat._plan import INVERT, Action
 from revremat.program._api import stack
 from revremat.reversible._chain import Repeat, Sequential, chain
 from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
@@ -209,7 +209,8 @@ class RevScan(RevModule):
       num_layers: How many.
       rngs: Split for the layers.
       actions: As in `rr.stack`: how each layer's residuals come back, INVERT or another
-        way. By default all are inverted, every map evaluated once.
+        way; None leaves it to `rr.apply`, and without that to plain autodiff.
+      name: What plans call it.
     """
 
     def __init__(
@@ -218,7 +219,8 @@ class RevScan(RevModule):
         num_layers: int,
         *,
         rngs: nnx.Rngs,
-        actions: Action | Sequence[Action] | None = None,
+        actions: Action | Sequence[Action] | None = INVERT,
+        name: str = "stack",
     ):
         make = nnx.vmap(lambda rngs: make_block(rngs), in_axes=0, out_axes=0)
         self.block = nnx.split_rngs(splits=num_layers)(make)(rngs)
@@ -227,7 +229,7 @@ class RevScan(RevModule):
                 f"RevScan: make_block makes a {type(self.block).__name__}, which has "
                 "no inverse; make a RevBlock or another reversible module."
             )
-        self.num_layers = num_layers
+        self.num_layers, self.name = num_layers, name
         self.actions = actions if isinstance(actions, Action | None) else tuple(actions)
 
     def parts(self) -> tuple[Coupling, Any, Any]:
@@ -239,7 +241,7 @@ class RevScan(RevModule):
 
     def __call__(self, x: Any) -> Any:
         """The last layer's output."""
-        if self.actions is None:
+        if self.actions == INVERT:
             return super().__call__(x)
         layer, params, rest = self.block.parts()
         y, state = stack(
@@ -250,6 +252,7 @@ class RevScan(RevModule):
             has_ys=True,
             actions=self.actions,
             inverse=layer.inverse,
+            name=self.name,
         )
         self.put(state)
         return y

@@ -98,6 +98,25 @@ def test_choices_survive_json():
     assert "6 x INVERT" in str(graph)
 
 
+def test_a_search_mixes_inverted_layers_with_stored_ones():
+    """Wide layers, whose maps cost more time than their values' way to memory."""
+    weights = jax.ShapeDtypeStruct((DEPTH, 4096, 4096), jnp.float32)
+    streams = (jax.ShapeDtypeStruct((4096, 4096), jnp.float32),) * 2
+    specs, loss = ({"f": weights, "g": weights}, streams), stacked(None)
+    graph = rr.trace(loss, *specs)
+    least, most = (
+        rr.measure(
+            jax.grad(rr.apply(loss, graph.plan({"stack": action}))),
+            *specs,
+            target="h100:1",
+        ).memory.total_bytes
+        for action in (INVERT, SAVE)
+    )
+    plan = rr.search(loss, *specs, budget=(least + most) // 2, target="h100:1")
+    assert plan.fits
+    assert {"invert", "save"} <= {action.kind for action in plan.actions["stack"]}
+
+
 PROGRAM = """
 import jax, jax.numpy as jnp, revremat as rr
 from revremat import reversible
