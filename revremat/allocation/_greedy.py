@@ -33,7 +33,7 @@ def _sort(keys, values, count):
 @numba.njit(cache=True, nogil=True)
 def place_in_order(
     order, start, begin, end, shift, size, alignment, words, fit, ceiling, base,
-    fixed=0,
+    fixed,
 ):  # fmt: skip
     """Places block after block; writes `base` and returns the makespan.
 
@@ -148,7 +148,7 @@ def portfolio(blocks: Blocks, target_bytes: int) -> Iterator[tuple]:
             base = np.empty(blocks.count, np.int64)
             makespan = place_in_order(
                 order, blocks.start, ranges.begin, ranges.end, blocks.shift,
-                blocks.size, blocks.alignment, words, fit, ceiling, base,
+                blocks.size, blocks.alignment, words, fit, ceiling, base, 0,
             )  # fmt: skip
             if makespan < ceiling:
                 ceiling = np.int64(makespan)
@@ -179,7 +179,7 @@ def reorder(
         makespan = place_in_order(
             np.argsort(rank, kind="stable"), blocks.start, ranges.begin, ranges.end,
             blocks.shift, blocks.size, blocks.alignment, words, tried % 2,
-            np.int64(1 << 62), base,
+            np.int64(1 << 62), base, 0,
         )  # fmt: skip
         tried += 1
         stale += 1

@@ -184,7 +184,9 @@ def test_runs_as_a_program(write):
 
     path = write(EXAMPLE)
     done = call(path, "--capacity", "12")
-    assert (done.returncode, done.stderr) == (0, "")
+    # A busy machine may be slow enough for a line of progress.
+    said = [line for line in done.stderr.splitlines() if "needed" not in line]
+    assert (done.returncode, said) == (0, [])
     assert "optimal" in done.stdout
     refused = call(path, "--capacity", "11")
     assert refused.returncode == 2
