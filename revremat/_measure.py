@@ -1,7 +1,11 @@
 """measure: compile a step for a target and say what it takes."""
 
 import math
-from collections.abc import Mapping
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,6 +16,7 @@ from revremat._measurement import Measurement, Memory, Packing
 from revremat.xla import Artifact, Heap, Target
 
 _COARSEST_ALIGNMENT = 4096
+_MOST_WORKERS = 8  # each compile of a large program takes a gigabyte or two
 _NOTES = {
     "cuda": (
         "compiled ahead of time without autotuning: convolution and matmul workspaces "
@@ -70,12 +75,60 @@ def measure(
     if isinstance(step, jax.stages.Compiled):
         artifact = xla.read_compiled(step)
     elif isinstance(step, jax.stages.Lowered):
-        artifact = xla.compile_lowered(step, wanted, options=options or {}, cache=cache)
+        artifact = xla.Lowered(step, wanted, options or {}).compile(cache=cache)
     else:
         artifact = xla.compile_step(
             step, specs, wanted, donate=donate, options=options, cache=cache
         )
     return read_artifact(artifact, wanted, name or _name_of(step), packing=packing)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A step to measure among others; the fields are the arguments of `measure`."""
+
+    step: Any
+    specs: tuple[Any, ...]
+    donate: tuple[int, ...] = ()
+    name: str = ""
+
+
+def measure_each(
+    requests: Iterable[Request], *, target: str | Target
+) -> Iterator[Measurement]:
+    """Measures several steps, as many at a time as there are cores.
+
+    Steps are traced here, one after the other, where a mesh or a configuration of the
+    caller's is in force; what takes long, the compiles, runs beside it.
+
+    Args:
+      requests: The steps; the next one is taken when its compile can start.
+      target: Where they would run.
+
+    Yields:
+      Their measurements, in order.
+
+    Raises:
+      UserError: As `measure` does.
+    """
+    wanted = xla.target(target)
+    workers = min(_MOST_WORKERS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers) as pool:
+        running: deque[Future[Measurement]] = deque()
+        for request in requests:
+            lowered = xla.lower_step(
+                request.step, request.specs, wanted, donate=request.donate
+            )
+            name = request.name or _name_of(request.step)
+            running.append(pool.submit(_finish, lowered, wanted, name))
+            if len(running) >= workers:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _finish(lowered: xla.Lowered, target: Target, name: str) -> Measurement:
+    return read_artifact(lowered.compile(), target, name)
 
 
 class DoesNotFit(AssertionError):

@@ -6,8 +6,9 @@ from revremat.xla._cards import load_card as load_card
 from revremat.xla._clock import estimate as estimate
 from revremat.xla._compile import Artifact as Artifact
 from revremat.xla._compile import DoesNotFitError as DoesNotFitError
-from revremat.xla._compile import compile_lowered as compile_lowered
+from revremat.xla._compile import Lowered as Lowered
 from revremat.xla._compile import compile_step as compile_step
+from revremat.xla._compile import lower_step as lower_step
 from revremat.xla._compile import read_compiled as read_compiled
 from revremat.xla._curve import memory_curve as memory_curve
 from revremat.xla._hlo import Module as Module

@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import tempfile
+import threading
 import time
 import zipfile
 import zlib
@@ -61,6 +62,64 @@ def cache_folder() -> Path:
     return Path(os.environ.get("REVREMAT_CACHE", default))
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """A step that is ready to be compiled, in any thread.
+
+    Attributes:
+      program: The `jax.stages.Lowered`.
+      target: What to compile for.
+      options: Compiler options, by XLA's names.
+      placed: The step's arguments on the target's devices.
+    """
+
+    program: Any
+    target: Target
+    options: Mapping[str, Any]
+    placed: Any = ()
+
+    def compile(self, *, cache: bool = True) -> Artifact:
+        """Compiles it, or reads an identical compile from the disk.
+
+        Raises:
+          DoesNotFitError: A TPU compile ran out of memory.
+        """
+        target = self.target
+        key = _fingerprint(self.program, target, self.options, self.placed)
+        path = cache_folder() / f"{key}.zip"
+        if cache and (found := _read(path, key)) is not None:
+            return found
+        with _kernels(target, cache) as kernels:
+            made = _compile(self.program, target, {**self.options, **kernels})
+        if cache:
+            _write(path, key, made)
+        return made
+
+
+def lower_step(
+    step: Callable[..., Any],
+    specs: tuple[Any, ...],
+    target: Target,
+    *,
+    donate: tuple[int, ...] = (),
+    options: Mapping[str, Any] | None = None,
+) -> Lowered:
+    """Traces `step` and lowers it for `target`; see `compile_step`."""
+    placed = place(specs, target)
+    if hasattr(step, "trace"):
+        if donate:
+            raise UserError(
+                f"donate={donate} was given with a step that is already jitted: write "
+                "donate_argnums in its jax.jit instead"
+            )
+        jitted: Any = step
+    else:
+        jitted = jax.jit(step, donate_argnums=donate)
+    lowered = jitted.trace(*placed).lower(lowering_platforms=(target.platform,))
+    options = {**_default_options(target), **(options or {})}
+    return Lowered(lowered, target, options, placed)
+
+
 def compile_step(
     step: Callable[..., Any],
     specs: tuple[Any, ...],
@@ -91,40 +150,8 @@ def compile_step(
       DoesNotFitError: A TPU compile ran out of memory.
       UserError: The arguments do not suit the target.
     """
-    options = {**_default_options(target), **(options or {})}
-    placed = place(specs, target)
-    if hasattr(step, "trace"):
-        if donate:
-            raise UserError(
-                f"donate={donate} was given with a step that is already jitted: write "
-                "donate_argnums in its jax.jit instead"
-            )
-        jitted: Any = step
-    else:
-        jitted = jax.jit(step, donate_argnums=donate)
-    platforms = (target.platform,)
-    lowered = jitted.trace(*placed).lower(lowering_platforms=platforms)
-    return compile_lowered(lowered, target, options=options, placed=placed, cache=cache)
-
-
-def compile_lowered(
-    lowered: Any,
-    target: Target,
-    *,
-    options: Mapping[str, Any],
-    placed: Any = (),
-    cache: bool = True,
-) -> Artifact:
-    """Compiles a `jax.stages.Lowered`; see `compile_step`."""
-    key = _fingerprint(lowered, target, options, placed)
-    path = cache_folder() / f"{key}.zip"
-    if cache and (found := _read(path, key)) is not None:
-        return found
-    with _kernels(target, cache) as kernels:
-        made = _compile(lowered, target, {**options, **kernels})
-    if cache:
-        _write(path, key, made)
-    return made
+    lowered = lower_step(step, specs, target, donate=donate, options=options)
+    return lowered.compile(cache=cache)
 
 
 def read_compiled(compiled: Any) -> Artifact:
@@ -233,27 +260,41 @@ def _kernels(target: Target, cache: bool) -> Iterator[dict[str, Any]]:
         yield {"xla_gpu_kernel_cache_file": str(own)}
         with contextlib.suppress(OSError):
             if own.stat().st_size > before:
-                fresh = shared.with_name(f".{shared.name}-{os.getpid()}")
                 shared.parent.mkdir(parents=True, exist_ok=True)
+                handle, fresh = tempfile.mkstemp(dir=shared.parent, prefix=".new-")
+                os.close(handle)
                 shutil.copyfile(own, fresh)
                 os.replace(fresh, shared)
 
 
+_SETTINGS = {
+    "jax_compiler_enable_remat_pass": False,
+    "jax_enable_compilation_cache": False,
+}
+_settings_lock = threading.Lock()
+_settings_before: list[dict[str, Any]] = []  # one for each compile under way
+
+
 @contextlib.contextmanager
 def _compiler_settings() -> Iterator[None]:
-    """No remat pass of XLA's own; no reading of executables that were never dumped."""
-    wanted = {
-        "jax_compiler_enable_remat_pass": False,
-        "jax_enable_compilation_cache": False,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
+    """No remat pass of XLA's own; no reading of executables that were never dumped.
+
+    The settings are the process's: the first of several compiles at a time sets them
+    and the last one puts back what was there.
+    """
+    with _settings_lock:
+        before = {name: getattr(jax.config, name) for name in _SETTINGS}
+        _settings_before.append(_settings_before[0] if _settings_before else before)
+        for name, value in _SETTINGS.items():
+            jax.config.update(name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+        with _settings_lock:
+            before = _settings_before.pop()
+            if not _settings_before:
+                for name, value in before.items():
+                    jax.config.update(name, value)
 
 
 def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifact:

@@ -1,0 +1,438 @@
+"""Choose: candidates are priced, a mix is chosen, the compiler decides."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import batched, groupby, product
+from typing import Any
+
+import jax
+
+from revremat import policies
+from revremat._apply import apply
+from revremat._bytes import format_bytes
+from revremat._errors import UserError
+from revremat._graph import Graph
+from revremat._measure import Request, measure_each
+from revremat._measurement import Measurement
+from revremat._plan import RECOMPUTE, Action, Plan
+from revremat._prices import REFERENCE, UnitPrices
+from revremat._problem import Problem
+from revremat._trace import trace
+from revremat.policies import Candidate, Choice, Menu, Price
+from revremat.xla import Target
+
+Progress = Callable[[str, int, int], None]
+"""Told what is compiled next, how many compiles are done, and how many there may be."""
+
+Actions = Mapping[str, tuple[Action, ...]]
+Counts = Mapping[str, Sequence[tuple[str, int]]]
+
+_MOST_TIGHTENINGS = 5
+_NUM_RIVALS = 2
+_NUM_EDGES = 8
+_MOST_POLISHED = 4
+_WORTH_ANOTHER_COMPILE = 0.003
+_NEAR = 1.02
+_UNKNOWN = float("nan")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One whole program that was compiled on the way.
+
+    Attributes:
+      name: What it does, layers counted: `12 x none, 12 x full`.
+      plan: Its plan; None for the program as it was written.
+      measurement: What the target's compiler says.
+      predicted_bytes: What was expected of it; nothing of the program as written.
+    """
+
+    name: str
+    plan: Plan | None
+    measurement: Measurement
+    predicted_bytes: float = _UNKNOWN
+
+    @property
+    def bytes(self) -> int:
+        """Per device."""
+        return self.measurement.memory.total_bytes
+
+    @property
+    def time_us(self) -> float:
+        """Estimated time of a step."""
+        return self.measurement.time.step_us
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A program that was made to fit.
+
+    Attributes:
+      loss: The loss with the plan applied.
+      plan: The plan; `plan.fits` says whether it stays within its budget.
+      measurement: The chosen program on the target.
+      rows: Every whole program compiled on the way, the chosen one included.
+      menus: What a layer costs under each candidate.
+      bound_us: The estimated time that no mix of the candidates can beat.
+      num_compiles: Programs compiled or read from the cache, cut ones included.
+    """
+
+    loss: Callable[..., Any]
+    plan: Plan
+    measurement: Measurement
+    rows: tuple[Row, ...]
+    menus: tuple[Menu, ...]
+    bound_us: float
+    num_compiles: int
+
+
+class Search:
+    """One search; everything compiled whole is kept as a row."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        target: Target,
+        budget_bytes: int,
+        progress: Progress | None,
+    ):
+        self.problem, self.target, self.budget = problem, target, budget_bytes
+        self.progress = progress
+        self.done, self.expected = 0, 0
+        self.rows: dict[Any, Row] = {}
+        self.graph: Graph = trace(problem.loss, *problem.specs)
+        self.candidates: dict[str, tuple[Candidate, ...]] = {
+            u.name: policies.candidates(
+                u,
+                offload=target.platform != "cpu",
+                ahead=target.num_devices > 1,
+            )
+            for u in self.graph.units
+        }
+        self.units = [u for u in self.graph.units if len(self.candidates[u.name]) > 1]
+        if not self.units:
+            raise UserError(
+                "there is nothing to decide: every way back keeps the same values for "
+                "the backward pass"
+            )
+
+    def run(self) -> Fit:
+        """All of it, from the first price to the plan."""
+        self.prices = [
+            UnitPrices(
+                self.problem.loss,
+                self.graph,
+                unit,
+                self.candidates[unit.name],
+                self.ask,
+                self._share(),
+            )
+            for unit in self.units
+        ]
+        self.expected = sum(p.num_first_compiles for p in self.prices)
+        self.expected += 2 + _NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
+        self.expected += sum(2 * _NUM_EDGES for p in self.prices if p.has_edges)
+        self.add("as written", None)
+        for prices in self.prices:
+            prices.price_roughly()
+        self._correct()
+        choice = self._tighten()
+        bound_us = float("inf")
+        if choice is not None:
+            self._rivals(choice)
+            best = self._best()
+            if best.plan is not None:
+                bound_us = choice.bound_us + self._fixed_us(best) + self._polish(best)
+        best = self._best()
+        plan = dataclasses.replace(
+            best.plan or self.graph.plan({}),
+            target=self.target.spec,
+            budget_bytes=self.budget,
+            predicted_bytes=round(best.predicted_bytes) if best.plan else None,
+            compiled_bytes=best.bytes,
+            held_by=_held_by(best.measurement),
+        )
+        return Fit(
+            loss=apply(self.problem.loss, plan) if plan.units else self.problem.loss,
+            plan=plan,
+            measurement=best.measurement,
+            rows=tuple(self.rows.values()),
+            menus=self.menus(),
+            bound_us=min(bound_us, best.time_us),
+            num_compiles=self.done,
+        )
+
+    def menus(self) -> tuple[Menu, ...]:
+        """What is known of all prices."""
+        return tuple(prices.menu() for prices in self.prices)
+
+    # Compiles -------------------------------------------------------------------------
+
+    def ask(
+        self, losses: Sequence[tuple[str, Callable[..., Any]]]
+    ) -> list[Measurement]:
+        """The steps of losses on the target, by its compiler."""
+        return list(measure_each(map(self._request, losses), target=self.target))
+
+    def _request(self, named: tuple[str, Callable[..., Any]]) -> Request:
+        name, loss = named
+        if self.progress is not None:
+            self.progress(name, self.done, max(self.done + 1, self.expected))
+        self.done += 1
+        step, specs = self.problem.make_step(loss)
+        return Request(step, tuple(specs), self.problem.donate, self.problem.name)
+
+    def add(self, name: str, actions: Actions | None, predicted: float = _UNKNOWN):
+        """Compiles a whole program, unless it has been."""
+        return self.add_all([(name, actions, predicted)])[0]
+
+    def add_all(
+        self, programs: Sequence[tuple[str, Actions | None, float]]
+    ) -> list[Row]:
+        """Compiles whole programs, unless they have been."""
+        keys = [None if a is None else tuple(sorted(a.items())) for _, a, _ in programs]
+        missing: dict[Any, tuple[str, Plan | None, float]] = {}
+        losses = []
+        for key, (name, actions, predicted) in zip(keys, programs, strict=True):
+            if key in self.rows or key in missing:
+                continue
+            plan = None if actions is None else self.graph.plan(actions)
+            missing[key] = (name, plan, predicted)
+            loss = self.problem.loss
+            losses.append((name, loss if plan is None else apply(loss, plan)))
+        for (key, (name, plan, predicted)), m in zip(
+            missing.items(), self.ask(losses), strict=True
+        ):
+            self.rows[key] = Row(name, plan, m, predicted)
+        return [self.rows[key] for key in keys]
+
+    # Prices ---------------------------------------------------------------------------
+
+    def _correct(self) -> None:
+        """Sets the constant of all prices right by one whole program."""
+        full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
+        predicted = policies.predict_bytes(self.menus(), full)
+        actions = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
+        row = self.add(_summary(full), actions, predicted)
+        for prices in self.prices:
+            prices.correction = row.bytes - predicted
+
+    def _share(self) -> float:
+        """Part of an activation that lies on one device, judging by the data."""
+        leaves = jax.tree.leaves(self.problem.specs[1:])
+        whole = sum(leaf.size for leaf in leaves)
+        here = 0
+        for leaf in leaves:
+            sharding = getattr(leaf, "sharding", None)
+            shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
+            size = 1
+            for n in shape:
+                size *= n
+            here += size
+        return here / whole if whole else 1.0
+
+    def _fixed_us(self, row: Row) -> float:
+        """Time of a compiled program beside its layers, by their prices."""
+        if row.plan is None:
+            return 0.0
+        layers = 0.0
+        for menu in self.menus():
+            times = {p.name: p.time_us for p in menu.prices}
+            names = {c.action: c.name for c in self.candidates[menu.unit]}
+            actions = row.plan.actions.get(menu.unit, ())
+            layers += sum(times[names[action]] for action in actions)
+        return row.time_us - layers
+
+    # Choice ---------------------------------------------------------------------------
+
+    def _tighten(self) -> Choice | None:
+        """The best mix by its prices, compiled; the limit moves until it fits."""
+        limit, first = float(self.budget), None
+        for _ in range(_MOST_TIGHTENINGS):
+            choice = self._choose(limit)
+            if choice is None:
+                break
+            first = first or choice
+            row = self._try(choice)
+            error = row.bytes - choice.bytes
+            if row.bytes > self.budget:
+                limit = min(limit, self.budget - error) - 1e-4 * self.budget
+            elif -error > _WORTH_ANOTHER_COMPILE * self.budget and limit < (
+                self.budget - error
+            ):
+                limit = self.budget - error  # it came out smaller: use what is left
+            else:
+                break
+        return first
+
+    def _rivals(self, choice: Choice) -> None:
+        """The nearest competitors, and the best that treats all layers alike."""
+        over = [r.bytes - r.predicted_bytes for r in self.rows.values() if r.plan]
+        limit = self.budget - max(0.0, *over)
+        pure = self._choose(limit, pure=True)
+        if pure is not None:
+            self._try(pure)
+        seen = [choice.support]
+        for _ in range(_NUM_RIVALS):
+            rival = self._choose(limit, excluding=seen)
+            if rival is None:
+                return
+            seen.append(rival.support)
+            best = self._best()
+            expected = rival.time_us + self._fixed_us(best)
+            if best.plan is not None and expected > _NEAR * best.time_us:
+                return
+            self._try(rival)
+
+    def _polish(self, best: Row) -> float:
+        """Other actions for the first and the last layer, which stand outside of loops.
+
+        Returns:
+          How much faster the prices say that can make the step, at most.
+        """
+        counts = self._counts(best)
+        gain_us = 0.0
+        for prices in self.prices:
+            if not prices.has_edges:
+                continue
+            inner = _without_edges(counts[prices.unit.name])
+            inner_row = self._try_counts({**counts, prices.unit.name: inner})
+            room = self.budget - inner_row.bytes
+            ends = []
+            for last in (False, True):
+                beside = inner[-1 if last else 0][0]
+                names = self._edge_names(prices, beside, room, last)
+                found = prices.edges(names, beside, last).values()
+                ends.append([None, *found])
+            gain_us += sum(min(p.time_us if p else 0.0 for p in end) for end in ends)
+            options = []
+            for first, end in product(*ends):
+                added = [p for p in (first, end) if p is not None]
+                time_us = sum(p.time_us for p in added)
+                if added and time_us < 0 and sum(p.kept_bytes for p in added) <= room:
+                    runs = _with_edges(inner, first, end)
+                    size = sum(p.kept_bytes for p in added)
+                    options.append((time_us, size, {**counts, prices.unit.name: runs}))
+            options.sort(key=lambda option: option[:2])
+            fitting = [r for r in (inner_row, best) if r.bytes <= self.budget]
+            for tried in batched(options[:_MOST_POLISHED], 2):
+                rows = self._try_all(
+                    [
+                        (option, inner_row.predicted_bytes + size)
+                        for _, size, option in tried
+                    ]
+                )
+                fitting += [r for r in rows if r.bytes <= self.budget]
+                if len(fitting) > 2:
+                    break
+            if fitting:
+                counts = self._counts(min(fitting, key=lambda r: r.time_us))
+        return gain_us
+
+    def _edge_names(
+        self, prices: UnitPrices, beside: str, room: float, last: bool
+    ) -> list[str]:
+        """Candidates worth a price at an end: those that rebuild least, if they fit."""
+        unit, options = prices.unit, []
+        kept_beside = unit.kept(prices.choices[beside].action).device_bytes
+        for name, candidate in prices.choices.items():
+            kept = unit.kept(candidate.action)
+            more = self._share() * (kept.device_bytes - kept_beside)
+            if name != beside and not kept.ahead and (last or more <= room):
+                options.append((kept.rebuild_flops, kept.device_bytes, name))
+        return [name for *_, name in sorted(options)[:_NUM_EDGES]]
+
+    def _counts(self, row: Row) -> Counts:
+        """A row's plan as runs of candidates."""
+        assert row.plan is not None
+        found = {}
+        for unit, actions in row.plan.actions.items():
+            names = {c.action: c.name for c in self.candidates[unit]}
+            runs = groupby(names[action] for action in actions)
+            found[unit] = tuple((name, len(list(run))) for name, run in runs)
+        return found
+
+    def _choose(self, limit: float, **how: Any) -> Choice | None:
+        """A choice all of whose prices come from two compiles."""
+        while True:
+            choice = policies.choose(
+                self.menus(), limit, host_budget_bytes=self.target.host_bytes, **how
+            )
+            if choice is None:
+                return None
+            used: dict[str, list[str]] = {}
+            for unit, name in sorted(choice.support):
+                used.setdefault(unit, []).append(name)
+            if not any([p.refine(used.get(p.unit.name, ())) for p in self.prices]):
+                return choice
+
+    def _try(self, choice: Choice) -> Row:
+        return self._try_all([(choice.counts, choice.bytes)])[0]
+
+    def _try_counts(self, counts: Counts) -> Row:
+        predicted = policies.predict_bytes(self.menus(), counts)
+        return self._try_all([(counts, predicted)])[0]
+
+    def _try_all(self, mixes: Sequence[tuple[Counts, float]]) -> list[Row]:
+        """Compiles mixes whole; each with the bytes expected of it."""
+        programs = []
+        for counts, predicted in mixes:
+            actions = {}
+            for unit, runs in counts.items():
+                by_name = {c.name: c.action for c in self.candidates[unit]}
+                listed = (by_name[name] for name, n in runs for _ in range(n))
+                actions[unit] = tuple(listed)
+            programs.append((_summary(counts), actions, predicted))
+        return self.add_all(programs)
+
+    def _best(self) -> Row:
+        """The fastest row that fits, or else the smallest."""
+        rows = list(self.rows.values())
+        fitting = [r for r in rows if r.bytes <= self.budget]
+        if fitting:
+            return min(fitting, key=lambda r: (r.time_us, r.bytes))
+        return min(rows, key=lambda r: r.bytes)
+
+
+def _without_edges(runs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """The runs, with a first or last layer that stands alone joined to its neighbours.
+
+    >>> _without_edges([("none", 1), ("full", 3), ("dots", 1)])
+    (('full', 5),)
+    """
+    runs = list(runs)
+    for end, beside in ((0, 1), (-1, -2)):
+        if len(runs) > 1 and runs[end][1] == 1:
+            runs[beside] = (runs[beside][0], runs[beside][1] + 1)
+            del runs[end]
+    return tuple(runs)
+
+
+def _with_edges(
+    runs: Sequence[tuple[str, int]], first: Price | None, last: Price | None
+) -> tuple[tuple[str, int], ...]:
+    """The runs, with a first and a last layer of their own."""
+    found = list(runs)
+    if first is not None:
+        found[0] = (found[0][0], found[0][1] - 1)
+        found.insert(0, (first.name, 1))
+    if last is not None:
+        found[-1] = (found[-1][0], found[-1][1] - 1)
+        found.append((last.name, 1))
+    return tuple((name, n) for name, n in found if n)
+
+
+def _summary(counts: Mapping[str, Sequence[tuple[str, int]]]) -> str:
+    parts = []
+    for unit, runs in counts.items():
+        text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
+        parts.append(f"{unit}: {text}" if len(counts) > 1 else text)
+    return "; ".join(parts)
+
+
+def _held_by(m: Measurement) -> str:
+    parts = list(m.memory.by("phase", "module").items())[:3]
+    return ", ".join(
+        f"{'/'.join(filter(None, key))} {format_bytes(size)}" for key, size in parts
+    )
