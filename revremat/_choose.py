@@ -291,14 +291,13 @@ class Search:
         Returns:
           How much faster the prices say that can make the step, at most.
         """
-        counts = self._counts(best)
-        gain_us = 0.0
+        row, gain_us = best, 0.0
         for prices in self.prices:
             if not prices.has_edges:
                 continue
-            inner = _without_edges(counts[prices.unit.name])
-            inner_row = self._try_counts({**counts, prices.unit.name: inner})
-            room = self.budget - inner_row.bytes
+            counts = self._counts(row)
+            inner = counts[prices.unit.name]
+            room = self.budget - row.bytes
             ends = []
             for last in (False, True):
                 beside = inner[-1 if last else 0][0]
@@ -315,19 +314,15 @@ class Search:
                     size = sum(p.kept_bytes for p in added)
                     options.append((time_us, size, {**counts, prices.unit.name: runs}))
             options.sort(key=lambda option: option[:2])
-            fitting = [r for r in (inner_row, best) if r.bytes <= self.budget]
+            fitting = [row]
             for tried in batched(options[:_MOST_POLISHED], 2):
                 rows = self._try_all(
-                    [
-                        (option, inner_row.predicted_bytes + size)
-                        for _, size, option in tried
-                    ]
+                    [(option, row.predicted_bytes + size) for _, size, option in tried]
                 )
                 fitting += [r for r in rows if r.bytes <= self.budget]
-                if len(fitting) > 2:
+                if len(fitting) > 1:
                     break
-            if fitting:
-                counts = self._counts(min(fitting, key=lambda r: r.time_us))
+            row = min(fitting, key=lambda r: r.time_us)
         return gain_us
 
     def _edge_names(
@@ -370,10 +365,6 @@ class Search:
     def _try(self, choice: Choice) -> Row:
         return self._try_all([(choice.counts, choice.bytes)])[0]
 
-    def _try_counts(self, counts: Counts) -> Row:
-        predicted = policies.predict_bytes(self.menus(), counts)
-        return self._try_all([(counts, predicted)])[0]
-
     def _try_all(self, mixes: Sequence[tuple[Counts, float]]) -> list[Row]:
         """Compiles mixes whole; each with the bytes expected of it."""
         programs = []
@@ -393,20 +384,6 @@ class Search:
         if fitting:
             return min(fitting, key=lambda r: (r.time_us, r.bytes))
         return min(rows, key=lambda r: r.bytes)
-
-
-def _without_edges(runs: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """The runs, with a first or last layer that stands alone joined to its neighbours.
-
-    >>> _without_edges([("none", 1), ("full", 3), ("dots", 1)])
-    (('full', 5),)
-    """
-    runs = list(runs)
-    for end, beside in ((0, 1), (-1, -2)):
-        if len(runs) > 1 and runs[end][1] == 1:
-            runs[beside] = (runs[beside][0], runs[beside][1] + 1)
-            del runs[end]
-    return tuple(runs)
 
 
 def _with_edges(

@@ -145,7 +145,8 @@ class UnitPrices:
             price = self._price(name)
             base = max(0.0, price.base_bytes + self.correction)
             prices.append(dataclasses.replace(price, base_bytes=base))
-        return Menu(self.unit.name, self.unit.num_layers, tuple(prices))
+        shortest = 2 if self.has_edges else 1
+        return Menu(self.unit.name, self.unit.num_layers, tuple(prices), shortest)
 
     def _cuts(self, action: Action) -> list[tuple[Action, ...]]:
         """The layers of the cut programs, the shorter one first."""

@@ -45,11 +45,14 @@ class Menu:
       unit: Its name.
       num_layers: Layers to be given an action.
       prices: One for each candidate.
+      shortest_run: How many layers a candidate has at least, if it has any; the prices
+        hold for loops of two and more.
     """
 
     unit: str
     num_layers: int
     prices: tuple[Price, ...]
+    shortest_run: int = 1
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,7 @@ class _Rows:
         self.prices = [price for _, price in self.entries]
         by_unit = {menu.unit: menu for menu in menus}
         self.most = [by_unit[unit].num_layers for unit, _ in self.entries]
+        self.least = [by_unit[unit].shortest_run for unit, _ in self.entries]
         self.size = len(self.entries)
 
     def layers(self) -> "list[scipy.optimize.LinearConstraint]":
@@ -182,7 +186,9 @@ class _Rows:
             scipy.optimize.LinearConstraint(
                 np.hstack([layers, -used * most]), 0.0 if pure else -np.inf, 0.0
             ),
-            scipy.optimize.LinearConstraint(np.hstack([layers, -used]), 0.0, np.inf),
+            scipy.optimize.LinearConstraint(
+                np.hstack([layers, -used * np.array(self.least, float)]), 0.0, np.inf
+            ),
         ]
 
     def peaks(self, budget: float) -> "scipy.optimize.LinearConstraint":
