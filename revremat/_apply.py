@@ -108,6 +108,15 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
             f"around them does not (fingerprint {traced.fingerprint}, the plan has "
             f"{plan.program}); search again."
         )
+    for unit in plan.units:
+        outer = found[unit.name].inside
+        while outer:
+            if outer in plan.actions:
+                raise UserError(
+                    f"the plan decides unit {outer!r} and a part of its layers, "
+                    f"{unit.name!r}; one of the two has to go."
+                )
+            outer = found[outer].inside
     return [Decision(unit=found[unit.name], plan=unit) for unit in plan.units]
 
 

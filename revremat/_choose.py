@@ -109,8 +109,11 @@ class Search:
                 ahead=target.num_devices > 1,
             )
             for u in self.graph.units
+            if not u.inside  # its outer unit decides
         }
-        self.units = [u for u in self.graph.units if len(self.candidates[u.name]) > 1]
+        self.units = [
+            u for u in self.graph.units if len(self.candidates.get(u.name, ())) > 1
+        ]
         if not self.units:
             raise UserError(
                 "there is nothing to decide: every way back keeps the same values for "

@@ -138,6 +138,8 @@ class Unit:
       chained: Whether layers hand their results on, and nowhere else: `ahead` needs it.
       splits: The numbers of chunks it may be computed in, beside 1.
       handed_on: Positions of what a layer hands to the next, where INVERT starts.
+      inside: The unit whose layers it is a part of, "" if none; a plan speaks of one of
+        the two.
     """
 
     name: str
@@ -155,6 +157,7 @@ class Unit:
     chained: bool = False
     splits: tuple[int, ...] = ()
     handed_on: tuple[int, ...] = ()
+    inside: str = ""
 
     @property
     def plain_bytes(self) -> int:
@@ -399,6 +402,14 @@ class Graph:
         known = ", ".join(unit.name for unit in self.units) or "none"
         raise UserError(f"no unit is called {name!r}; the units are: {known}.")
 
+    def around(self, name: str) -> tuple[str, ...]:
+        """The units whose layers a unit is a part of, the nearest first."""
+        found, outer = [], self[name].inside
+        while outer:
+            found.append(outer)
+            outer = self[outer].inside
+        return tuple(found)
+
     def plan(
         self,
         actions: Mapping[str, Action | Sequence[Action]],
@@ -412,9 +423,17 @@ class Graph:
           **about: Further fields of `Plan`: `target`, `budget_bytes`, ...
 
         Raises:
-          UserError: An unknown unit, a wrong number of actions, or an action that the
-            unit cannot take.
+          UserError: An unknown unit, a wrong number of actions, an action that the
+            unit cannot take, or a unit and a part of it.
         """
+        for name in actions:
+            for outer in self.around(name):
+                if outer in actions:
+                    raise UserError(
+                        f"unit {name!r} is a part of every layer of unit {outer!r}, "
+                        "whose actions say how all of its values come back; give "
+                        "actions to one of the two."
+                    )
         return Plan(
             units=tuple(
                 self[name].plan((given,) * self[name].num_layers)

@@ -74,7 +74,7 @@ class UnitPrices:
         self.loss, self.graph, self.unit, self.ask = loss, graph, unit, ask
         self.share = share
         self.choices = {c.name: c for c in choices}
-        others = [u for u in graph.units if u != unit]
+        others = [u for u in graph.units if u != unit and not u.inside]
         self.others = {u.name: (RECOMPUTE,) * u.num_layers for u in others}
         self.kept_by_others = share * sum(
             u.num_layers * u.kept(RECOMPUTE).device_bytes for u in others

@@ -103,6 +103,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         skippable=found.is_stack,
         chained=found.is_stack,
         splits=tuple(sorted(site.chunks)),
+        inside=found.inside,
         handed_on=at(layer.carried_out) if site.inverse is not None else (),
     )
 

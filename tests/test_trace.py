@@ -209,3 +209,31 @@ def test_a_mistake_is_one_sentence(loss, args, message):
     with pytest.raises(UserError, match=message) as caught:
         rr.trace(loss, *args)
     assert "\n" not in str(caught.value)
+
+
+def test_a_scan_within_a_scan_is_a_part_of_its_layers_and_plans_speak_of_one():
+    def inner(h, x):
+        h = jnp.tanh(h + x)
+        return h, h
+
+    def outer(x, w):
+        return jax.lax.scan(inner, x[0] @ w, x)[1] + x, None
+
+    loss = lambda w, x: jax.lax.scan(outer, x, w)[0].sum()
+    w = jax.ShapeDtypeStruct((6, 8, 8), jnp.float32)
+    x = jax.ShapeDtypeStruct((5, 4, 8), jnp.float32)
+    graph = rr.trace(loss, w, x)
+    assert [(u.name, u.inside) for u in graph.units] == [
+        ("scan_0", ""),
+        ("scan_0/scan_0", "scan_0"),
+    ]
+    with pytest.raises(rr.UserError, match="is a part of every layer of unit 'scan_0'"):
+        graph.plan({u.name: rr.RECOMPUTE for u in graph.units})
+    both = rr.Plan(
+        units=tuple(u.plan((rr.RECOMPUTE,) * u.num_layers) for u in graph.units),
+        program=graph.fingerprint,
+    )
+    with pytest.raises(rr.UserError, match="one of the two has to go"):
+        jax.eval_shape(rr.apply(loss, both), w, x)
+    plan = rr.search(loss, w, x, budget="1GiB", target="cpu:1")
+    assert plan.fits

@@ -27,6 +27,7 @@ class FoundUnit:
       chain: For several sites of which each one's outputs are the next one's inputs,
         and go nowhere else: the positions of those inputs, in order of the outputs.
         Empty otherwise.
+      inside: The unit whose layers it is a part of, "" if none.
     """
 
     name: str
@@ -34,6 +35,7 @@ class FoundUnit:
     fingerprint: str
     sites: tuple[Site, ...]
     chain: tuple[int, ...] = ()
+    inside: str = ""
 
     @property
     def num_layers(self) -> int:
@@ -51,11 +53,13 @@ class FoundUnit:
 
 def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
     """The units of a program, in order of their first sites."""
-    sites = list(_walk(found, ""))
+    sites = list(_walk(found, "", None))
     if not sites:
-        sites = [("", found.program, whole(found.program, in_mask))]
+        sites = [("", found.program, whole(found.program, in_mask), None)]
     groups: dict[Any, list[tuple[Program, Site]]] = {}
-    for number, (path, program, site) in enumerate(sites):
+    around: dict[Site, Site | None] = {site: outer for *_, site, outer in sites}
+    owners: dict[Site | None, str] = {None: ""}
+    for number, (path, program, site, _) in enumerate(sites):
         alone = number if site.kind in ("scan", "whole") else -1
         same = (fingerprint(site.body), input_order(site.body))
         key = (path, site.kind, site.label, same, alone)
@@ -64,6 +68,7 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
     units = []
     for (path, kind, label, _, _), members in groups.items():
         name = _unused(path + (label or kind), bool(label), taken)
+        owners.update(dict.fromkeys((site for _, site in members), name))
         alike = _alike([site for _, site in members])
         first = alike[0]
         about = f"{first.held} {first.length} {first.reverse}"
@@ -74,22 +79,26 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
                 fingerprint=fingerprint(first.body, first.in_mask or (), about),
                 sites=alike,
                 chain=_chain(members[0][0], alike),
+                inside=owners[around[members[0][1]]],
             )
         )
     return tuple(units)
 
 
-def _walk(found: Survey, path: str) -> Iterator[tuple[str, Program, Site]]:
+def _walk(
+    found: Survey, path: str, around: Site | None
+) -> Iterator[tuple[str, Program, Site, Site | None]]:
+    """Every site with where it stands, its program, and the site it is a part of."""
     sites = {site.ops[0]: site for site in found.sites}
     counts: dict[str, int] = {}
     for op in found.program.ops:
         number = counts[op.kind] = counts.get(op.kind, -1) + 1
         if op in sites:
-            yield path, found.program, sites[op]
+            yield path, found.program, sites[op], around
         for _, place, inside in found.inner.get(op, ()):
             branch = "" if place is None else f"branch_{place}/"
             deeper = "" if op.kind in CALLS else f"{op.kind}_{number}/{branch}"
-            yield from _walk(inside, path + deeper)
+            yield from _walk(inside, path + deeper, sites.get(op, around))
 
 
 def _unused(base: str, is_label: bool, taken: set[str]) -> str:

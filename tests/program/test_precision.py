@@ -11,6 +11,7 @@ from tests.program.networks import NETWORKS
 
 FORMS = ("scan", "unrolled")
 CHEAP = NETWORKS[2:3]
+DRAWS = 16
 
 
 def plans(graph):
@@ -62,27 +63,53 @@ def test_float64_gradients_agree_to_ten_digits(network, form):
         for n in NETWORKS
     ],
 )
-def test_rounding_is_that_of_stock_checkpointing(network, dtype):
-    """Runs of layers round as stock's loop does; layers written out, as stock's do.
+def test_no_further_from_float64_than_stock_checkpointing(network, dtype):
+    """Over many draws of the weights; of one draw, rounding is luck.
 
-    A compiler fuses a loop's body and written-out layers in different ways, so stock
-    checkpointing itself is at one distance from the exact gradient in a loop, and at
-    another, up to a tenth more or less, written out.
+    A compiler fuses loops and written-out layers in different ways, so each way of
+    writing a program rounds differently: stock checkpointing in a loop and written out
+    differ by up to a tenth on one draw, in either direction, as do plans. Where layers
+    stay in loops, plans round as stock's loop does, draw by draw.
     """
     with jax.enable_x64(True):
         loop, params, batch = network("scan", jax.checkpoint)
-        written_out, loss = network("unrolled", jax.checkpoint)[0], network("scan")[0]
+        loss = network("scan")[0]
         low = jax.tree.map(lambda w: w.astype(dtype), params)
-        exact = gradient(loss, jax.tree.map(lambda w: w.astype(float), low), batch)
-        error = lambda f: distance(gradient(f, low, batch), exact)
-        stock, stock_written_out = error(loop), error(written_out)
         graph = rr.trace(loss, low, batch)
         runs = {u.name: [SAVE] + [RECOMPUTE] * (u.num_layers - 1) for u in graph.units}
         *_, irregular = plans(graph)
-        assert error(rr.apply(loss, graph.plan(whole(graph)))) <= 1.001 * stock
-        assert error(rr.apply(loss, graph.plan(runs))) <= 1.1 * stock
-        worse = max(stock, stock_written_out)
-        assert error(rr.apply(loss, irregular)) <= 1.15 * worse
+        apply = lambda plan: gradients(rr.apply(loss, plan))
+        exact, stock = gradients(loss), gradients(loop)
+        uniform, mixed = apply(graph.plan(whole(graph))), apply(irregular)
+        in_runs = apply(graph.plan(runs))
+        ratios = []
+        for seed in range(DRAWS):
+            drawn = draw(low, seed)
+            wide = jax.tree.map(lambda w: w.astype(float), drawn)
+            expected = exact(wide, batch)
+            error = lambda f, at=drawn, to=expected: distance(f(at, batch), to)
+            reference = error(stock)
+            assert error(uniform) <= 1.001 * reference
+            assert error(in_runs) <= 1.001 * reference
+            ratios.append(np.log(error(mixed) / reference))
+        noise = np.std(ratios) / np.sqrt(DRAWS)
+        assert np.mean(ratios) <= 3 * noise + 1e-3
+
+
+def gradients(loss):
+    """The loss's gradient as one float64 vector, compiled once."""
+    compiled = jax.jit(jax.grad(loss))
+    flat = lambda leaf: np.asarray(leaf, np.float64).ravel()
+    return lambda *args: np.concatenate(
+        [flat(leaf) for leaf in jax.tree.leaves(compiled(*args))]
+    )
+
+
+def draw(params, seed):
+    """The weights, each a third more or less."""
+    rng = np.random.default_rng(seed)
+    vary = lambda w: (w * (1 + 0.3 * rng.normal(size=w.shape))).astype(w.dtype)
+    return jax.tree.map(vary, params)
 
 
 def whole(graph):
