@@ -165,6 +165,16 @@ def test_a_page_tells_of_another_packing_where_one_was_sought(tmp_path):
     assert "data-packed-bytes" not in page(MEASUREMENT, tmp_path)
 
 
+def test_a_page_tells_bounds_of_the_time_where_they_are_known(tmp_path):
+    text = page(changed(critical_path_us=38_100.0, compiler_us=51_200.0), tmp_path)
+    rows = re.findall(r'<td class="k">([^<]*)<td class="n">([^<]*)<', text)
+    assert rows[-2:] == [
+        ("critical path", "38.1 ms"),
+        ("XLA&#39;s own estimate", "51.2 ms"),
+    ]
+    assert "critical path" not in page(MEASUREMENT, tmp_path)
+
+
 def test_a_page_of_several_targets_has_a_row_and_a_section_for_each(tmp_path):
     targets = ["h100:8", "a100:8", "h200:8"]
     text = page([changed(target=t) for t in targets], tmp_path)
@@ -195,7 +205,7 @@ def test_a_page_shows_where_memory_ends(tmp_path):
 
 def test_a_measurement_without_buffers_has_a_page(tmp_path):
     text = page(changed(buffers=(), curve=None, spans=()), tmp_path)
-    assert "data-part" not in text.split("<script")[0]
+    assert "data-part" not in text.split("<main>")[1].split("<script")[0]
     assert format_bytes(MEASUREMENT.memory.total_bytes) in text
 
 

@@ -115,13 +115,33 @@ def _modules(m: Measurement) -> list[dict[str, Any]]:
 
 
 def _times(m: Measurement) -> list[dict[str, Any]]:
-    """Rows of the time table: of each stream, how much is waited for."""
+    """Rows of the time table: of each stream, how much is waited for; then bounds."""
     t = m.time
+    hidden_us = t.hidden_recompute_us
+    waits = (t.exposed_collective_us, t.exposed_transfer_us)
+    exposed = [f"{format_us(us)} exposed" for us in waits]
     rows = [
         ("compute", t.compute_us, t.compute_us, ""),
-        ("of it recompute", t.recompute_us, t.recompute_us - t.hidden_recompute_us, ""),
-        ("collectives", t.collective_us, t.exposed_collective_us, "exposed"),
-        ("host transfers", t.transfer_us, t.exposed_transfer_us, "exposed"),
+        (
+            "of it recompute",
+            t.recompute_us,
+            t.recompute_us - hidden_us,
+            f"{format_us(hidden_us)} hidden" if hidden_us else "",
+        ),
+        ("collectives", t.collective_us, t.exposed_collective_us, exposed[0]),
+        ("host transfers", t.transfer_us, t.exposed_transfer_us, exposed[1]),
+        (
+            "critical path",
+            t.critical_path_us,
+            t.critical_path_us,
+            "no order of the same work is faster",
+        ),
+        (
+            "XLA's own estimate",
+            t.compiler_us or 0.0,
+            t.compiler_us or 0.0,
+            "of the same work, one thing at a time",
+        ),
     ]
     scale = max(1e-9, t.step_us, *(us for _, us, _, _ in rows))
     return [
@@ -130,12 +150,8 @@ def _times(m: Measurement) -> list[dict[str, Any]]:
             "us": us,
             "solid": 100 * solid / scale,
             "light": 100 * (us - solid) / scale,
-            "note": f"{format_us(solid)} {word}"
-            if word
-            else f"{format_us(us - solid)} hidden"
-            if us > solid
-            else "",
+            "note": note,
         }
-        for name, us, solid, word in rows
+        for name, us, solid, note in rows
         if us
     ]

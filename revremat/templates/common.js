@@ -118,7 +118,8 @@ const hideTip = () => { tip.hidden = true; };
 addEventListener("scroll", hideTip, { passive: true });
 addEventListener("keydown", (event) => event.key === "Escape" && hideTip());
 
-// Draws when the width changes, and only then.
+// Draws when the width changes, and only then; for paper, at a width that every sheet has.
+const SHEET = 620;
 function whenResized(host, render) {
   let width = 0;
   const check = () => {
@@ -128,5 +129,8 @@ function whenResized(host, render) {
     }
   };
   new ResizeObserver(check).observe(host);
+  const setWidth = (value) => { host.style.width = value; check(); };
+  addEventListener("beforeprint", () => setWidth(`${SHEET}px`));
+  addEventListener("afterprint", () => setWidth(""));
   check();
 }

@@ -82,8 +82,6 @@ function curve(host, report) {
     const shown = rows.map(([colour, name, bytes]) => [colour, name, formatBytes(bytes)]);
     shown.push([null, "in use", formatBytes(used[i]), "sum"]);
     if (holes[i]) shown.push([{ class: "holes" }, "holes", formatBytes(holes[i])]);
-    const left = report.usable_bytes - totals[i];
-    shown.push([null, left < 0 ? "over the limit by" : "below the limit", formatBytes(Math.abs(left))]);
     showTip(clientX, clientY, labels[i] || "(unnamed)", [`position ${formatCount(positions[i])}${i === peak ? ", the peak" : ""}`], shown);
     return i;
   }

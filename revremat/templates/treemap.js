@@ -113,8 +113,9 @@ function treemap(host, trail, report) {
 
   function hover(node, event) {
     const parents = ancestors(node).slice(1, -1).map((parent) => parent.name);
-    showTip(event.clientX, event.clientY, node.made || node.name, [node.made ? node.array : "", node.source, parents.join(" \u203a ")],
-      [[null, "bytes", formatBytes(node.bytes), "sum"], [null, "of the peak", formatShare(node.bytes, root.bytes)], [null, "of what is shown", formatShare(node.bytes, path.at(-1).bytes)]]);
+    const rows = [[null, "bytes", formatBytes(node.bytes), "sum"], [null, "of the peak", formatShare(node.bytes, root.bytes)]];
+    if (path.length > 1) rows.push([null, "of what is shown", formatShare(node.bytes, path.at(-1).bytes)]);
+    showTip(event.clientX, event.clientY, node.made || node.name, [node.made ? node.array : "", node.source, parents.join(" \u203a ")], rows);
   }
 
   // What is written in a box: a name if it fits whole, then the size; upright if it must.
