@@ -184,6 +184,13 @@ def test_a_page_of_several_targets_has_a_row_and_a_section_for_each(tmp_path):
         assert target in text
 
 
+def test_programs_are_named_where_there_are_several(tmp_path):
+    names = ["gpt", "gpt_with_recompute"]
+    text = page([changed(program=name) for name in names], tmp_path)
+    assert re.findall(r'class="above"><td[^>]*>([^<]*)<', text) == names
+    assert 'class="above"' not in page([MEASUREMENT, MEASUREMENT], tmp_path)
+
+
 def test_names_cannot_break_a_page(tmp_path):
     bad = Buffer(GIB, (2,), EVIL, "forward", EVIL, EVIL, EVIL)
     curve = Curve((0, 1), ((EVIL, (1, 2)),), labels=(EVIL, EVIL))

@@ -30,6 +30,7 @@ def page(measurements: Measurement | Sequence[Measurement]) -> str:
     """
     if isinstance(measurements, Measurement):
         measurements = [measurements]
+    programs = list(dict.fromkeys(m.program for m in measurements))
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -40,7 +41,8 @@ def page(measurements: Measurement | Sequence[Measurement]) -> str:
     environment.filters["us"] = format_us
     return environment.from_string(_template("report.html")).render(
         reports=[_report(m) for m in measurements],
-        programs=", ".join(dict.fromkeys(m.program for m in measurements)),
+        programs=", ".join(programs),
+        several=len(programs) > 1,
         longest_us=max(m.time.step_us for m in measurements),
         most_bytes=max(max(m.memory.total_bytes, m.usable_bytes) for m in measurements),
         style=Markup(_template("page.css")),

@@ -121,9 +121,9 @@ function treemap(host, trail, report) {
   // What is written in a box: a name if it fits whole, then the size; upright if it must.
   function caption(node, width, height) {
     const across = words(node, width - 16, height);
-    if (across.length || width < 20) return across;
+    if (width < 20 || across[0]?.className === "name" || (across.length && height < 1.6 * width)) return across;
     const upright = words(node, height - 12, width);
-    return upright.length ? [make("span", { class: "upright" }, ...upright)] : [];
+    return upright.length > across.length || upright[0]?.className === "name" ? [make("span", { class: "upright" }, ...upright)] : across;
   }
 
   function words(node, long, wide) {
