@@ -140,6 +140,9 @@ class Unit:
       handed_on: Positions of what a layer hands to the next, where INVERT starts.
       inside: The unit whose layers it is a part of, "" if none; a plan speaks of one of
         the two.
+      outputs: Positions of what one layer gives out, written to memory in any case.
+      read_whole: Positions of the residuals that some operation of the backward pass
+        reads from memory because what makes them cannot be fused into it: a product.
     """
 
     name: str
@@ -158,6 +161,8 @@ class Unit:
     splits: tuple[int, ...] = ()
     handed_on: tuple[int, ...] = ()
     inside: str = ""
+    outputs: tuple[int, ...] = ()
+    read_whole: tuple[int, ...] = ()
 
     @property
     def plain_bytes(self) -> int:

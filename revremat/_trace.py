@@ -6,6 +6,7 @@ from typing import Any
 from revremat import _compat
 from revremat._graph import Choice, Graph, Operation, Unit, Value
 from revremat.program import _costs
+from revremat.program._fusion import read_whole
 from revremat.program._keep import Layer, cannot_rebuild, is_dear
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._ops import Value as ProgramValue
@@ -105,6 +106,8 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         splits=tuple(sorted(site.chunks)),
         inside=found.inside,
         handed_on=at(layer.carried_out) if site.inverse is not None else (),
+        outputs=tuple(dict.fromkeys(at(forward.outputs))),
+        read_whole=tuple(dict.fromkeys(at(read_whole(layer.passes)))),
     )
 
 

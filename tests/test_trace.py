@@ -237,3 +237,12 @@ def test_a_scan_within_a_scan_is_a_part_of_its_layers_and_plans_speak_of_one():
         jax.eval_shape(rr.apply(loss, both), w, x)
     plan = rr.search(loss, w, x, budget="1GiB", target="cpu:1")
     assert plan.fits
+
+
+def test_what_the_backward_pass_reads_whole_is_what_products_take():
+    unit = rr.trace(scanned, *specs())["scan_0"]
+    read = {unit.values[k].name for k in unit.read_whole} - {""}
+    assert read == {"input", "hidden"}  # 1 - tanh^2 is only multiplied with
+    assert [unit.values[k].name for k in unit.outputs] == ["add_0"]
+    graph = rr.trace(scanned, *specs())
+    assert rr.Graph.from_json(graph.to_json()) == graph
