@@ -12,6 +12,7 @@ from revremat._plan import INVERT
 from revremat.program._api import mark_block
 from revremat.program._choice import write_choice
 from revremat.reversible._coupling import Coupling, in_order
+from revremat.reversible._replay import recall
 
 
 def chain(
@@ -88,7 +89,8 @@ def chain(
 
     def forward(params: Any, x: Any, rest: Any):
         y, aux, kept = run(params, x, rest)
-        return (y, aux), (params, rest, kept)
+        again = tuple(map(recall, rest, aux))
+        return (y, aux), (params, again, kept)
 
     def backward(residuals: Any, cotangents: Any):
         params, rest, kept = residuals

@@ -18,6 +18,7 @@ from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
 from revremat.reversible._couplings import additive, affine, silo
 from revremat.reversible._exact import STEP, exact
 from revremat.reversible._joins import Add, Affine
+from revremat.reversible._replay import Replayed, replayed
 
 Kind = Literal["additive", "affine"]
 
@@ -281,6 +282,8 @@ def _split(modules: Mapping[str, Any]) -> tuple[dict[str, Map], Any, Any]:
     for name, module in modules.items():
         graph, params[name], rest[name] = nnx.split(module, nnx.Param, ...)
         maps[name] = _as_map(graph)
+        if any(isinstance(v, nnx.BatchStat) for _, v in nnx.to_flat_state(rest[name])):
+            maps[name], rest[name] = replayed(maps[name]), Replayed(rest[name])
     return maps, params, rest
 
 
@@ -295,4 +298,5 @@ def _as_map(graph: Any) -> Map:
 
 def _put(modules: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
     for name, module in modules.items():
-        nnx.update(module, rest[name])
+        own = rest[name]
+        nnx.update(module, own.rest if isinstance(own, Replayed) else own)
