@@ -17,6 +17,7 @@ import tyro
 
 from revremat import xla
 from revremat._bytes import format_bytes
+from revremat._cli_export import Export
 from revremat._cli_search import Compare, Search
 from revremat._errors import UserError
 from revremat._files import check_place, write_text
@@ -168,6 +169,7 @@ def _commands(words: Sequence[str]) -> Any:
         "report": Report,
         "search": Search,
         "compare": Compare,
+        "export": Export,
         "targets": Targets,
         "allocate": allocate,
     }

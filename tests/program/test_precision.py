@@ -68,8 +68,8 @@ def test_no_further_from_float64_than_stock_checkpointing(network, dtype):
 
     A compiler fuses loops and written-out layers in different ways, so each way of
     writing a program rounds differently: stock checkpointing in a loop and written out
-    differ by up to a tenth on one draw, in either direction, as do plans. Where layers
-    stay in loops, plans round as stock's loop does, draw by draw.
+    differ by up to a tenth on one draw, in either direction, as do plans. Where all
+    layers stay in one loop, a plan rounds as stock's loop does, draw by draw.
     """
     with jax.enable_x64(True):
         loop, params, batch = network("scan", jax.checkpoint)
@@ -80,8 +80,8 @@ def test_no_further_from_float64_than_stock_checkpointing(network, dtype):
         *_, irregular = plans(graph)
         apply = lambda plan: gradients(rr.apply(loss, plan))
         exact, stock = gradients(loss), gradients(loop)
-        uniform, mixed = apply(graph.plan(whole(graph))), apply(irregular)
-        in_runs = apply(graph.plan(runs))
+        uniform = apply(graph.plan(whole(graph)))
+        others = [apply(irregular), apply(graph.plan(runs))]
         ratios = []
         for seed in range(DRAWS):
             drawn = draw(low, seed)
@@ -90,10 +90,9 @@ def test_no_further_from_float64_than_stock_checkpointing(network, dtype):
             error = lambda f, at=drawn, to=expected: distance(f(at, batch), to)
             reference = error(stock)
             assert error(uniform) <= 1.001 * reference
-            assert error(in_runs) <= 1.001 * reference
-            ratios.append(np.log(error(mixed) / reference))
-        noise = np.std(ratios) / np.sqrt(DRAWS)
-        assert np.mean(ratios) <= 3 * noise + 1e-3
+            ratios.append([np.log(error(f) / reference) for f in others])
+        noise = np.std(ratios, axis=0) / np.sqrt(DRAWS)
+        assert (np.mean(ratios, axis=0) <= 3 * noise + 1e-3).all()
 
 
 def gradients(loss):

@@ -1,0 +1,41 @@
+"""The command `revremat export`: a plan as policies, code or flags of other systems."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from revremat._export import export
+from revremat._load import load, read_override, start_targets, users_errors
+from revremat._plan import Plan
+from revremat._trace import trace
+
+
+@dataclass(frozen=True)
+class Export:
+    """Writes a plan as JAX policies, as `nnx.remat`, or as MaxText flags.
+
+    PROGRAM is `package.module:problem` or `file.py:problem`, as for `report`; PLAN is
+    what `revremat search --out` wrote for it.
+    """
+
+    program: Annotated[str, tyro.conf.Positional]
+    """What the plan was made for."""
+    plan: Annotated[Path, tyro.conf.Positional]
+    """The plan's file."""
+    form: Literal["jax", "nnx", "maxtext"] = "jax"
+    """Whose words to use."""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
+
+    def run(self) -> int:
+        plan = Plan.load(self.plan)
+        (target,) = start_targets([plan.target or "local"])
+        problem = load(self.program, target, dict(map(read_override, self.set)))
+        problem = dataclasses.replace(problem, name=problem.name or self.program)
+        with users_errors(f"export {self.program} failed"):
+            graph = trace(problem.loss, *problem.specs)
+        print(export(plan, graph, self.form))
+        return 0
