@@ -44,6 +44,8 @@ def card(done: Json, machine: Json) -> Json:
         number = (more["flops"] - fewer["flops"]) / (2.0 * 32**3)
         per_kernel = 1e6 * (more["seconds"] - fewer["seconds"]) / number
         found["launch_us"] = round(max(0.05, per_kernel), 3)
+    if "curves" in done.get("curves", {}):
+        found |= done["curves"]
     rates = _fastest(kernels.get("matmul", []), "flops")
     peaks: dict[str, float] = {}
     main = "bfloat16" if machine["platform"] == "gpu" else "float32"
@@ -170,6 +172,18 @@ def _program_table(result: Json) -> Any:
     return rows
 
 
+def _short(number: float) -> str:
+    """With a letter for thousands: k, M, G, T.
+
+    >>> _short(61.7e9)
+    '61.7 G'
+    """
+    for letter, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {letter}"
+    return f"{number:.3g}"
+
+
 def _beside(clock: Json, seconds: float) -> str:
     if "seconds" not in clock:
         return "-"
@@ -186,6 +200,11 @@ def _card_table(result: Json) -> Any:
                 old = (before or {}).get(dtype)
                 told = f"{old * 1e-12:.4g} TFLOP/s" if old else "-"
                 rows.add_row(f"peak {dtype}", told, f"{rate * 1e-12:.4g} TFLOP/s")
+        elif name == "curves":
+            for label, points in value.items():
+                ends = f"{_short(points[0][0])} to {_short(points[-1][0])}"
+                rates = [_short(y) for y in sorted(y for _, y in points)]
+                rows.add_row(f"{label}, {ends}", "-", f"{rates[0]} to {rates[-1]}/s")
         elif name.endswith(("_bytes", "_size")):
             told = "-" if before is None else format_bytes(before)
             rows.add_row(name, told, format_bytes(value))

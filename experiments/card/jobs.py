@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import revremat as rr
-from experiments.card import kernels, programs
+from experiments.card import curves, kernels, programs
 
 Json = dict[str, Any]
 
@@ -62,6 +62,14 @@ def run_kernels(options: argparse.Namespace) -> Json:
             told = str(error).splitlines() or [type(error).__name__]
             found[kernel.name] = {"failed": told[0][:200]}
     return found
+
+
+def run_curves(options: argparse.Namespace) -> Json:
+    """Rates of single instructions, by class of work and size: on a CPU."""
+    return {
+        "curves": curves.measure(options.quick),
+        "launch_us": curves.launch_us(options.quick),
+    }
 
 
 def reserve(options: argparse.Namespace) -> Json:
@@ -207,6 +215,7 @@ def _gib(number: int) -> str:
 JOBS: dict[str, Callable[[argparse.Namespace], Json]] = {
     "probe": probe,
     "kernels": run_kernels,
+    "curves": run_curves,
     "reserve": reserve,
     "run": run_program,
     "predict": predict,

@@ -51,7 +51,12 @@ def strided_reads(i: Any, module: Module) -> tuple[tuple[float, float], ...]:
         return ()
     found: dict[int, int] = {}
     _walk(root, fastest, module, found, set())
+    # The bitcast around the root may have joined dimensions that are walked as one.
+    outside = i.shape if root.shape.element_type == i.shape.element_type else root.shape
+    joined = _fastest(outside)
     length = root.shape.dimensions[fastest]
+    if joined is not None:
+        length = max(length, outside.dimensions[joined])
     reads = float(elements_of(root.shape))
     footprint = sum(length * min(stride, LINE_BYTES) for stride in found.values())
     return tuple((reads, float(footprint)) for _ in found)

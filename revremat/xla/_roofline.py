@@ -10,8 +10,8 @@ fill them is slower.
 Curves, each a list of (size, rate), between which rates are interpolated on
 logarithmic axes:
 
-- `matmul.DTYPE`, `dot.DTYPE`, `convolution.DTYPE`, `filter_gradient.DTYPE`: FLOP/s by
-  FLOPs of one product.
+- `matmul.DTYPE`, `convolution.DTYPE`, `filter_gradient.DTYPE`: FLOP/s by FLOPs of one
+  product; `dot.DTYPE`: FLOP/s by elements of one result.
 - `stream`: bytes/s by bytes of a kernel that does little else.
 - `reduce.rows`, `reduce.columns`: bytes/s by bytes read.
 - `arithmetic`: FLOP/s outside of matrix units.
@@ -33,7 +33,15 @@ def roofline_us(cost: Cost, card: Card) -> float:
     """Time of one kernel: its arithmetic or its traffic, whichever is longer."""
     if cost.flops == 0 and cost.bytes == 0:
         return 0.0
-    return card.launch_us + max(arithmetic_us(cost, card), traffic_us(cost, card))
+    arithmetic, traffic = arithmetic_us(cost, card), traffic_us(cost, card)
+    if cost.strided and "strided" in card.curves:
+        # Such a loop is not vectorized, and what it loads is needed at once.
+        return card.launch_us + _LANES * arithmetic + traffic
+    return card.launch_us + max(arithmetic, traffic)
+
+
+_LANES = 8
+"""Numbers that a CPU's vector instructions work on at once (256 bits of float32)."""
 
 
 def arithmetic_us(cost: Cost, card: Card) -> float:
@@ -99,13 +107,18 @@ def rate(curve: Sequence[tuple[float, float]], size: float) -> float:
 
 def matmul_rate(m: Matmul, card: Card) -> float:
     """FLOP/s that a card reaches in such a product."""
-    each = m.flops / max(1, m.batch)
-    curve = card.curves.get(f"{m.kind}.{m.dtype}") or card.curves.get(
-        f"matmul.{m.dtype}"
-    )
+    curve = card.curves.get(f"{m.kind}.{m.dtype}")
     if curve:
-        return rate(curve, each)
+        return rate(curve, size_of_product(m))
+    curve = card.curves.get(f"matmul.{m.dtype}")
+    if curve:
+        return rate(curve, m.flops / max(1, m.batch))
     return matmul_peak(m.dtype, card) * card.matmul_efficiency * _filling(m, card)
+
+
+def size_of_product(m: Matmul) -> float:
+    """What a product's rate depends on most."""
+    return float(m.rows * m.columns) if m.kind == "dot" else m.flops / max(1, m.batch)
 
 
 _TILE = 128

@@ -1,0 +1,296 @@
+"""The clock against a real one: estimated and measured step times, policy by policy.
+
+    python -m experiments.bench.clock
+
+On a CPU (one thread of it, by the time that thread ran, so that a busy machine disturbs
+less): ten policies of each of three programs, in turn, round after round; the fastest
+round of each counts, because whatever else runs on the machine only adds. Before it
+the card is calibrated. Prints the rank correlation (Spearman) of estimates and
+measurements, and how much slower than the best policy the one is that the clock likes
+best. On a GPU: twelve programs, and the median error before and after calibration.
+Writes `experiments/results/clock-cpu.json`, or `clock-NAME.json` of a card.
+"""
+
+import dataclasses
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+import revremat as rr
+from experiments.bench import clock_programs as programs
+from experiments.card import curves, facts, kernels
+from experiments.card.jobs import Here
+from experiments.card.jobs import seconds as fastest_of
+from experiments.card.programs import values
+from revremat import xla
+from revremat._files import write_text
+from revremat.xla._cards import MEASURABLE, Card, with_changes
+
+RESULTS = Path(__file__).parents[1] / "results"
+KEPT = Path(__file__).parents[2] / "runs" / "clock"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is run, and for how long.
+
+    Attributes:
+      programs: Which; default: three on a CPU, twelve on a GPU.
+      policies: Of each program, on a CPU.
+      rounds: Of each policy.
+      one_thread: On a CPU (Linux): one core, whichever is free.
+      card: A measured card's file, instead of calibrating now.
+      again: Nothing is run: the last measurements are priced once more.
+      keep: Where compiled modules and measurements are kept.
+      quick: Tiny sizes, for tests.
+      out: The folder of the results.
+    """
+
+    programs: tuple[str, ...] = ()
+    policies: int = 10
+    rounds: int = 30
+    one_thread: bool = True
+    card: Path | None = None
+    again: bool = False
+    keep: Path = KEPT
+    quick: bool = False
+    out: Path = RESULTS
+
+
+def main(options: Options) -> int:
+    """Runs all of it; 1 if a figure misses what is promised."""
+    if options.one_thread and os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
+        _start_with_one_thread()
+    jax.config.update("jax_compiler_enable_remat_pass", False)
+    device = jax.devices()[0]
+    cpu = device.platform == "cpu"
+    began = time.perf_counter()
+    target = rr.target("local")
+    sheet = dataclasses.replace(target.card, curves={}, measured=False)
+    changes = (
+        json.loads(options.card.read_text())["card"]
+        if options.card
+        else calibrate(target.card, options.quick)
+    )
+    measured = with_changes(sheet, changes)
+    names = options.programs or (programs.ON_CPU if cpu else programs.NAMES)
+    found = {}
+    for name in names:
+        folder = options.keep / name
+        if options.again:
+            rows = json.loads((folder / "rows.json").read_text())
+        else:
+            size = "tiny" if options.quick else "cpu" if cpu else "gpu"
+            problem = programs.make(name, Here(), size)
+            chosen = programs.policies(problem, options.policies if cpu else 1)
+            one_thread = cpu and options.one_thread
+            rows = race(chosen, options.rounds, folder, one_thread=one_thread)
+        found[name] = price(rows, folder, target, sheet, measured)
+        print(table(name, found[name]), flush=True)
+    errors = {
+        card: statistics.median(
+            abs(row[f"{card}_us"] / row["measured_us"] - 1)
+            for rows in found.values()
+            for row in rows
+        )
+        for card in ("sheet", "calibrated")
+    }
+    result = {
+        "device": device.device_kind,
+        "jax": jax.__version__,
+        "threads": 1 if cpu and options.one_thread else os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "seconds": round(time.perf_counter() - began),
+        "median_error": errors,
+        "summary": {name: summary(rows) for name, rows in found.items()},
+        "programs": found,
+        "card": {k: v for k, v in changes.items() if k in MEASURABLE},
+    }
+    for name, one in result["summary"].items():
+        print(f"{name}: {json.dumps(one)}")
+    print(
+        f"median error: {100 * errors['sheet']:.0f} % by the data sheet, "
+        f"{100 * errors['calibrated']:.0f} % calibrated"
+    )
+    options.out.mkdir(parents=True, exist_ok=True)
+    label = "cpu" if cpu else target.card.key
+    path = options.out / f"clock-{label}.json"
+    print(f"written to {write_text(path, json.dumps(result, indent=1) + chr(10))}")
+    held = (
+        all(
+            s["rank_correlation"] >= 0.9 and s["choice_is_slower_by"] <= 0.03
+            for s in result["summary"].values()
+        )
+        if cpu
+        else errors["sheet"] <= 0.15 and errors["calibrated"] <= 0.08
+    )
+    print("held" if held else "NOT held")
+    return 0 if held else 1
+
+
+def _start_with_one_thread() -> None:
+    """JAX with a pool of one thread, which may then run on any core.
+
+    The pool has as many threads as the process may use cores when JAX starts.
+    """
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    jax.devices()
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), allowed)
+
+
+def calibrate(card: Card, quick: bool = False) -> dict[str, Any]:
+    """What is measured of this machine's first device: fields of its card."""
+    if card.platform == "cpu":
+        return {
+            "curves": curves.measure(quick),
+            "launch_us": curves.launch_us(quick),
+        }
+    timed = {}
+    for group, members in kernels.suite("gpu", quick).items():
+        timed[f"kernels {group}"] = {}
+        for kernel in members:
+            run, arguments = kernel.make()
+            compiled = jax.jit(run).lower(*arguments).compile()
+            timed[f"kernels {group}"][kernel.name] = {
+                "seconds": fastest_of(lambda c=compiled, a=arguments: c(*a)),
+                "flops": kernel.flops,
+                "bytes": kernel.bytes,
+                "dtype": kernel.dtype,
+            }
+    return facts.card(timed, {"key": card.key, "platform": "gpu"})
+
+
+def race(
+    policies: list[programs.Policy], rounds: int, folder: Path, *, one_thread: bool
+) -> list[Row]:
+    """Measures every policy of a program, in turn, and keeps what was compiled.
+
+    Args:
+      policies: Of one program.
+      rounds: How often each is run.
+      folder: Gets the compiled modules, and `rows.json`.
+      one_thread: Count the time that the process ran, not what the clock on the wall
+        says.
+
+    Returns:
+      For each policy its name, and the fastest and the median round in microseconds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # One thread's own time is the time of a step on an idle machine.
+    watch = time.process_time if one_thread else time.perf_counter
+    rows, running = [], []
+    for number, policy in enumerate(policies):
+        compiled, hlo = compile_once(policy)
+        (folder / f"{number}.hlo.pb").write_bytes(hlo)
+        running.append((compiled, list(values(policy.specs)), []))
+        temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+        rows.append({"policy": policy.name, "temp_bytes": temp_bytes})
+        print(f"  compiled {policy.name}", file=sys.stderr, flush=True)
+    for number in range(rounds + 1):
+        for compiled, arguments, times in running:
+            for warm in (False, True):
+                began = watch()
+                first, *others = compiled(*arguments)
+                jax.block_until_ready((first, others))
+                took = watch() - began
+                arguments[0] = first
+                if number and warm:  # the first of each pair finds other data cached
+                    times.append(1e6 * took)
+    for row, (_, _, times) in zip(rows, running, strict=True):
+        row["measured_us"] = min(times)
+        row["median_us"] = statistics.median(times)
+    write_text(folder / "rows.json", json.dumps(rows, indent=1))
+    return rows
+
+
+def price(
+    rows: list[Row], folder: Path, target: rr.Target, sheet: Card, measured: Card
+) -> list[Row]:
+    """The rows with the clock's estimates, by the data sheet and calibrated."""
+    priced = []
+    for number, row in enumerate(rows):
+        module = xla.Module.from_bytes((folder / f"{number}.hlo.pb").read_bytes())
+        by_card = {
+            name: xla.estimate(module, dataclasses.replace(target, card=card))
+            for name, card in (("sheet", sheet), ("calibrated", measured))
+        }
+        estimates = {f"{name}_us": t.step_us for name, t in by_card.items()}
+        recompute = {"recompute_us": by_card["calibrated"].recompute_us}
+        priced.append(row | estimates | recompute)
+    return priced
+
+
+def compile_once(policy: programs.Policy) -> tuple[Any, bytes]:
+    """What runs, and the module that the compiler wrote down of the same compile."""
+    lowered = jax.jit(policy.step, donate_argnums=policy.donate).lower(*policy.specs)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_proto": True}
+        compiled = lowered.compile(compiler_options=options)
+        dumps = Path(folder).glob("*after_optimizations.hlo.pb")
+        largest = max(dumps, key=lambda path: path.stat().st_size)
+        return compiled, largest.read_bytes()
+
+
+def summary(rows: list[Row]) -> dict[str, float]:
+    """How well the estimates order the measurements."""
+    measured = [row["measured_us"] for row in rows]
+    chosen = min(rows, key=lambda row: row["calibrated_us"])
+    errors = [row["calibrated_us"] / row["measured_us"] - 1 for row in rows]
+    return {
+        "rank_correlation": spearman([r["calibrated_us"] for r in rows], measured),
+        "by_data_sheet": spearman([r["sheet_us"] for r in rows], measured),
+        "choice_is_slower_by": chosen["measured_us"] / min(measured) - 1,
+        "spread": max(measured) / min(measured) - 1,
+        "median_error": statistics.median(map(abs, errors)),
+    }
+
+
+def spearman(one: list[float], two: list[float]) -> float:
+    """Rank correlation; ties share their ranks.
+
+    >>> spearman([1, 2, 3], [10, 30, 20])
+    0.5
+    """
+    ranks = [_ranks(values) for values in (one, two)]
+    if any(len(set(r)) < 2 for r in ranks):
+        return float(len(one) < 2 or ranks[0] == ranks[1])
+    return statistics.correlation(*ranks)
+
+
+def _ranks(values: list[float]) -> list[float]:
+    return [
+        sum(other < value for other in values)
+        + (sum(other == value for other in values) + 1) / 2
+        for value in values
+    ]
+
+
+def table(name: str, rows: list[Row]) -> str:
+    """One program's policies, the fastest first."""
+    lines = [f"{name:36} measured   median  calibrated  data sheet   temp MiB"]
+    for row in sorted(rows, key=lambda row: row["measured_us"]):
+        us = ("measured_us", "median_us", "calibrated_us", "sheet_us")
+        m, d, c, s = (row[key] / 1e3 for key in us)
+        temp = row["temp_bytes"] / 2**20
+        lines.append(
+            f"  {row['policy'][:34]:34} {m:8.2f} {d:8.2f}    {c:8.2f}    {s:8.2f} "
+            f"{temp:10.1f}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Options)))

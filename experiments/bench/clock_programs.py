@@ -1,0 +1,200 @@
+"""Programs and policies on which the clock is judged."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import revremat as rr
+from experiments.configs import gpt, vit_digits
+from revremat.policies import candidates
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One way to run a program.
+
+    Attributes:
+      name: What tables call it.
+      step: The step.
+      specs: Its arguments; the first is replaced by its first result.
+      donate: Which of them may be overwritten.
+    """
+
+    name: str
+    step: Callable[..., Any]
+    specs: tuple[Any, ...]
+    donate: tuple[int, ...]
+
+
+def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
+    """So many policies of a program: presets, sets of names, and splits of the layers.
+
+    Args:
+      problem: A program whose layers are one unit.
+      number: How many.
+
+    Returns:
+      No two alike; fewer where there are fewer.
+    """
+    graph = rr.trace(problem.loss, *problem.specs)
+    unit = max(graph.units, key=lambda u: u.num_layers)
+    n = unit.num_layers
+    uniform = {c.name: c.action for c in candidates(unit, most_subsets=number)}
+    chosen = {name: (action,) * n for name, action in uniform.items()}
+    extra = [name for name in chosen if name not in ("none", "full")]
+    extra.sort(key=lambda name: unit.kept(uniform[name]).device_bytes)
+    kept = number - 3  # leaves room for splits
+    if len(chosen) > kept:  # spread over the bytes that they keep
+        step = len(extra) / (kept - 2)
+        extra = [extra[int(step * k)] for k in range(kept - 2)]
+    order = ["none", "full", *extra]
+    chosen = {name: chosen[name] for name in order if name in chosen}
+    for one, two in itertools.combinations(reversed(order[:4]), 2):
+        for k in (n // 2, n // 4, 3 * n // 4):
+            if 0 < k < n and len(chosen) < number:
+                actions = (uniform[one],) * k + (uniform[two],) * (n - k)
+                chosen[f"{k} x {one}, {n - k} x {two}"] = actions
+    found = []
+    for name, actions in chosen.items():
+        loss = rr.apply(problem.loss, graph.plan({unit.name: actions}))
+        step, specs = problem.make_step(loss)
+        found.append(Policy(name, step, specs, problem.donate))
+    return found
+
+
+def make(name: str, target: Any, size: str) -> rr.Problem:
+    """One of the programs.
+
+    Args:
+      name: One of `NAMES`.
+      target: Has `num_devices` and `mesh(axes)`.
+      size: `cpu`: 20 to 200 ms on one core; `gpu`: the same on a large card; `tiny`.
+    """
+    return _PROGRAMS[name](target, ("tiny", "cpu", "gpu").index(size))
+
+
+def _spec(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _gpt(target: Any, size: int, **changes: Any) -> rr.Problem:
+    small = {"num_layers": 2, "width": 16, "mlp_width": 32, "seq_len": 16}
+    cpu = {"num_layers": 4, "batch_size": 4}
+    large = {
+        "num_layers": 12,
+        "width": 1024,
+        "mlp_width": 4096,
+        "num_heads": 16,
+        "seq_len": 1024,
+        "batch_size": 8,
+        "vocab_size": 32_768,
+        "model.dtype": "bfloat16",
+    }
+    found = gpt.problem(target, **((small, cpu, large)[size] | changes))
+    return found if size == 2 else _sgd(found.loss, found.specs)
+
+
+def _vit(target: Any, size: int, **changes: Any) -> rr.Problem:
+    small = {"num_layers": 2, "batch_size": 4}
+    cpu = {"num_layers": 4, "batch_size": 64, "width": 96, "mlp_width": 384}
+    large = {
+        "num_layers": 12,
+        "width": 768,
+        "mlp_width": 3072,
+        "num_heads": 12,
+        "image_size": 224,
+        "patch_size": 16,
+        "batch_size": 128,
+        "model.dtype": "bfloat16",
+    }
+    chosen = {"model.dropout": 0.0} | (small, cpu, large)[size] | changes
+    found = vit_digits.problem(target, **chosen)
+    return found if size == 2 else _sgd(found.loss, found.specs)
+
+
+def _sgd(loss: Callable[..., Any], specs: tuple[Any, ...]) -> rr.Problem:
+    def make_step(loss):
+        def step(params, *batch):
+            value, grads = jax.value_and_grad(loss)(params, *batch)
+            return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
+
+        return step, specs
+
+    return rr.Problem(loss, specs, step=make_step, donate=(0,))
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+
+
+def _conv_net(target: Any, size: int) -> rr.Problem:
+    """Residual blocks of two 3 x 3 convolutions."""
+    features, side, batch, depth = ((4, 8, 2, 2), (24, 16, 16, 4), (256, 56, 64, 8))[
+        size
+    ]
+    dtype = jnp.bfloat16 if size == 2 else jnp.float32
+
+    def convolve(x, kernel):
+        dims = ("NHWC", "HWIO", "NHWC")
+        kernel = kernel.astype(x.dtype)
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=dims
+        )
+
+    def loss(params, images):
+        def block(x, kernels):
+            with jax.named_scope("block"):
+                up = rr.name(convolve(_norm(x), kernels[0]), "up")
+                return x + rr.name(convolve(jax.nn.gelu(up), kernels[1]), "down"), None
+
+        out, _ = jax.lax.scan(block, images, params)
+        return jnp.mean(out.astype(jnp.float32) ** 2)
+
+    kernel = _spec(depth, 3, 3, features, features)
+    images = _spec(batch, side, side, features, dtype=dtype)
+    return _sgd(loss, ((kernel, kernel), images))
+
+
+def _mixer(target: Any, size: int) -> rr.Problem:
+    """MLPs over patches and over features in turn (Tolstikhin et al. 2021)."""
+    rows, patches, width, depth = (
+        (2, 8, 16, 2),
+        (16, 64, 128, 4),
+        (128, 256, 1024, 12),
+    )[size]
+    dtype = jnp.bfloat16 if size == 2 else jnp.float32
+
+    def mlp(x, weights, name):
+        up, down = (w.astype(x.dtype) for w in weights)
+        hidden = rr.name(x @ up, f"{name}_up")
+        return rr.name(jax.nn.gelu(hidden) @ down, f"{name}_down")
+
+    def loss(params, x):
+        def layer(x, weights):
+            over_patches, over_features = weights
+            mixed = mlp(_norm(x).swapaxes(1, 2), over_patches, "patches")
+            x = x + mixed.swapaxes(1, 2)
+            return x + mlp(_norm(x), over_features, "features"), None
+
+        return jnp.mean(jax.lax.scan(layer, x, params)[0].astype(jnp.float32) ** 2)
+
+    def pair(n):
+        return _spec(depth, n, 2 * n), _spec(depth, 2 * n, n)
+
+    x = _spec(rows, patches, width, dtype=dtype)
+    return _sgd(loss, ((pair(patches), pair(width)), x))
+
+
+_PROGRAMS: dict[str, Callable[[Any, int], rr.Problem]] = {
+    "gpt": _gpt,
+    "vit": _vit,
+    "conv_net": _conv_net,
+    "mixer": _mixer,
+}
+NAMES = tuple(_PROGRAMS)
+ON_CPU = ("gpt", "vit", "mixer")

@@ -1,0 +1,279 @@
+"""Rates of a CPU by class of work and size, from the times of single instructions.
+
+Small programs are compiled and run under JAX's profiler. The profiler says how long
+each instruction took, the compiled program what it did: the same account of work that
+the clock will use.
+"""
+
+import glob
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.profiler import ProfileData, ProfileOptions
+
+from revremat.xla import Module, read_compiled
+from revremat.xla._cost import Cost, cost_of
+from revremat.xla._roofline import rate, size_of_product
+
+Curves = dict[str, list[tuple[float, float]]]
+Timed = list[tuple[Any, Cost, float]]
+
+KIB = 2**10
+_ROUNDS = 8
+FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "tanh": jnp.tanh,
+    "exponential": jnp.exp,
+    "log": lambda x: jnp.log(x * x + 1.0),
+    "logistic": jax.nn.sigmoid,
+    "divide": lambda x: 1.5 / x,
+    "sqrt": lambda x: jnp.sqrt(x * x),
+    "rsqrt": lambda x: jax.lax.rsqrt(x * x + 1.0),
+    "erf": jax.lax.erf,
+    "sine": jnp.sin,
+    "cosine": jnp.cos,
+}
+
+
+def measure(quick: bool = False) -> Curves:
+    """All curves of this machine's first device; see `revremat.xla._roofline`."""
+    found: Curves = {}
+    found["stream"] = _stream(quick)
+    found["arithmetic"] = [_arithmetic(found["stream"])]
+    found |= _functions(found)
+    found |= _reductions(quick)
+    found |= _products(quick)
+    found |= _convolutions(quick)
+    found["strided"] = _strided(quick)
+    found["fresh"] = _fresh(quick)
+    return {name: points for name, points in found.items() if points}
+
+
+def launch_us(quick: bool = False) -> float:
+    """Time from one small instruction to the next, beyond what both of them take."""
+    walls, busy = [], []
+    lengths = (10, 50) if quick else (50, 450)
+    for length in lengths:
+
+        def chain(x, length=length):
+            for _ in range(length):
+                x = x @ x
+            return x
+
+        rows = timed(chain, jnp.eye(8))
+        busy.append(sum(seconds for _, _, seconds in rows))
+        compiled = jax.jit(chain).lower(jnp.eye(8)).compile()
+        fastest = float("inf")
+        for _ in range(20):
+            began = time.perf_counter()
+            jax.block_until_ready(compiled(jnp.eye(8)))
+            fastest = min(fastest, time.perf_counter() - began)
+        walls.append(fastest)
+    between = (walls[1] - busy[1]) - (walls[0] - busy[0])
+    return max(0.02, 1e6 * between / (lengths[1] - lengths[0]))
+
+
+def timed(function: Callable[..., Any], *arguments: Any) -> Timed:
+    """Every instruction of a compiled function: itself, its work, and seconds.
+
+    The fastest of several runs: what else runs on the machine only adds.
+    """
+    compiled = jax.jit(function).lower(*arguments).compile()
+    module = Module.from_bytes(read_compiled(compiled).hlo)
+    for _ in range(2):
+        jax.block_until_ready(compiled(*arguments))
+    options = ProfileOptions()
+    options.python_tracer_level = 0
+    options.host_tracer_level = 2
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            for _ in range(_ROUNDS):
+                jax.block_until_ready(compiled(*arguments))
+        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        seconds: dict[str, float] = defaultdict(lambda: float("inf"))
+        for name, duration in _events(ProfileData.from_file(path)):
+            seconds[name] = min(seconds[name], duration)
+    return [
+        (i, cost_of(i, module), seconds[i.name])
+        for i in module.instructions.values()
+        if i.name in seconds and seconds[i.name] > 0
+    ]
+
+
+def _events(profile: Any) -> Iterator[tuple[str, float]]:
+    for plane in profile.planes:
+        for line in plane.lines:
+            for event in line.events:
+                yield event.name, event.duration_ns * 1e-9
+
+
+def _normal(*shape: int, dtype: Any = "float32") -> jax.Array:
+    return jax.random.normal(jax.random.key(0), shape, dtype)
+
+
+def _largest(found: Timed) -> tuple[Any, Cost, float]:
+    return max(found, key=lambda row: row[1].bytes)
+
+
+def _sizes(quick: bool, first: int, last: int, factor: int = 4) -> Iterator[int]:
+    size = first
+    while size <= (4 * first if quick else last):
+        yield size
+        size *= factor
+
+
+def _stream(quick: bool) -> list[tuple[float, float]]:
+    points = []
+    for size in _sizes(quick, KIB, 16 * KIB * KIB):
+        x, y = (_normal(size // 4) for _ in range(2))
+        _, cost, seconds = _largest(timed(lambda x, y: x * 2.0 + y, x, y))
+        points.append((cost.bytes, cost.bytes / seconds))
+    return points
+
+
+def _arithmetic(stream: list[tuple[float, float]]) -> tuple[float, float]:
+    def run(x):
+        y = x
+        for _ in range(32):
+            y = y * x + 0.5
+        return y
+
+    _, cost, seconds = _largest(timed(run, _normal(2**18) * 0.1))
+    return cost.other_flops, cost.other_flops / seconds
+
+
+def _functions(known: Curves) -> Curves:
+    """What a function of every element takes beyond reading and writing it."""
+    found: Curves = {}
+    for name, function in FUNCTIONS.items():
+        run = lambda x, f=function: f(x) * 1.25 + x
+        _, cost, seconds = _largest(timed(run, _normal(2**18)))
+        elements = cost.functions.get(name, 0.0)
+        if elements:
+            traffic = cost.bytes / rate(known["stream"], cost.bytes)
+            beyond = max(seconds - traffic, 0.02 * seconds)
+            # Plain arithmetic hides under the traffic, up to here.
+            found[f"function.{name}"] = [(elements, elements / beyond)]
+    return found
+
+
+def _reductions(quick: bool) -> Curves:
+    found: Curves = defaultdict(list)
+    for size in _sizes(quick, 64 * KIB, 16 * KIB * KIB):
+        x = _normal(size // 4 // 256, 256)
+        for axis in (0, 1):
+            for _, cost, seconds in timed(lambda x, a=axis: x.sum(a), x):
+                for way, read in cost.reduced_bytes.items():
+                    found[f"reduce.{way}"].append((read, read / seconds))
+    return {name: _smooth(points) for name, points in found.items()}
+
+
+_FORMS = ("bij,bjk->bik", "bij,bkj->bik", "bji,bjk->bik", "bji,bkj->bik")
+
+
+def _products(quick: bool) -> Curves:
+    """Matrix products of every size, in every order of their dimensions."""
+    found: Curves = defaultdict(list)
+    sizes = (16, 64) if quick else (16, 32, 64, 96, 192, 384)
+    shapes = [(max(1, 200**3 // n**3), n, n, n) for n in sizes]
+    if not quick:
+        shapes += [(1, 1024, 96, 384), (1, 512, 512, 128), (1, 128, 512, 512)]
+        shapes += [(64, 64, 64, 16), (64, 16, 16, 24), (32, 128, 128, 32)]
+        # Gradients of weights: long sums, small results.
+        shapes += [(1, 64, 1024, 96), (1, 96, 1024, 256), (1, 128, 768, 384)]
+    for dtype in ("float32", "bfloat16"):
+        for batch, i, k, j in shapes:
+            for form in _FORMS if dtype == "float32" else _FORMS[:1]:
+                sides = {"b": batch, "i": i, "j": k, "k": j}
+                left, right = form.split("->")[0].split(",")
+                x, y = (
+                    _normal(*(sides[d] for d in name), dtype=dtype)
+                    for name in (left, right)
+                )
+                if batch == 1:
+                    form, x, y = form.replace("b", ""), x[0], y[0]
+                run = lambda x, y, form=form: jnp.einsum(form, x, y)
+                for _, cost, seconds in timed(run, x, y):
+                    for m in cost.matmuls:
+                        point = (size_of_product(m), m.flops / seconds)
+                        found[f"{m.kind}.{m.dtype}"].append(point)
+    return {name: _smooth(points) for name, points in found.items()}
+
+
+def _convolutions(quick: bool) -> Curves:
+    found: Curves = defaultdict(list)
+    for features in (4, 8) if quick else (8, 16, 32, 64):
+        kernel = _normal(3, 3, features, features)
+        images = _normal(8, 16, 16, features)
+
+        def run(x, kernel):
+            dims = ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=dims
+            )
+
+        def gradients(x, kernel, run=run):
+            out, back = jax.vjp(run, x, kernel)
+            return back(out)
+
+        for _, cost, seconds in timed(gradients, images, kernel):
+            for m in cost.matmuls:
+                found[f"{m.kind}.{m.dtype}"].append((m.flops, m.flops / seconds))
+    return {name: _smooth(points) for name, points in found.items()}
+
+
+def _strided(quick: bool) -> list[tuple[float, float]]:
+    """Arithmetic on transposed arrays: reads that step over rows."""
+    points = []
+    for rows in (64, 256) if quick else (32, 128, 512, 1024, 4096):
+        for operands in (1, 2, 4):
+            arrays = [_normal(rows, 384) for _ in range(operands)]
+            run = lambda *xs: sum(x.T * 1.5 for x in xs) + 1.0
+            for _, cost, seconds in timed(run, *arrays):
+                reads = sum(n for n, _ in cost.strided)
+                if reads:
+                    points.append((cost.strided[0][1], reads / seconds))
+    return _smooth(points)
+
+
+def _fresh(quick: bool) -> list[tuple[float, float]]:
+    """Writing to memory that was not there a moment ago, beyond writing to memory.
+
+    The operating system hands out large pieces page by page when they are touched;
+    small ones are kept by the process.
+    """
+    sizes = (0.25, 1) if quick else (1, 4, 16, 28, 36, 48, 64)
+    points, fastest = [], 0.0
+    for size in sizes:
+        elements = int(size * 2**18)
+        run = jax.jit(lambda x, n=elements: jnp.broadcast_to(x, (n,)))
+        jax.block_until_ready(run(1.0))
+        seconds = float("inf")
+        for _ in range(_ROUNDS):
+            began = time.process_time()  # the system's share is part of it
+            jax.block_until_ready(run(1.0))
+            seconds = min(seconds, time.process_time() - began)
+        num_bytes = 4.0 * elements
+        fastest = max(fastest, num_bytes / seconds)
+        beyond = max(seconds - num_bytes / fastest, 0.01 * seconds)
+        points.append((num_bytes, num_bytes / beyond))
+    return points
+
+
+def _smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """One point for each size, the median of those that were measured about there."""
+    groups: list[list[tuple[float, float]]] = []
+    for point in sorted(points):
+        if groups and point[0] < 1.2 * groups[-1][0][0]:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    return [
+        (statistics.median(x for x, _ in g), statistics.median(y for _, y in g))
+        for g in groups
+    ]

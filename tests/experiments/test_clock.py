@@ -1,0 +1,103 @@
+"""The clock's own benchmark, in tiny sizes: what it measures, keeps and prices."""
+
+import json
+
+import jax
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+import revremat as rr
+from experiments.bench import clock, clock_programs
+from experiments.card import curves, facts
+from experiments.card.jobs import Here
+from revremat.xla import load_card
+from revremat.xla._cards import with_changes
+
+CARD = {"launch_us": 0.5, "curves": {"matmul.float32": [[1e3, 1e10], [1e9, 1e11]]}}
+
+
+def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
+    card = tmp_path / "card.json"
+    card.write_text(json.dumps({"card": CARD}))
+    options = clock.Options(
+        programs=("mixer",),
+        policies=2,
+        rounds=2,
+        one_thread=False,
+        card=card,
+        keep=tmp_path / "kept",
+        quick=True,
+        out=tmp_path,
+    )
+    clock.main(options)
+    first = json.loads((tmp_path / "clock-cpu.json").read_text())
+    rows = first["programs"]["mixer"]
+    assert [row["policy"] for row in rows] == ["none", "full"]
+    assert all(row["measured_us"] > 0 < row["calibrated_us"] for row in rows)
+    assert rows[1]["recompute_us"] > rows[0]["recompute_us"] == 0
+    clock.main(clock.dataclasses.replace(options, again=True))
+    again = json.loads((tmp_path / "clock-cpu.json").read_text())
+    assert again["programs"] == first["programs"]
+    assert "mixer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", clock_programs.NAMES)
+def test_every_program_has_so_many_policies(name):
+    problem = clock_programs.make(name, Here(), "cpu")
+    found = clock_programs.policies(problem, 10)
+    names = [policy.name for policy in found]
+    assert len(set(names)) == 10
+    assert names[:2] == ["none", "full"]
+
+
+@pytest.mark.parametrize("name", clock_programs.NAMES)
+def test_every_program_can_be_traced_in_the_size_of_a_card(name):
+    problem = clock_programs.make(name, rr.target("cpu:1"), "gpu")
+    step, specs = problem.make_step()
+    first = jax.eval_shape(step, *specs)[0]
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    assert shapes(first) == shapes(specs[0])
+
+
+NUMBERS = st.lists(st.integers(0, 8), min_size=2, max_size=8)
+
+
+@given(NUMBERS, st.data())
+def test_rank_correlation_is_scipys(one, data):
+    two = data.draw(st.permutations(one))
+    if len(set(one)) > 1:
+        expected = scipy.stats.spearmanr(one, two).statistic
+        assert clock.spearman(one, two) == pytest.approx(expected)
+
+
+def row(measured, estimated):
+    return {"measured_us": measured, "calibrated_us": estimated, "sheet_us": 1.0}
+
+
+def test_a_choice_is_judged_by_what_it_measures():
+    found = clock.summary([row(100, 80), row(103, 70), row(200, 90)])
+    assert found["choice_is_slower_by"] == pytest.approx(0.03)
+    assert found["spread"] == pytest.approx(1.0)
+    assert found["rank_correlation"] == pytest.approx(0.5)
+
+
+def test_instructions_are_timed_with_the_work_that_the_clock_counts():
+    x = jax.numpy.ones((64, 64))
+    rows = curves.timed(lambda x: x @ x, x)
+    (product,) = [(m, s) for _, cost, s in rows for m in cost.matmuls]
+    assert product[0].flops == 2 * 64**3
+    assert 0 < product[1] < 0.1
+
+
+def test_measured_curves_become_part_of_a_card():
+    machine = {"key": "cpu", "platform": "cpu"}
+    card = facts.card({"curves": CARD}, machine)
+    assert card == CARD
+    measured = with_changes(load_card("cpu"), card)
+    assert measured.measured
+    assert measured.curves == {"matmul.float32": ((1e3, 1e10), (1e9, 1e11))}
+    for broken in ({"stream": [[1, -1]]}, {"stream": [[1, "x"]]}, {"stream": 3}):
+        with pytest.raises((ValueError, TypeError)):
+            with_changes(load_card("cpu"), {"curves": broken})
