@@ -147,7 +147,14 @@ def _(noun: Measurement, console: Console) -> None:
         console.print()
         console.print(_largest(memory.buffers))
         console.print()
-    for note in (f"time is an estimate with {basis} factors", *noun.notes):
+    _note(console, f"time is an estimate with {basis} factors")
+    if time.compiler_us is not None:
+        _note(
+            console,
+            "XLA's own cost model says of the same instructions, without overlap: "
+            f"{format_us(time.compiler_us)}",
+        )
+    for note in noun.notes:
         _note(console, note)
 
 

@@ -82,6 +82,13 @@ def test_measured_factors_are_called_so():
     )
 
 
+def test_the_compilers_own_estimate_is_told_where_it_has_one():
+    time = dataclasses.replace(MEASUREMENT.time, compiler_us=1500.0)
+    text = rr.render(dataclasses.replace(MEASUREMENT, time=time))
+    assert "without overlap: 1.5" in text
+    assert "own cost model" not in rr.render(MEASUREMENT)
+
+
 def test_a_measurement_without_buffers_has_no_tables():
     text = rr.render(changed(buffers=()))
     assert "alive at the peak" not in text

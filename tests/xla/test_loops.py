@@ -1,5 +1,7 @@
 """How often a loop runs where the compiler does not say so."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -123,7 +125,7 @@ def test_scans_as_jax_writes_them(reverse):
         return jax.lax.scan(step, x, ws, reverse=reverse)[0]
 
     specs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 8), (9, 8, 8))]
-    data = jax.jit(run).lower(*specs).compiler_ir("hlo")
+    data: Any = jax.jit(run).lower(*specs).compiler_ir("hlo")
     proto = HloProto()
     proto.hlo_module.CopyFrom(
         ModuleProto.FromString(data.as_serialized_hlo_module_proto())
