@@ -21,4 +21,4 @@ check: setup
 	$(PYTHON) -m pyright
 
 setup:
-	@tools/setup gpu-targets,dev,experiments
+	@tools/setup gpu-targets,tpu-targets,dev,experiments

@@ -195,7 +195,9 @@ def read_artifact(
         buffers = xla.peak_buffers(module, memory, origins)
         curve = xla.memory_curve(module, memory, origins)
         fragmentation = sum(
-            heap.fragmentation_bytes for heap in memory.heaps if heap.space == 0
+            heap.fragmentation_bytes
+            for heap in memory.heaps
+            if heap.space == 0 and heap.traced
         )
         heap = memory.heap()
         if packing and heap is not None:

@@ -58,6 +58,11 @@ def size_of(shape: Any) -> int:
     return (elements_of(shape) * bits + 7) // 8
 
 
+def is_tuple(shape: Any) -> bool:
+    """Whether a shape is several shapes."""
+    return shape.element_type == _TUPLE
+
+
 def elements_of(shape: Any) -> int:
     """Elements of an array shape."""
     return math.prod(shape.dimensions)

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from revremat._errors import UserError
-from revremat.xla._hlo import Module, subshape
+from revremat.xla._hlo import Module, is_tuple, size_of, subshape
 
-HOST_SPACE = 5
+DEVICE_SPACE, HOST_SPACE = 0, 5
+_POINTER_BYTES = 8
 _ALLOC, _FREE, _SHARE = 0, 1, 2
 
 
@@ -40,6 +41,14 @@ class Value:
         """XLA's shape of the value."""
         return subshape(self.instruction.shape, self.index)
 
+    @property
+    def unpadded_bytes(self) -> int:
+        """What its elements take without the backend's padding."""
+        shape = self.shape
+        if is_tuple(shape):  # a table of pointers
+            return _POINTER_BYTES * len(shape.tuple_shapes)
+        return size_of(shape)
+
 
 @dataclass
 class Region:
@@ -59,6 +68,13 @@ class Region:
     end: int
     values: list[Value] = field(default_factory=list)
 
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes the backend adds to the shape of the first value."""
+        if not self.values:
+            return 0
+        return max(0, self.size_bytes - self.values[0].unpadded_bytes)
+
     def values_at(self, event: int) -> list[Value]:
         """The values alive after `event`, the latest first."""
         alive = [v for v in self.values if v.start <= event < v.end]
@@ -76,6 +92,7 @@ class Heap:
       live_bytes: In use after each event.
       events: Names of the computation and the instruction at each event.
       peak_event: The first event after which most bytes are in use.
+      traced: The dump says when its regions are taken and given back.
     """
 
     space: int
@@ -84,6 +101,7 @@ class Heap:
     live_bytes: tuple[int, ...]
     events: tuple[tuple[str, str], ...]
     peak_event: int
+    traced: bool = True
 
     @property
     def peak_bytes(self) -> int:
@@ -136,10 +154,19 @@ class Liveness:
     fixed: tuple[Fixed, ...]
     heaps: tuple[Heap, ...]
 
-    def heap(self, space: int = 0) -> Heap | None:
+    def heap(self, space: int = DEVICE_SPACE) -> Heap | None:
         """The arena in a memory space, the largest if there are several."""
         found = [h for h in self.heaps if h.space == space]
-        return max(found, key=lambda h: h.size_bytes, default=None)
+        return max(found, key=lambda h: (h.traced, h.size_bytes), default=None)
+
+    def lasting_bytes(self, space: int = DEVICE_SPACE) -> int:
+        """What is taken from the first instruction to the last."""
+        return sum(f.size_bytes for f in self.fixed if f.space == space)
+
+    def peak_bytes(self, space: int = DEVICE_SPACE) -> int:
+        """The highest moment of a memory space, holes left out."""
+        heaps = [h for h in self.heaps if h.space == space]
+        return self.lasting_bytes(space) + sum(h.peak_bytes for h in heaps)
 
 
 def liveness(module: Module) -> Liveness:
@@ -202,9 +229,19 @@ def liveness(module: Module) -> Liveness:
         if heap_index is None or heap_index in seen:
             continue
         seen.add(heap_index)
-        heaps.append(_replay(trace, arenas[heap_index], values, places))
+        arena = arenas[heap_index]
+        try:
+            heaps.append(_replay(trace, arena, values, places))
+        except UserError:
+            if arena.color in (DEVICE_SPACE, HOST_SPACE):
+                raise
+            # A TPU's on-chip memory: what is fetched into it again and again has a
+            # trace that does not say which of the times ends.
+            heaps.append(_without_trace(arena, values, in_use=True))
     for index in arenas.keys() - seen:
-        heaps.append(_without_trace(arenas[index], values))
+        # Beside arenas with a trace it is scratch of single instructions (a TPU's
+        # pointers for its copies), which the compiler's own totals leave out, too.
+        heaps.append(_without_trace(arenas[index], values, in_use=not seen))
     heaps.sort(key=lambda h: (h.space, -h.size_bytes))
     return Liveness(tuple(fixed), tuple(heaps))
 
@@ -299,20 +336,27 @@ def _replay(trace: Any, arena: Any, values: dict[int, Value], places: Any) -> He
     )
 
 
-def _without_trace(arena: Any, values: dict[int, Value]) -> Heap:
-    """An arena whose buffers all live as long as the step."""
+def _without_trace(arena: Any, values: dict[int, Value], in_use: bool) -> Heap:
+    """An arena of which nothing is known but what lies where.
+
+    Args:
+      arena: The allocation.
+      values: By id.
+      in_use: Whether all of it counts, for the whole step.
+    """
     regions = tuple(
         Region(
             a.size,
             a.offset,
             0,
-            2,
+            1 if in_use else 0,
             [
-                Value(v.id, v.size_bytes, v.instruction, v.index, 0, 2)
+                Value(v.id, v.size_bytes, v.instruction, v.index, 0, 1)
                 for v in [values.get(a.logical_buffer_id)]
                 if v is not None
             ],
         )
         for a in arena.assigned
     )
-    return Heap(arena.color, arena.size, regions, (arena.size,), (("", ""),), 0)
+    live = (arena.size if in_use else 0,)
+    return Heap(arena.color, arena.size, regions, live, (("", ""),), 0, traced=False)
