@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,11 +36,14 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
 
     Args:
       problem: A program whose layers are one unit.
-      number: How many.
+      number: How many; 1 is the program as it is written.
 
     Returns:
       No two alike; fewer where there are fewer.
     """
+    if number == 1:
+        step, specs = problem.make_step()
+        return [Policy("as written", step, specs, problem.donate)]
     graph = rr.trace(problem.loss, *problem.specs)
     unit = max(graph.units, key=lambda u: u.num_layers)
     n = unit.num_layers
@@ -195,6 +199,14 @@ _PROGRAMS: dict[str, Callable[[Any, int], rr.Problem]] = {
     "vit": _vit,
     "conv_net": _conv_net,
     "mixer": _mixer,
+    "gpt_gated": partial(_gpt, gated=True, norm="rms", positions="rotary"),
+    "gpt_unrolled": partial(_gpt, scan=False, num_layers=4),
+    "gpt_float32": partial(_gpt, **{"model.dtype": "float32"}),
+    "gpt_one_sequence": partial(_gpt, batch_size=1),
+    "gpt_wide": partial(_gpt, width=2048, mlp_width=8192, num_layers=4),
+    "gpt_long": partial(_gpt, seq_len=2048, batch_size=4),
+    "vit_deep": partial(_vit, num_layers=24, batch_size=64),
+    "vit_float32": partial(_vit, **{"model.dtype": "float32"}),
 }
 NAMES = tuple(_PROGRAMS)
 ON_CPU = ("gpt", "vit", "mixer")
