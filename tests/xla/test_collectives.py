@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import revremat as rr
-from revremat.xla import Module, estimate
+from revremat.xla import Module, Target, estimate
 from revremat.xla._collectives import groups_of
 from tests.xla.modules import CARD, Program, machine
 from tests.xla.programs import spec
@@ -193,7 +193,7 @@ def torus_us(topology, groups):
     program, _ = collective("all-gather", 10**6, replica_groups=listed)
     card = dataclasses.replace(CARD, platform="tpu")
     num = int(np.prod(topology))
-    target = rr.xla.Target("torus", card, num // 4, 4, topology)
+    target = Target("torus", card, num // 4, 4, topology)
     return estimate(program.module(), target).collective_us
 
 
