@@ -145,6 +145,7 @@ def flatten(
     keep_names: bool = False,
     keep_checkpoints: bool = False,
     keep_blocks: bool = False,
+    keep: Callable[[Op], bool] = lambda op: False,
 ) -> Program:
     """A closed jaxpr as a flat program.
 
@@ -154,8 +155,9 @@ def flatten(
         under somebody else's checkpoint policy).
       keep_checkpoints: Leave `jax.checkpoint` regions as single operations.
       keep_blocks: Leave `rr.block` calls as single operations.
+      keep: Which other calls to leave.
     """
-    flat = _Flattener(keep_names, keep_checkpoints, keep_blocks)
+    flat = _Flattener(keep_names, keep_checkpoints, keep_blocks, keep)
     inputs = tuple(Value(v.aval) for v in closed.jaxpr.invars)
     outputs = flat.inline(closed, inputs, scope=None)
     return Program(inputs, tuple(flat.ops), tuple(outputs), tuple(flat.names))
@@ -166,6 +168,7 @@ class _Flattener:
     keep_names: bool
     keep_checkpoints: bool
     keep_blocks: bool
+    keep: Callable[[Op], bool]
     ops: list[Op] = field(default_factory=list)
     names: list[tuple[str, Atom]] = field(default_factory=list)
 
@@ -206,7 +209,7 @@ class _Flattener:
             self.keep_blocks and (op.is_block or op.is_written)
         ):
             return None
-        if _compat.has_explicit_placement(op.eqn):
+        if _compat.has_explicit_placement(op.eqn) or self.keep(op):
             return None
         return as_closed(op.eqn.params.get("jaxpr", op.eqn.params.get("call_jaxpr")))
 

@@ -146,6 +146,7 @@ class Steps(Coupling):
 
     def run(self, params: Any, x: Any, rest: Any = None) -> tuple[Any, Any]:
         streams = self._streams(x, self.num_inputs, "takes")
+        self._check_names(params, rest)
         aux: dict[str, Any] = {}
         for step in self.steps:
             values = []
@@ -275,6 +276,23 @@ class Steps(Coupling):
         for value in _together(step.join, values):
             before = step.join.join(before, value)
         streams[step.target] = before
+
+    def _check_names(self, params: Any, rest: Any) -> None:
+        maps = ", ".join(self.maps)
+        missing = [name for name in self.maps if name not in (params or {})]
+        if missing:
+            raise UserError(
+                f"a coupling of maps {maps} was given no parameters for {missing[0]}; "
+                "give a pytree for each, None for a map that has none."
+            )
+        for what, tree in (("parameters", params), ("state", rest)):
+            names = tree if isinstance(tree, Mapping) else ()
+            unknown = [repr(name) for name in names if name not in self.maps]
+            if unknown:
+                raise UserError(
+                    f"a coupling of maps {maps} was given {what} for "
+                    f"{', '.join(unknown)}, which it does not have; leave that away."
+                )
 
     def _streams(self, x: Any, count: int, verb: str) -> list[Any]:
         if not isinstance(x, tuple | list) or len(x) != count:

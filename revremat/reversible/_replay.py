@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from revremat import _compat
-from revremat.program._ops import Op, flatten, read, run
+from revremat.program._ops import CALLS, Op, as_closed, flatten, read, run
 
 _MUCH_SMALLER = 8
 
@@ -46,12 +47,20 @@ def replayed(f: Callable[..., Any]) -> Callable[..., Any]:
     def call(params: Any, x: Any, replay: Replayed) -> tuple[Any, Replayed]:
         args = (params, x, replay.rest)
         closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
-        program = flatten(closed, keep_names=True, keep_checkpoints=True)
+        batch = jnp.shape(jax.tree.leaves(x)[0])[:1]
+        # Other calls stay as they are, whoever may look for them.
+        program = flatten(
+            closed,
+            keep_names=True,
+            keep_checkpoints=True,
+            keep_blocks=True,
+            keep=lambda op: not _sums_inside(op.eqn, batch),
+        )
         made: list[Any] = []
         given = None if replay.sums is None else iter(replay.sums)
 
         def share(op: Op, values: list[Any]) -> list[Any] | None:
-            if not _is_batch_sum(op):
+            if not _is_batch_sum(op.eqn, batch):
                 return None
             if given is None:
                 (total,) = _compat.bind(op.eqn, values, op.scope)
@@ -78,11 +87,20 @@ def recall(rest: Any, aux: Any) -> Any:
     return jax.tree.map(take, rest, aux, is_leaf=is_one)
 
 
-def _is_batch_sum(op: Op) -> bool:
-    if op.kind != "reduce_sum" or 0 not in op.eqn.params["axes"]:
+def _is_batch_sum(eqn: Any, batch: tuple[int, ...]) -> bool:
+    if eqn.primitive.name != "reduce_sum" or 0 not in eqn.params["axes"]:
         return False
-    before, after = op.inputs[0].aval, op.outputs[0].aval
-    return _MUCH_SMALLER * after.size <= before.size
+    before, after = eqn.invars[0].aval, eqn.outvars[0].aval
+    is_small = _MUCH_SMALLER * after.size <= before.size
+    return is_small and before.shape[:1] == batch
+
+
+def _sums_inside(eqn: Any, batch: tuple[int, ...]) -> bool:
+    closed = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    if eqn.primitive.name not in CALLS or closed is None:
+        return False
+    inner = as_closed(closed).jaxpr.eqns
+    return any(_is_batch_sum(e, batch) or _sums_inside(e, batch) for e in inner)
 
 
 def _known_sum(op: Op) -> Callable[[Any, Any], Any]:

@@ -269,9 +269,10 @@ def _silo(
 
 
 class Neck(nnx.Module):
-    """An MBConv on each stream, computed again in the backward pass."""
+    """An MBConv on each stream, computed again in the backward pass if so asked."""
 
-    def __init__(self, config: RevBiFPNConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: RevBiFPNConfig, *, recompute: bool, rngs: nnx.Rngs):
+        self.recompute = recompute
         self.maps = nnx.List(
             MBConv(
                 config.channels[i],
@@ -286,7 +287,8 @@ class Neck(nnx.Module):
         )
 
     def __call__(self, streams: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return tuple(recomputed(f, x) for f, x in zip(self.maps, streams, strict=True))
+        pairs = zip(self.maps, streams, strict=True)
+        return tuple(recomputed(f, x) if self.recompute else f(x) for f, x in pairs)
 
 
 class Head(nnx.Module):
@@ -342,8 +344,9 @@ class RevBiFPN(nnx.Module):
     Args:
       config: Such as `REVBIFPN["S0"]`.
       rngs: For parameters, dropout and stochastic depth.
-      reversible: Whether the stack is inverted in the backward pass; if not, this is
-        the plain twin: the same function with its activations stored.
+      reversible: Whether the stack is inverted in the backward pass and the neck
+        computed again; if not, this is the plain twin: the same function with all
+        activations stored.
 
     >>> from flax import nnx
     >>> import jax
@@ -367,7 +370,8 @@ class RevBiFPN(nnx.Module):
             after = here + 1 if grows else here
             blocks.append(_silo(config, after, grows, drop, rngs))
         self.stack = RevSequence(blocks)
-        self.neck = Neck(config, rngs=rngs) if config.neck else None
+        neck = partial(Neck, config, recompute=reversible, rngs=rngs)
+        self.neck = neck() if config.neck else None
         self.head = Head(config, rngs=rngs) if config.num_classes is not None else None
         self.config, self.reversible = config, reversible
 

@@ -291,9 +291,23 @@ def _as_map(graph: Any) -> Map:
     def run(params: Any, x: Any, state: Any) -> tuple[Any, Any]:
         module = nnx.merge(graph, params, state, copy=True)
         value = module(x)
-        return value, nnx.split(module, nnx.Param, ...)[2]
+        after = nnx.split(module, nnx.Param, ...)[2]
+        _check_state(type(module).__name__, state, after)
+        return value, after
 
     return run
+
+
+def _check_state(name: str, before: Any, after: Any) -> None:
+    """What a call adds could not be replayed: the backward pass starts without it."""
+    known = {path for path, _ in nnx.to_flat_state(before)}
+    for path, leaf in nnx.to_flat_state(after):
+        if path not in known:
+            raise UserError(
+                f"{name} makes {'/'.join(map(str, path))!r} (of type "
+                f"{type(leaf).__name__}) when it is called, state that a reversible "
+                "module does not know of; make it in __init__."
+            )
 
 
 def _put(modules: Mapping[str, Any], rest: Mapping[str, Any]) -> None:

@@ -209,6 +209,22 @@ MISTAKES = {
         lambda: reversible.depth_to_space(2).forward(None, jnp.ones((1, 3, 4, 6))),
         "number of channels that 4 divides",
     ),
+    "unknown state": (
+        lambda: examples.additive().coupling.run(
+            {"f": None, "g": None}, (jnp.ones(2),) * 2, {"h": 1}
+        ),
+        "state for 'h', which it does not have",
+    ),
+    "unknown parameters": (
+        lambda: examples.additive().coupling.run(
+            {"f": None, "g": None, "h": None}, (jnp.ones(2),) * 2
+        ),
+        "parameters for 'h', which it does not have",
+    ),
+    "missing parameters": (
+        lambda: examples.additive().coupling.run({"f": None}, (jnp.ones(2),) * 2),
+        "no parameters for g; give a pytree for each",
+    ),
     "parameters": (
         lambda: reversible.chain([examples.additive().coupling], [], jnp.ones(2)),
         "1 couplings was given 0 sets",

@@ -163,6 +163,14 @@ def test_revbifpn_has_the_gradients_of_its_plain_twin(recompute_head, float64):
     assert_close(found[1], expected[1], 0)
 
 
+class Remembers(nnx.Linear):
+    """It makes a variable when it is called."""
+
+    def __call__(self, x):
+        self.seen = nnx.Intermediate(x)
+        return super().__call__(x)
+
+
 MISTAKES = {
     "no inverse": (
         lambda r: RevSequence([nnx.Linear(2, 2, rngs=r)]),
@@ -183,6 +191,12 @@ MISTAKES = {
     "streams": (
         lambda r: RevParallel([make_block(r)])((jnp.ones((2, 4)),) * 2),
         "1 couplings side by side were given 2 streams",
+    ),
+    "unknown state": (
+        lambda r: RevBlock(Remembers(2, 2, rngs=r), nnx.Linear(2, 2, rngs=r))(
+            jnp.ones((1, 4))
+        ),
+        "Remembers makes 'seen' \\(of type Intermediate\\) when it is called",
     ),
     "kind": (lambda r: RevBlock(None, None, kind="sum"), "'sum' is no kind"),
     "module": (lambda r: RevBlock(1, 2), "f is a int, which cannot be called"),

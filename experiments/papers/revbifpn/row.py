@@ -1,0 +1,48 @@
+"""One row of the table, in a process that ends with it.
+
+    python -m experiments.papers.revbifpn.row S0 inverted 16 h100:1
+
+Prints one JSON object. Compiles for a GPU are read as soon as buffers are assigned, so
+the process ends while the compiler would still be making kernels.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import revremat as rr
+from experiments.papers.revbifpn.networks import network, training_step
+from revremat.xla._early import assign_buffers
+
+
+def measure(name: str, way: str, batch: int, spec: str) -> dict[str, Any]:
+    """Compile one network's step; bytes on one device."""
+    step = training_step(network(name, way), batch)
+    target = rr.target(spec)
+    start = time.perf_counter()
+    found = assign_buffers(step.function, step.specs, target)
+    stats = found.stats
+    total = stats["argument"] + stats["output"] - stats["alias"] + stats["temp"]
+    return {
+        "network": name,
+        "way": way,
+        "batch": batch,
+        "target": spec,
+        "total_bytes": total,
+        "own_bytes": step.own_bytes,
+        "seconds": round(time.perf_counter() - start, 1),
+        "versions": found.versions,
+    }
+
+
+def main() -> None:
+    """From the command line to a line of JSON."""
+    name, way, batch, spec = sys.argv[1:]
+    print(json.dumps(measure(name, way, int(batch), spec)), flush=True)
+    os._exit(0)  # the compiler's thread cannot be stopped
+
+
+if __name__ == "__main__":
+    main()
