@@ -40,6 +40,7 @@ from revremat._plan import SAVE as SAVE
 from revremat._plan import Action as Action
 from revremat._plan import Plan as Plan
 from revremat._problem import Problem as Problem
+from revremat._read import read as read
 from revremat._render import render as render
 from revremat._render import write as write
 from revremat._trace import trace as trace

@@ -32,6 +32,7 @@ from revremat._lock import check_lock, lock_text
 from revremat._measure import measure
 from revremat._measurement import Measurement
 from revremat._problem import Problem
+from revremat._read import is_dump, read
 from revremat._render import render, render_targets, write
 from revremat._trace import choices
 from revremat.xla import Target
@@ -45,15 +46,18 @@ class Report:
     """What a training step takes on a target: bytes, who holds them, and time.
 
     PROGRAM is `package.module:problem` or `file.py:problem`, a function
-    `problem(target, **overrides)` that returns a `revremat.Problem`.
+    `problem(target, **overrides)` that returns a `revremat.Problem`; or what a compile
+    left behind: the folder given to XLA's `--xla_dump_to`, or an `*.hlo.pb` file of it.
     """
 
     program: Annotated[str, tyro.conf.Positional]
-    """What to measure."""
+    """What to measure, or a dump."""
     target: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """`local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`; repeat it for a table."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
+    module: str = ""
+    """Part of a module's name, where a dump has several."""
     json: Path | None = None
     """Also write everything as JSON to this file."""
     html: Path | None = None
@@ -93,6 +97,13 @@ class Report:
             )
 
     def _measure(self) -> list[Measurement]:
+        if is_dump(self.program):
+            return self._read()
+        if self.module:
+            raise UserError(
+                f"--module {self.module!r} picks from a dump, but {self.program!r} is "
+                "a program: leave it out"
+            )
         targets = start_targets(self.target or ("local",))
         overrides = dict(read_override(text) for text in self.set)
         found = []
@@ -111,6 +122,19 @@ class Report:
                 notes = (*m.notes, *_choices(problem, target))
                 found.append(dataclasses.replace(m, notes=notes))
         return found
+
+    def _read(self) -> list[Measurement]:
+        if not self.target:
+            raise UserError(
+                "a dump does not say how much memory its card has: write --target, as "
+                "in --target h100:8"
+            )
+        if self.set:
+            raise UserError("--set changes a program, but a dump is compiled already")
+        return [
+            read(self.program, target=t, module=self.module, packing=self.packing)
+            for t in self.target
+        ]
 
 
 def _choices(problem: Problem, target: Target) -> list[str]:
