@@ -23,7 +23,9 @@ from revremat._export import export as export
 from revremat._fit import DoesNotFit as DoesNotFit
 from revremat._fit import Fit as Fit
 from revremat._fit import fit as fit
+from revremat._fit import frontier as frontier
 from revremat._fit import search as search
+from revremat._frontier import Frontier as Frontier
 from revremat._graph import Graph as Graph
 from revremat._history import Curve as Curve
 from revremat._history import Span as Span

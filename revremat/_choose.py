@@ -1,6 +1,7 @@
 """Choose: candidates are priced, a mix is chosen, the compiler decides."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import batched, groupby, product
@@ -75,6 +76,7 @@ class Fit:
       rows: Every whole program compiled on the way, the chosen one included.
       menus: What a layer costs under each candidate.
       bound_us: The estimated time that no mix of the candidates can beat.
+      greedy_us: What the prices say of a mix chosen greedily; None if it found none.
       num_compiles: Programs compiled or read from the cache, cut ones included.
     """
 
@@ -84,6 +86,7 @@ class Fit:
     rows: tuple[Row, ...]
     menus: tuple[Menu, ...]
     bound_us: float
+    greedy_us: float | None
     num_compiles: int
 
 
@@ -94,11 +97,11 @@ class Search:
         self,
         problem: Problem,
         target: Target,
-        budget_bytes: int,
-        progress: Progress | None,
+        progress: Progress | None = None,
     ):
-        self.problem, self.target, self.budget = problem, target, budget_bytes
-        self.progress = progress
+        self.problem, self.target, self.progress = problem, target, progress
+        self.budget = 0
+        self.prices: list[UnitPrices] = []
         self.done, self.expected = 0, 0
         self.rows: dict[Any, Row] = {}
         self.graph: Graph = trace(problem.loss, *problem.specs)
@@ -120,8 +123,8 @@ class Search:
                 "the backward pass"
             )
 
-    def run(self) -> Fit:
-        """All of it, from the first price to the plan."""
+    def prepare(self) -> None:
+        """The program as it was written, and the first price of everything."""
         self.prices = [
             UnitPrices(
                 self.problem.loss,
@@ -140,19 +143,25 @@ class Search:
         for prices in self.prices:
             prices.price_roughly()
         self._correct()
+
+    def fit(self, budget_bytes: int) -> Fit:
+        """The plan for a budget; all that was compiled for other ones counts, too."""
+        if not self.prices:
+            self.prepare()
+        self.budget = budget_bytes
         choice = self._tighten()
         bound_us = float("inf")
         if choice is not None:
             self._rivals(choice)
-            best = self._best()
+            best = self.best(self.budget)
             if best.plan is not None:
                 bound_us = choice.bound_us + self._fixed_us(best) + self._polish(best)
-        best = self._best()
+        best = self.best(self.budget)
         plan = dataclasses.replace(
             best.plan or self.graph.plan({}),
             target=self.target.spec,
             budget_bytes=self.budget,
-            predicted_bytes=round(best.predicted_bytes) if best.plan else None,
+            predicted_bytes=_known(best.predicted_bytes),
             compiled_bytes=best.bytes,
             held_by=_held_by(best.measurement),
         )
@@ -163,6 +172,7 @@ class Search:
             rows=tuple(self.rows.values()),
             menus=self.menus(),
             bound_us=min(bound_us, best.time_us),
+            greedy_us=self._greedy_us(best),
             num_compiles=self.done,
         )
 
@@ -198,7 +208,12 @@ class Search:
         missing: dict[Any, tuple[str, Plan | None, float]] = {}
         losses = []
         for key, (name, actions, predicted) in zip(keys, programs, strict=True):
-            if key in self.rows or key in missing:
+            if (known := self.rows.get(key)) is not None:
+                if math.isnan(known.predicted_bytes):
+                    new = dataclasses.replace(known, predicted_bytes=predicted)
+                    self.rows[key] = new
+                continue
+            if key in missing:
                 continue
             plan = None if actions is None else self.graph.plan(actions)
             missing[key] = (name, plan, predicted)
@@ -247,6 +262,12 @@ class Search:
             layers += sum(times[names[action]] for action in actions)
         return row.time_us - layers
 
+    def _greedy_us(self, best: Row) -> float | None:
+        found = policies.choose_greedily(self.menus(), self.budget)
+        if found is None or best.plan is None:
+            return None
+        return found.time_us + self._fixed_us(best)
+
     # Choice ---------------------------------------------------------------------------
 
     def _tighten(self) -> Choice | None:
@@ -282,7 +303,7 @@ class Search:
             if rival is None:
                 return
             seen.append(rival.support)
-            best = self._best()
+            best = self.best(self.budget)
             expected = rival.time_us + self._fixed_us(best)
             if best.plan is not None and expected > _NEAR * best.time_us:
                 return
@@ -380,13 +401,17 @@ class Search:
             programs.append((_summary(counts), actions, predicted))
         return self.add_all(programs)
 
-    def _best(self) -> Row:
-        """The fastest row that fits, or else the smallest."""
+    def best(self, budget_bytes: int) -> Row:
+        """The fastest program compiled so far that fits, or else the smallest."""
         rows = list(self.rows.values())
-        fitting = [r for r in rows if r.bytes <= self.budget]
+        fitting = [r for r in rows if r.bytes <= budget_bytes]
         if fitting:
             return min(fitting, key=lambda r: (r.time_us, r.bytes))
         return min(rows, key=lambda r: r.bytes)
+
+
+def _known(predicted: float) -> int | None:
+    return None if math.isnan(predicted) else round(predicted)
 
 
 def _with_edges(

@@ -15,11 +15,12 @@ from rich.text import Text
 
 from revremat._bytes import format_bytes, format_us, parse_bytes
 from revremat._errors import UserError
-from revremat._fit import Fit, Row, fit, presets
+from revremat._files import check_place
+from revremat._fit import Fit, Row, fit, frontier, presets
 from revremat._fit import Progress as Report
 from revremat._load import load, read_override, start_targets, users_errors
 from revremat._problem import Problem
-from revremat._render import new_table, render
+from revremat._render import new_table, render, write
 from revremat.xla import Target
 
 
@@ -33,10 +34,13 @@ class Search:
 
     program: Annotated[str, tyro.conf.Positional]
     """What to fit."""
-    budget: str
+    budget: str = ""
     """Bytes on each device: `60GiB`, or `75%` of what is usable."""
     target: str = "local"
     """Where it will run: `local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`."""
+    pareto: Path | None = None
+    """Search at eight budgets instead, and draw time against memory: `*.html`, or
+    `*.json` with every plan."""
     out: Path | None = None
     """Write the plan to this file, for `rr.Plan.load`."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -44,6 +48,12 @@ class Search:
 
     def run(self) -> int:
         target, problem = _load(self.program, self.target, self.set)
+        if self.pareto is not None:
+            return self._draw(target, problem, self.pareto)
+        if not self.budget:
+            raise UserError(
+                "write a budget, as in --budget 60GiB, or --pareto out.html"
+            )
         parse_bytes(self.budget, usable_bytes=target.usable_bytes)
         if self.out is not None and not self.out.resolve().parent.is_dir():
             raise UserError(f"there is no folder {str(self.out.parent)!r} for --out")
@@ -54,6 +64,18 @@ class Search:
             found.plan.save(self.out)
             print(f"plan written to {self.out}")
         return 0 if found.plan.fits else 1
+
+    def _draw(self, target: Target, problem: Problem, path: Path) -> int:
+        if self.budget or self.out is not None:
+            raise UserError("--pareto tries budgets of its own: leave out the others")
+        if path.suffix not in (".html", ".json"):
+            raise UserError(f"cannot write {str(path)!r}: write *.html or *.json")
+        check_place(path)
+        with _reporting(f"search {self.program} on {target}") as progress:
+            found = frontier(problem, target=target, progress=progress)
+        sys.stdout.write(render(found, color=sys.stdout.isatty()))
+        print(f"written to {write(found, path)}")
+        return 0
 
 
 @dataclass(frozen=True)

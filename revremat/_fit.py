@@ -1,5 +1,6 @@
 """search and fit: a plan for a budget, proven by the target's own compiler."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from revremat._choose import Progress as Progress
 from revremat._choose import Row as Row
 from revremat._choose import Search
 from revremat._errors import UserError
+from revremat._frontier import Frontier, Point
 from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat._render import new_table, print_noun
@@ -85,13 +87,10 @@ def fit(
       A `Fit`: the loss to train with, its plan, what the compiler says of it, and all
       that was compiled on the way.
     """
-    if not isinstance(problem, Problem):
-        problem = Problem(problem, specs)
-    elif specs:
-        raise UserError("a Problem has its own specs: write no arguments beside it")
+    problem = _as_problem(problem, specs)
     wanted = xla.target(target)
     limit = parse_bytes(budget, usable_bytes=wanted.usable_bytes)
-    found = Search(problem, wanted, limit, progress).run()
+    found = Search(problem, wanted, progress).fit(limit)
     if strict and not found.plan.fits:
         raise DoesNotFit(_sentence(found.plan))
     return found
@@ -117,8 +116,12 @@ def presets(
       target: Where it will run.
       progress: Told before each compile.
     """
-    search = Search(problem, xla.target(target), 2**62, progress)
+    search = Search(problem, xla.target(target), progress)
     search.expected = 1 + len(policies.PRESETS)
+    return _presets(search)
+
+
+def _presets(search: Search) -> tuple[Row, ...]:
     unknown = float("nan")
     uniform = [
         (
@@ -131,8 +134,80 @@ def presets(
         )
         for name in policies.PRESETS
     ]
-    search.add_all([("as written", None, unknown), *uniform])
-    return tuple(search.rows.values())
+    return tuple(search.add_all([("as written", None, unknown), *uniform]))
+
+
+def frontier(
+    problem: Problem | Callable[..., Any],
+    *specs: Any,
+    target: str | Target,
+    num_budgets: int = 8,
+    progress: Progress | None = None,
+) -> Frontier:
+    """What less memory costs in time: plans for budgets from plain to the smallest.
+
+    Args:
+      problem: A `Problem`, or a loss whose gradient is the step.
+      *specs: The loss's arguments, if it is not a `Problem`.
+      target: Where it will run.
+      num_budgets: How many budgets, evenly spaced by ratio, from just under what the
+        program takes as written to the smallest that its prices allow.
+      progress: Told before each compile.
+
+    Returns:
+      A `Frontier`; `rr.write(frontier, "out.html")` draws it.
+
+    Raises:
+      UserError: There is nothing to decide, or fewer than two budgets.
+    """
+    if num_budgets < 2:
+        raise UserError(f"{num_budgets} budgets make no frontier: write 2 or more")
+    problem = _as_problem(problem, specs)
+    wanted = xla.target(target)
+    search = Search(problem, wanted, progress)
+    search.prepare()
+    search.expected += 4 * num_budgets
+    uniform = {id(row.measurement) for row in _presets(search)}
+    plain = search.add("as written", None).bytes
+    # The prices may be a little low: the smallest is asked for with something to spare.
+    smallest = min(1.01 * policies.smallest_bytes(search.menus()), 0.999 * plain)
+    ratio = (smallest / (0.999 * plain)) ** (1 / (num_budgets - 1))
+    budgets = [int(0.999 * plain * ratio**k) for k in range(num_budgets)]
+    for budget in budgets:
+        search.fit(budget)
+    answers: dict[int, int] = {}
+    for budget in budgets:  # what was found for one may be the best for others
+        row = search.best(budget)
+        if row.bytes <= budget:
+            answers.setdefault(id(row.measurement), budget)
+    points = []
+    for row in search.rows.values():
+        one = id(row.measurement)
+        kind = "searched" if one in answers else "compiled"
+        if one in uniform:
+            kind = "as written" if row.plan is None else "preset"
+        budget = answers.get(one)
+        plan = ""
+        if row.plan is not None:
+            about = {"target": wanted.spec, "compiled_bytes": row.bytes}
+            plan = dataclasses.replace(row.plan, **about).to_json()
+        points.append(Point(row.name, kind, row.bytes, row.time_us, budget, plan))
+    points.sort(key=lambda p: (p.bytes, p.step_us))
+    return Frontier(
+        program=problem.name or getattr(problem.loss, "__name__", "loss"),
+        target=wanted.spec,
+        usable_bytes=wanted.usable_bytes,
+        points=tuple(points),
+        num_compiles=search.done,
+    )
+
+
+def _as_problem(problem: Any, specs: tuple[Any, ...]) -> Problem:
+    if not isinstance(problem, Problem):
+        return Problem(problem, specs)
+    if specs:
+        raise UserError("a Problem has its own specs: write no arguments beside it")
+    return problem
 
 
 @print_noun.register
@@ -154,6 +229,11 @@ def _(noun: Fit, console: Console) -> None:
     console.print()
     if not plan.fits:
         console.print(Text(_sentence(plan)))
+    if noun.greedy_us is not None:
+        console.print(
+            f"by its prices, a greedy choice takes {format_us(noun.greedy_us)} and no "
+            f"mix less than {format_us(noun.bound_us)}"
+        )
     gap = 100 * (best.time.step_us / noun.bound_us - 1) if noun.bound_us > 0 else 0.0
     console.print(
         f"at most {gap:.1f} % slower than any mix of these candidates; "
@@ -161,3 +241,23 @@ def _(noun: Fit, console: Console) -> None:
     )
     for unit in plan.units:
         console.print(Text(str(unit)))
+
+
+@print_noun.register
+def _(noun: Frontier, console: Console) -> None:
+    best = set(noun.best)
+    table = new_table("program", "bytes", "step", "", "")
+    for point in noun.points:
+        told = point.kind
+        if point.budget_bytes is not None:
+            told = f"{told}, up to {format_bytes(point.budget_bytes)}"
+        table.add_row(
+            Text(point.name),
+            format_bytes(point.bytes),
+            format_us(point.step_us),
+            told,
+            "none better" if point in best else "",
+            style="bold" if point in best else "",
+        )
+    console.print(table)
+    console.print(f"{noun.num_compiles} programs compiled or read from the cache")

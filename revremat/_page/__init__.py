@@ -8,14 +8,16 @@ import jinja2
 from markupsafe import Markup
 
 from revremat._bytes import format_bytes, format_us
+from revremat._frontier import Frontier
 from revremat._measurement import PHASES, Measurement
 from revremat._page._embedded import drawable, embedded
+from revremat._page._frontier import chart
 
 _MOST_MODULES = 40
 _SCRIPTS = ("common", "plot", "curve", "timeline", "treemap", "buffers", "page")
 
 
-def page(measurements: Measurement | Sequence[Measurement]) -> str:
+def page(measurements: Measurement | Sequence[Measurement] | Frontier) -> str:
     """An HTML page that opens from disk and sends nothing away.
 
     Charts are drawn by the page's own script from JSON within it; the page forbids
@@ -23,14 +25,43 @@ def page(measurements: Measurement | Sequence[Measurement]) -> str:
 
     Args:
       measurements: One, or several (a table that compares them, then one section
-        each).
+        each); or a frontier, which is drawn without a script.
 
     Returns:
       The text of the file.
     """
+    if isinstance(measurements, Frontier):
+        return (
+            _environment()
+            .from_string(_template("frontier.html"))
+            .render(
+                f=measurements,
+                c=chart(measurements),
+                style=Markup(_template("page.css")),
+            )
+        )
     if isinstance(measurements, Measurement):
         measurements = [measurements]
     programs = list(dict.fromkeys(m.program for m in measurements))
+    return (
+        _environment()
+        .from_string(_template("report.html"))
+        .render(
+            reports=[_report(m) for m in measurements],
+            programs=", ".join(programs),
+            several=len(programs) > 1,
+            longest_us=max(m.time.step_us for m in measurements),
+            most_bytes=max(
+                max(m.memory.total_bytes, m.usable_bytes) for m in measurements
+            ),
+            style=Markup(_template("page.css")),
+            data=embedded(measurements),
+            script=Markup("\n".join(_template(f"{name}.js") for name in _SCRIPTS)),
+        )
+    )
+
+
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -39,16 +70,7 @@ def page(measurements: Measurement | Sequence[Measurement]) -> str:
     )
     environment.filters["bytes"] = format_bytes
     environment.filters["us"] = format_us
-    return environment.from_string(_template("report.html")).render(
-        reports=[_report(m) for m in measurements],
-        programs=", ".join(programs),
-        several=len(programs) > 1,
-        longest_us=max(m.time.step_us for m in measurements),
-        most_bytes=max(max(m.memory.total_bytes, m.usable_bytes) for m in measurements),
-        style=Markup(_template("page.css")),
-        data=embedded(measurements),
-        script=Markup("\n".join(_template(f"{name}.js") for name in _SCRIPTS)),
-    )
+    return environment
 
 
 def _template(name: str) -> str:

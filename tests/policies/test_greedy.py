@@ -1,0 +1,59 @@
+"""The greedy mix stays within the budget and is never faster than the exact one."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revremat.policies import (
+    Menu,
+    Price,
+    choose,
+    choose_greedily,
+    predict_bytes,
+    smallest_bytes,
+)
+
+prices = st.builds(
+    Price,
+    name=st.sampled_from("abcd"),
+    kept_bytes=st.integers(0, 9).map(float),
+    base_bytes=st.integers(0, 20).map(float),
+    host_bytes=st.just(0.0),
+    time_us=st.integers(1, 30).map(float),
+)
+menus = st.lists(
+    st.tuples(
+        st.integers(1, 5),
+        st.lists(prices, min_size=1, max_size=4, unique_by=lambda p: p.name),
+    ),
+    min_size=1,
+    max_size=2,
+).map(
+    lambda found: [
+        Menu(f"unit_{k}", layers, tuple(options))
+        for k, (layers, options) in enumerate(found)
+    ]
+)
+
+
+@given(menus, st.integers(0, 150))
+def test_within_the_budget_and_no_faster_than_the_exact_mix(menus, budget):
+    greedy, exact = choose_greedily(menus, budget), choose(menus, budget)
+    if greedy is None:
+        return
+    assert greedy.bytes <= budget
+    assert math.isclose(greedy.bytes, predict_bytes(menus, greedy.counts))
+    for menu in menus:
+        assert sum(n for _, n in greedy.counts[menu.unit]) == menu.num_layers
+    assert exact is not None
+    assert exact.time_us <= greedy.time_us * (1 + 1e-3)
+
+
+def test_the_smallest_mix_is_where_greed_begins():
+    one = Menu("u", 4, (Price("a", 1, 5, 0, 9), Price("b", 2, 9, 0, 1)))
+    assert smallest_bytes([one]) == 4 * 1 + 5
+    assert choose_greedily([one], 8.9) is None
+    found = choose_greedily([one], 9)
+    assert found is not None
+    assert found.counts == {"u": (("a", 4),)}
