@@ -17,6 +17,7 @@ import tyro
 
 from revremat import xla
 from revremat._bytes import format_bytes
+from revremat._cli_diff import Diff
 from revremat._cli_export import Export
 from revremat._cli_search import Compare, Search
 from revremat._errors import UserError
@@ -191,6 +192,7 @@ def _commands(words: Sequence[str]) -> Any:
         from revremat.allocation._command import AllocateOptions as allocate
     kinds = {
         "report": Report,
+        "diff": Diff,
         "search": Search,
         "compare": Compare,
         "export": Export,

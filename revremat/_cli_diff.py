@@ -1,0 +1,164 @@
+"""The command that compares two reports: `revremat diff`."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.text import Text
+
+from revremat._bytes import format_bytes, format_us
+from revremat._errors import UserError
+from revremat._files import check_place, write_text
+from revremat._measurement import Measurement
+from revremat._render import new_table, render
+
+DIFF_SCHEMA = 1
+_TOTALS = ("total", "argument", "output", "alias", "temp", "host", "fragmentation")
+_KEYS = ("phase", "module", "scope", "op", "source", "dtype")
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What grew between two reports, by who holds it at the peak.
+
+    BEFORE and AFTER are files that `revremat report --json` wrote: of two plans, two
+    commits, two targets.
+    """
+
+    before: Annotated[Path, tyro.conf.Positional]
+    """The older report."""
+    after: Annotated[Path, tyro.conf.Positional]
+    """The newer one."""
+    by: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Add up by `phase`, `module`, `scope`, `op`, `source` or `dtype`; may be
+    repeated. Without it, by phase and module."""
+    rule: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Add up by categories of your own, as in `--rule attention=attn`: a regular
+    expression over phase/scope/op and source line; may be repeated."""
+    json: Path | None = None
+    """Also write everything as JSON to this file."""
+
+    def run(self) -> int:
+        if self.by and self.rule:
+            raise UserError("--by and --rule both say how to add up: write one of them")
+        if unknown := set(self.by) - set(_KEYS):
+            raise UserError(f"--by {unknown.pop()!r}: write one of {', '.join(_KEYS)}")
+        if self.json is not None:
+            check_place(self.json)
+        rules = read_rules(self.rule)
+        before, after = (load_measurement(p) for p in (self.before, self.after))
+        data = diff(before, after, by=self.by or ("phase", "module"), rules=rules)
+        sys.stdout.write(_text(data))
+        if self.json is not None:
+            write_text(self.json, json.dumps(data, indent=1) + "\n")
+        return 0
+
+
+def read_rules(texts: tuple[str, ...]) -> dict[str, str]:
+    """Rules of the command line, `category=regular expression` each."""
+    rules = {}
+    for text in texts:
+        name, equals, rule = text.partition("=")
+        if not (name and equals and rule):
+            raise UserError(
+                f"--rule {text!r} is no rule: write --rule category=expression"
+            )
+        rules[name] = rule
+    return rules
+
+
+def load_measurement(path: Path) -> Measurement:
+    """One report that `--json` wrote.
+
+    Raises:
+      UserError: There is none, or it holds several.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{str(path)!r} is no JSON: it is not text") from None
+    if text.lstrip().startswith("["):
+        raise UserError(f"{str(path)!r} holds several reports: write one target each")
+    try:
+        return Measurement.from_json(text)
+    except ValueError as error:
+        raise UserError(f"{str(path)!r}: {error}") from None
+
+
+def diff(
+    before: Measurement,
+    after: Measurement,
+    *,
+    by: tuple[str, ...] = ("phase", "module"),
+    rules: Mapping[str, str] | None = None,
+) -> dict:
+    """What grew, as the JSON of `revremat diff`: totals, categories, time.
+
+    Categories are what is alive at each report's own peak; what grew most comes first.
+    """
+    pair = (before, after)
+
+    def sums(m: Measurement) -> dict[tuple[str, ...], int]:
+        if not rules:
+            return m.memory.by(*by)
+        return {(name,): size for name, size in m.memory.by_rule(rules).items()}
+
+    try:
+        old, new = sums(before), sums(after)
+    except ValueError as error:
+        raise UserError(f"--rule: {error}") from None
+    rows = sorted(
+        ((key, old.get(key, 0), new.get(key, 0)) for key in old.keys() | new.keys()),
+        key=lambda row: (row[1] - row[2], row[0]),
+    )
+    return {
+        "schema": DIFF_SCHEMA,
+        "before": {"program": before.program, "target": before.target},
+        "after": {"program": after.program, "target": after.target},
+        "bytes": {
+            name: [getattr(m.memory, f"{name}_bytes") for m in pair] for name in _TOTALS
+        },
+        "step_us": [m.time.step_us for m in pair],
+        "headroom_bytes": [m.headroom_bytes for m in pair],
+        "categories": [
+            {"key": list(key), "bytes": [a, b]} for key, a, b in rows if a or b
+        ],
+    }
+
+
+def _text(data: dict) -> str:
+    table = new_table("on each device", "before", "after", "change")
+    for name, (a, b) in data["bytes"].items():
+        if a or b:
+            table.add_row(name, format_bytes(a), format_bytes(b), _change(b - a))
+    a, b = data["step_us"]
+    change = f"{100 * (b / a - 1):+.1f} %" if a else ""
+    table.add_row("estimated step", format_us(a), format_us(b), change)
+    categories = new_table("alive at the peak", "before", "after", "change")
+    changed = [c for c in data["categories"] if c["bytes"][0] != c["bytes"][1]]
+    for row in changed:
+        a, b = row["bytes"]
+        categories.add_row(
+            Text(" ".join(row["key"]) or "(unnamed)"),
+            format_bytes(a),
+            format_bytes(b),
+            _change(b - a),
+        )
+    names = [
+        f"{data[side]['program']} on {data[side]['target']}"
+        for side in ("before", "after")
+    ]
+    head = f"before: {names[0]}\nafter:  {names[1]}\n\n"
+    if not changed:
+        return head + render(table) + "\nnothing alive at the peak has changed\n"
+    return head + render(table) + "\n" + render(categories)
+
+
+def _change(size: int) -> str:
+    return ("+" if size > 0 else "") + format_bytes(size)

@@ -1,0 +1,88 @@
+"""What grew between two reports adds up, in text and in JSON."""
+
+import dataclasses
+import json
+
+import pytest
+
+from revremat import Memory
+from revremat._cli import main
+from revremat._cli_diff import diff
+from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
+
+GROWN = changed(
+    temp_bytes=8 * GIB,
+    buffers=(dataclasses.replace(BUFFERS[0], bytes=6 * GIB), *BUFFERS[1:]),
+    step_us=2 * MEASUREMENT.time.step_us,
+)
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = tmp_path / "before.json", tmp_path / "after.json"
+    for path, m in zip(paths, (MEASUREMENT, GROWN), strict=True):
+        path.write_text(m.to_json())
+    return [str(p) for p in paths]
+
+
+@pytest.mark.parametrize("by", [("phase",), ("phase", "scope"), ("source",)])
+def test_categories_add_up_to_what_is_alive(by):
+    data = diff(MEASUREMENT, GROWN, by=by)
+    for side, m in enumerate((MEASUREMENT, GROWN)):
+        listed = sum(row["bytes"][side] for row in data["categories"])
+        assert listed == m.memory.where().bytes
+    first = data["categories"][0]["bytes"]
+    assert first[1] - first[0] == 2 * GIB
+    assert data["bytes"]["temp"] == [6 * GIB, 8 * GIB]
+
+
+def test_rules_are_categories_and_the_first_that_is_found_counts():
+    memory: Memory = MEASUREMENT.memory
+    rules = {"attention": "attn", "weights": r"^argument/.*params", "layers": "layer"}
+    sums = memory.by_rule(rules)
+    assert sums["attention"] == memory.where(scope="layer/attn*").bytes
+    assert sums["weights"] == 3 * GIB
+    assert sums["layers"] == memory.where(scope="layer/mlp").bytes
+    assert sum(sums.values()) == memory.where().bytes
+    with pytest.raises(ValueError, match="is no regular expression"):
+        memory.by_rule({"bad": "("})
+
+
+def test_the_command_tells_what_grew(files, tmp_path, capsys):
+    out = tmp_path / "diff.json"
+    assert main(["diff", *files, "--rule", "attention=attn", "--json", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert "attention" in text
+    assert "+2.00 GiB" in text
+    assert "+100.0 %" in text
+    data = json.loads(out.read_text())
+    assert data["schema"] == 1
+    assert data["categories"][0]["key"] == ["attention"]
+
+
+def test_equal_reports_say_so(files, capsys):
+    assert main(["diff", files[0], files[0]]) == 0
+    assert "nothing alive at the peak has changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--rule", "attn"], "write --rule category=expression"),
+        (["--rule", "a=("], "is no regular expression"),
+        (["--by", "colour"], "write one of phase"),
+        (["--by", "phase", "--rule", "a=b"], "write one of them"),
+    ],
+)
+def test_mistakes_are_one_sentence(files, capsys, words, sentence):
+    assert main(["diff", *files, *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_files_that_are_no_report(files, tmp_path, capsys):
+    for name, text in (("a", "[]"), ("b", "{}"), ("c", "x"), ("d", "7")):
+        path = tmp_path / name
+        path.write_text(text)
+        assert main(["diff", files[0], str(path)]) == 2
+    assert main(["diff", files[0], "nowhere.json"]) == 2
+    assert capsys.readouterr().err.count("\n") == 5
