@@ -45,7 +45,7 @@ class RevBiFPNConfig:
       stochastic_depth: Rate in the last group; it grows linearly from group to group.
       num_classes: Of the classifier; None for none, and then no head.
       neck: Whether the four streams pass through the neck; a classifier needs it.
-      recompute_head: Compute the head again in the backward pass too.
+      recompute_head: Compute the head's maps again in the backward pass too.
       dtype: Of the maps; parameters and streams are float32.
     """
 
@@ -296,6 +296,7 @@ class Head(nnx.Module):
 
     def __init__(self, config: RevBiFPNConfig, *, rngs: nnx.Rngs):
         channels, outputs = config.head_channels, config.scaled(CLASSIFIER_CHANNELS)
+        self.recompute = config.recompute_head
         self.down = nnx.List(
             MBConv(
                 channels[i],
@@ -322,10 +323,12 @@ class Head(nnx.Module):
         )
 
     def __call__(self, streams: tuple[jax.Array, ...]) -> jax.Array:
+        # Map by map: recomputed as a whole it would all be there at once after all.
+        run = recomputed if self.recompute else lambda f, x: f(x)
         x = streams[0]
         for f, stream in zip(self.down, streams[1:], strict=True):
-            x = stream + f(x)
-        x = self.dropout(self.conv(x).mean(axis=(1, 2)))
+            x = stream + run(f, x)
+        x = self.dropout(run(self.conv, x).mean(axis=(1, 2)))
         return self.linear(x)
 
 
@@ -388,11 +391,7 @@ class RevBiFPN(nnx.Module):
         streams = self.streams(images)
         if self.neck is not None:
             streams = self.neck(streams)
-        if self.head is None:
-            return streams
-        if self.config.recompute_head:
-            return recomputed(self.head, streams)
-        return self.head(streams)
+        return streams if self.head is None else self.head(streams)
 
     def streams(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """The four streams at a 4th, 8th, 16th and 32nd of the resolution."""
