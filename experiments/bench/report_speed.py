@@ -1,0 +1,69 @@
+"""How long a report takes after the compile, for many layers written out.
+
+Command:
+    python -m experiments.bench.report_speed --layers 96
+
+Expected: under 20 s for 96 layers, reading, attributing and rendering as text and page.
+"""
+
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+
+import tyro
+
+import revremat as rr
+from experiments.configs import gpt
+from revremat import xla
+from revremat._measure import read_artifact
+from revremat._page import page
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds of each part, and how large the program is."""
+
+    instructions: int
+    buffers: int
+    read_s: float
+    text_s: float
+    page_s: float
+
+    @property
+    def total_s(self) -> float:
+        """All that comes after the compile."""
+        return self.read_s + self.text_s + self.page_s
+
+
+def run(layers: int = 96, target: str = "h100:1") -> Figures:
+    """Compiles an unrolled GPT of so many layers and times its report."""
+    machine = rr.target(target)
+    problem = gpt.problem(
+        machine,
+        num_layers=layers,
+        width=512,
+        num_heads=8,
+        seq_len=512,
+        batch_size=8,
+        scan=False,
+    )
+    step, specs = problem.make_step()
+    artifact = xla.compile_step(step, specs, machine, donate=problem.donate)
+    times = [time.perf_counter()]
+    found = read_artifact(artifact, machine, f"gpt of {layers} layers")
+    times.append(time.perf_counter())
+    rr.render(found)
+    times.append(time.perf_counter())
+    page(found)
+    times.append(time.perf_counter())
+    module = xla.Module.from_bytes(artifact.hlo)
+    return Figures(
+        len(module.instructions),
+        len(found.memory.buffers),
+        *(b - a for a, b in pairwise(times)),
+    )
+
+
+if __name__ == "__main__":
+    figures = tyro.cli(run)
+    print(figures, f"total {figures.total_s:.1f} s")
