@@ -119,6 +119,7 @@ class Module:
         self.instructions: dict[int, Any] = {}
         self.home: dict[int, int] = {}
         self.callers: dict[int, list[Any]] = {}
+        self._frames: dict[int, list[tuple[str, str, int]]] = {}
         for computation in module.computations:
             by_id = {i.id: i for i in computation.instructions}
             order = schedule.get(computation.id, list(by_id))
@@ -198,20 +199,26 @@ class Module:
         Returns:
           `(file, function, line)` of each frame.
         """
+        found = self._frames_from(instruction.metadata.stack_frame_id)
+        if not found and instruction.metadata.source_file:
+            meta = instruction.metadata
+            return [(meta.source_file, "", meta.source_line)]
+        return found
+
+    def _frames_from(self, frame_id: int) -> list[tuple[str, str, int]]:
+        if frame_id in self._frames:  # thousands of instructions share a line
+            return self._frames[frame_id]
         index = self.proto.hlo_module.stack_frame_index
-        frames, found = index.stack_frames, []
-        frame_id = instruction.metadata.stack_frame_id
-        while 0 < frame_id <= len(frames) and len(found) < 100:
-            frame = frames[frame_id - 1]
+        frames, found, at = index.stack_frames, [], frame_id
+        while 0 < at <= len(frames) and len(found) < 100:
+            frame = frames[at - 1]
             if 0 < frame.file_location_id <= len(index.file_locations):
                 place = index.file_locations[frame.file_location_id - 1]
                 file = _name(index.file_names, place.file_name_id)
                 function = _name(index.function_names, place.function_name_id)
                 found.append((file, function, place.line))
-            frame_id = frame.parent_frame_id
-        if not found and instruction.metadata.source_file:
-            meta = instruction.metadata
-            found.append((meta.source_file, "", meta.source_line))
+            at = frame.parent_frame_id
+        self._frames[frame_id] = found
         return found
 
 
