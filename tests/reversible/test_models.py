@@ -66,7 +66,9 @@ def loss_of(graph):
     return loss
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["RevNet", "RevGPT", pytest.param("RevViT", marks=pytest.mark.slow)]
+)
 def test_gradients_and_state_are_those_of_the_plain_twin(name, float64):
     make, config, inputs = MODELS[name]
 
@@ -98,6 +100,7 @@ def test_the_reversible_one_keeps_no_activation_of_its_layers(name):
     assert all(c.plain_bytes > 0 for c in found)
 
 
+@pytest.mark.slow
 def test_a_gpt_whose_layers_are_stored_and_inverted_in_turn(float64):
     graph, params, state = parts(RevGPT, GPT, reversible=False)
     loss = lambda *args: loss_of(graph)(*args)[0]

@@ -104,6 +104,7 @@ def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     assert_close(counts, expected_counts, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actions", [(rr.SAVE, rr.INVERT, rr.RECOMPUTE)])
 def test_a_scan_under_a_plan(actions, float64):
     x = jax.random.normal(jax.random.key(5), (8, 4))

@@ -35,7 +35,14 @@ def size(module, kind=nnx.Param):
     return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, kind)))
 
 
-@pytest.fixture(scope="module", params=REVBIFPN)
+OFTEN = ("S0", "S3", "S6")
+ALL = [
+    name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
+    for name in REVBIFPN
+]
+
+
+@pytest.fixture(scope="module", params=ALL)
 def variant(request):
     """A name and the model in the abstract."""
     config = REVBIFPN[request.param]
