@@ -325,7 +325,7 @@ class Search:
             ends = []
             for last in (False, True):
                 beside = inner[-1 if last else 0][0]
-                names = self._edge_names(prices, beside, room, last)
+                names = self._edge_names(prices, beside)
                 found = prices.edges(names, beside, last).values()
                 ends.append([None, *found])
             gain_us += sum(min(p.time_us if p else 0.0 for p in end) for end in ends)
@@ -349,16 +349,12 @@ class Search:
             row = min(fitting, key=lambda r: r.time_us)
         return gain_us
 
-    def _edge_names(
-        self, prices: UnitPrices, beside: str, room: float, last: bool
-    ) -> list[str]:
-        """Candidates worth a price at an end: those that rebuild least, if they fit."""
-        unit, options = prices.unit, []
-        kept_beside = unit.kept(prices.choices[beside].action).device_bytes
+    def _edge_names(self, prices: UnitPrices, beside: str) -> list[str]:
+        """Candidates worth a price at an end: those that rebuild least."""
+        options = []
         for name, candidate in prices.choices.items():
-            kept = unit.kept(candidate.action)
-            more = self._share() * (kept.device_bytes - kept_beside)
-            if name != beside and not kept.ahead and (last or more <= room):
+            kept = prices.unit.kept(candidate.action)
+            if name != beside and not kept.ahead:
                 options.append((kept.rebuild_flops, kept.device_bytes, name))
         return [name for *_, name in sorted(options)[:_NUM_EDGES]]
 
