@@ -149,7 +149,7 @@ def main(options: Options) -> int:
                 }
             )
             print(
-                f"{name}, {format_bytes(budget)}: {'+'.join(best[2]) or 'nothing'} kept "
+                f"{name}, {format_bytes(budget)}: {'+'.join(best[2]) or 'nothing'} "
                 f"{format_us(best[0])}; searched {format_us(results[-1]['step_us'])}, "
                 f"{100 * regret:+.2f} %",
                 flush=True,
