@@ -1,19 +1,31 @@
-"""Candidates: the ways back worth pricing for a unit, out of very many.
+"""Candidates: the ways back worth compiling for a unit, out of very many.
 
-Presets by the names people know them under, then subsets of what is dear to rebuild or
-tagged: all of them are weighed by bytes against FLOPs, and the best at each size stay.
+Minimum cuts, subsets of what is dear to rebuild or tagged, and sets that have names
+elsewhere make a pool. A cheap model of bytes against time drops what another does
+better in both, and thins out the rest; presets, offloading, inversion and chunks, of
+which the model knows little, always stay.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from revremat._graph import Unit
 from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
+from revremat.policies._bans import bans
+from revremat.policies._joint import Cost, Joint, Rates
+from revremat.policies._mincut import Cut, Weights, cut, front
+from revremat.policies._named import NAMED, named
 
 PRESETS = ("none", "full", "dots", "dots_no_batch")
 _MOST_NAMES = 10
+_MOST_STEPS = 500_000
 _LEAST_GAIN = 0.01
+_MOST_LISTED = 4
+_LIGHT = 1.05
+_NUM_CHUNKINGS = 3
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,12 @@ def preset(unit: Unit, name: str) -> Candidate:
 
 
 def candidates(
-    unit: Unit, *, offload: bool = False, ahead: bool = False, most_subsets: int = 5
+    unit: Unit,
+    *,
+    offload: bool = False,
+    ahead: bool = False,
+    most: int = 12,
+    rates: Rates = Rates(),  # noqa: B008
 ) -> tuple[Candidate, ...]:
     """What is worth compiling for a unit; no two keep the same.
 
@@ -60,33 +77,201 @@ def candidates(
       unit: From a graph.
       offload: Whether the target has host memory to offload to.
       ahead: Whether to propose rebuilding a layer early (it hides under collectives).
-      most_subsets: How many subsets of residuals beside the presets.
+      most: How many, at most. Presets and ways that the cheap model cannot judge come
+        first, so a very small number leaves them alone.
+      rates: Of the target, for the cheap model.
 
     Returns:
-      `full` first, then the other presets, subsets by bytes kept, and the others.
+      `full` first, then the other presets, sets by bytes kept, and the others.
     """
-    others = [name for name in PRESETS if name != "full"]
-    found = [preset(unit, name) for name in ("full", *others)]
+    joint = Joint(unit, rates)
+    presets = [preset(unit, "full")]
+    presets += [preset(unit, name) for name in PRESETS if name != "full"]
     names = dear_names(unit)
-    found += _best_subsets(unit, names, most_subsets)
-    if unit.invertible:
-        found.append(Candidate("invert", INVERT))
-    weights_products = _dots(unit, with_batch=False)
-    if ahead and unit.num_layers > 1 and weights_products:
-        found.append(Candidate("full, ahead", RECOMPUTE(ahead=weights_products)))
-    if offload and unit.num_layers > 1:
-        found += _offloads(unit, names)
+    others = _others(unit, names, offload=offload, ahead=ahead)
+    sets = [
+        Candidate(name, action)
+        for name in NAMED
+        if (action := named(unit, name)) and (offload or not action.offload)
+    ]
+    others += [c for c in sets if c.action.offload]
+    others = _distinct(unit, others)[: most // 3]
+    sets = [c for c in sets if not c.action.offload] + _cuts(joint, names)
+    cost = lambda c: joint.cost(
+        unit.position[name] for name in unit.kept(c.action).saved
+    )
+    distinct = _distinct(unit, [*presets, *sets, *others])
+    fixed = [c for c in distinct if c in presets or c in others]
+    found = _undominated([c for c in distinct if c not in fixed], cost)
+    anchors = [c for c in fixed if c in presets]
+    room, mixes = max(0, most - len(fixed)), unit.num_layers > 1
+    chosen = _spread(found, cost, anchors, room, mixes=mixes)
+    chosen.sort(key=lambda c: (cost(c).bytes, c.name))
+    return (
+        *anchors,
+        *_with_unique_names(unit, chosen),
+        *(c for c in fixed if c not in presets),
+    )
+
+
+def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
+    """The first of those that keep the same."""
     most_flops = unit.kept(RECOMPUTE).rebuild_flops
     seen, distinct = set(), []
     for candidate in found:
-        kept = unit.kept(candidate.action)
+        action, kept = candidate.action, unit.kept(candidate.action)
         # Two names of one value keep the same, too.
         flops = round(kept.rebuild_flops / max(1.0, _LEAST_GAIN * most_flops))
-        key = (kept.device_bytes, kept.host_bytes, flops, kept.ahead)
+        inverts = action.kind == "invert"
+        size = (kept.device_bytes, kept.host_bytes)
+        key = (*size, flops, kept.ahead, inverts, action.chunks)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)
-    return tuple(distinct)
+    return distinct
+
+
+def _undominated(
+    found: Sequence[Candidate], cost: Callable[[Candidate], Cost]
+) -> list[Candidate]:
+    """Without those that another beats in bytes and in time, or all but matches."""
+    costs = [cost(c) for c in found]
+    better = lambda a, b: (
+        (
+            a.bytes <= (1 + _LEAST_GAIN) * b.bytes
+            and a.traffic <= (1 - _LEAST_GAIN) * b.traffic
+        )
+        or (a.bytes <= b.bytes and a.traffic <= b.traffic and a != b)
+    )
+    return [
+        c
+        for c, mine in zip(found, costs, strict=True)
+        if not any(better(other, mine) for other in costs)
+    ]
+
+
+def _spread(
+    found: Sequence[Candidate],
+    cost: Callable[[Candidate], Cost],
+    anchors: Sequence[Candidate],
+    most: int,
+    *,
+    mixes: bool,
+) -> list[Candidate]:
+    """At most so many: each time the one goes that is missed least.
+
+    Missed is the time lost over all budgets, equal where their ratios are. Anchors are
+    there in any case.
+    """
+    fixed = [cost(c) for c in anchors]
+    left = sorted(((cost(c), c) for c in found), key=lambda p: (p[0].bytes, p[1].name))
+    while len(left) > most:
+
+        def missed(k: int) -> float:
+            others = [p for j, (p, _) in enumerate(left) if j != k]
+            return _area(fixed + others, mixes=mixes)
+
+        left.pop(min(range(len(left)), key=missed))
+    return [c for _, c in left]
+
+
+def _area(points: Sequence[Cost], *, mixes: bool) -> float:
+    """Traffic at the best, over the logarithm of the bytes it may keep.
+
+    Where layers can be mixed, what lies on the line between two points can be had.
+    """
+    most = max(p.bytes for p in points)
+    floor = 1 + most / 1000  # to keep next to nothing is worth no more than that
+    staircase: list[Cost] = []
+    for p in sorted(points, key=lambda p: (p.bytes, p.traffic)):
+        if staircase and p.traffic >= staircase[-1].traffic:
+            continue
+        while mixes and len(staircase) > 1 and not _below(p, *staircase[-2:]):
+            staircase.pop()
+        staircase.append(p)
+    area = 0.0
+    ends = [*staircase[1:], Cost(most, staircase[-1].traffic)]
+    for a, b in zip(staircase, ends, strict=True):
+        start, end = a.bytes + floor, b.bytes + floor
+        slope = (b.traffic - a.traffic) / (end - start) if mixes and end > start else 0
+        area += (a.traffic - slope * start) * math.log(end / start)
+        area += slope * (end - start)
+    return area
+
+
+def _below(c: Cost, a: Cost, b: Cost) -> bool:
+    """Whether b lies below the line from a to c."""
+    run, step = c.bytes - a.bytes, b.bytes - a.bytes
+    return (a.traffic - b.traffic) * run > (a.traffic - c.traffic) * step
+
+
+def _cuts(joint: Joint, names: Sequence[str]) -> list[Candidate]:
+    """Minimum cuts, then subsets of dear names with what is light beside them."""
+    unit = joint.unit
+    partitioner = cut(joint, Weights(rebuilding=0.0), bans(joint))
+    corners = front(joint)
+    smallest = corners[-1].cost.bytes
+    light = max(
+        (c for c in corners if c.cost.bytes <= _LIGHT * smallest),
+        key=lambda c: c.cost.bytes,
+    )
+    beside = [unit.values[k].name for k in light.kept]
+    found = [Candidate("min-cut", _keep(joint, partitioner))]
+    found += [Candidate(title(unit, c.kept), _keep(joint, c)) for c in corners]
+    for subset in _best_subsets(unit, names):
+        for more in (beside, []):
+            action = _without_unused(unit, RECOMPUTE(save=[*subset, *more]))
+            kept = {unit.position[name] for name in action.save}
+            found.append(Candidate(title(unit, kept), action))
+    return found
+
+
+def _keep(joint: Joint, found: Cut) -> Action:
+    save = [joint.unit.values[k].name for k in found.kept]
+    return _without_unused(joint.unit, RECOMPUTE(save=save))
+
+
+def _without_unused(unit: Unit, action: Action) -> Action:
+    """The action without names that make no difference: inputs and unused ones."""
+    inputs = {v.name for v in unit.values if v.role == "input"}
+    unused = inputs | set(unit.kept(action).unused)
+    return RECOMPUTE(save=[name for name in action.save if name not in unused])
+
+
+def title(unit: Unit, kept: Iterable[int]) -> str:
+    """What people can call a set: its large values, and how many more there are.
+
+    >>> import jax, jax.numpy as jnp, revremat as rr
+    >>> w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    >>> layer = lambda w, x: rr.name(jnp.tanh(x @ w), "hidden")
+    >>> unit = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)["stack"]
+    >>> title(unit, [unit.position["hidden"]])
+    'hidden'
+    """
+    values = [unit.values[k] for k in kept if unit.values[k].role != "input"]
+    if not values:
+        return "nothing"
+    least = max(v.num_bytes for v in values) * (1 - 1 / _LIGHT)
+    large = [v for v in values if v.num_bytes > least]
+    large.sort(key=lambda v: (-v.num_bytes, not v.given, v.name))
+    listed = large[:_MOST_LISTED]
+    more = len(values) - len(listed)
+    text = "+".join(sorted(v.name for v in listed))
+    return f"{text} and {more} more" if more else text
+
+
+def _with_unique_names(unit: Unit, found: Sequence[Candidate]) -> list[Candidate]:
+    """With the size where two would have one name."""
+    count = Counter(c.name for c in found)
+    return [
+        c
+        if count[c.name] == 1
+        else Candidate(
+            f"{c.name} ({unit.kept(c.action).device_bytes:,} bytes)", c.action
+        )
+        for c in found
+    ]
 
 
 def dear_names(unit: Unit) -> tuple[str, ...]:
@@ -125,9 +310,10 @@ def _dots(unit: Unit, *, with_batch: bool) -> list[str]:
     return [name for name in names if name]
 
 
-def _best_subsets(unit: Unit, names: Sequence[str], most: int) -> list[Candidate]:
-    """Subsets that no other beats in both bytes and FLOPs, spread over the sizes."""
-    priced = []
+def _best_subsets(unit: Unit, names: Sequence[str]) -> list[list[str]]:
+    """Subsets that no other beats in both bytes and FLOPs."""
+    most = int(math.log2(max(2, _MOST_STEPS // max(1, len(unit.operations)))))
+    names, priced = names[:most], []
     for subset in _subsets(names):
         kept = unit.kept(RECOMPUTE(save=subset))
         if not set(subset) & set(kept.unused):
@@ -136,10 +322,7 @@ def _best_subsets(unit: Unit, names: Sequence[str], most: int) -> list[Candidate
     for size, flops, subset in sorted(priced):
         if not front or flops < front[-1][1]:
             front.append((size, flops, subset))
-    chosen = _spread([p for p in front if p[2]], most)
-    return [
-        Candidate("+".join(subset), RECOMPUTE(save=subset)) for _, _, subset in chosen
-    ]
+    return [subset for *_, subset in front if subset]
 
 
 def _subsets(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
@@ -147,37 +330,46 @@ def _subsets(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
         yield from combinations(names, size)
 
 
-def _spread(
-    front: Sequence[tuple[int, int, list[str]]], most: int
-) -> list[tuple[int, int, list[str]]]:
-    """At most so many, the ones that lower the FLOPs most against their neighbours."""
-    left = list(front)
-    while len(left) > most:
+def _others(
+    unit: Unit, names: Sequence[str], *, offload: bool, ahead: bool
+) -> list[Candidate]:
+    """What the cheap model cannot judge."""
+    found = []
+    if unit.invertible:
+        found.append(Candidate("invert", INVERT))
+    products = _dots(unit, with_batch=False)
+    if ahead and unit.chained and unit.num_layers > 1 and products:
+        found.append(Candidate("full, ahead", RECOMPUTE(ahead=products)))
+    if offload and unit.num_layers > 1:
+        found += _offloads(unit, names)
+    return found + _chunkings(unit)
 
-        def loss(k: int) -> float:
-            before = left[k - 1][1] if k else left[k][1] * 1.25
-            return float(before - left[k][1])
 
-        # The largest set of all stays: it is what `dots` would need at least.
-        left.pop(min(range(len(left) - 1), key=loss))
-    return left
+def _chunkings(unit: Unit) -> list[Candidate]:
+    """A few numbers of chunks, a factor of four apart where there are that many."""
+    chosen: list[int] = []
+    for number in sorted(unit.splits):
+        if not chosen or number >= 4 * chosen[-1]:
+            chosen.append(number)
+    return [
+        Candidate(f"{number} chunks", RECOMPUTE(chunks=number))
+        for number in chosen[:_NUM_CHUNKINGS]
+    ]
 
 
 def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
+    """All products, then the dearest values with the other products saved or not."""
     products = _dots(unit, with_batch=False)
-    found = []
+    found, alone = [], []
     if products:
-        found.append(
-            Candidate(
-                "offload " + "+".join(sorted(products)), RECOMPUTE(offload=products)
-            )
-        )
+        name = "offload " + "+".join(sorted(products))
+        found.append(Candidate(name, RECOMPUTE(offload=products)))
     for name in names[:2]:
         others = [n for n in names if n != name and n in products]
-        found.append(Candidate(f"offload {name}", RECOMPUTE(offload=[name])))
+        alone.append(Candidate(f"offload {name}", RECOMPUTE(offload=[name])))
         if others:
             action = RECOMPUTE(save=others, offload=[name])
             found.append(
                 Candidate(f"{'+'.join(sorted(others))}, offload {name}", action)
             )
-    return found
+    return found + alone

@@ -1,0 +1,141 @@
+"""What to keep of a unit: minimum cuts of its joint forward and backward graph.
+
+Every value is two nodes, and the edge between them costs what keeping it costs; every
+operation is a node that costs what running it again costs. Whatever parts the start
+from the backward pass's residuals is a set of values to keep, and the cheapest is found
+at once, whatever the number of sets (He and Yu, MLSys 2023, who rule operations out
+where here most have a price).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from revremat._errors import UserError
+from revremat.policies._flow import MOST_CAPACITY, minimum_cut
+from revremat.policies._joint import Cost, Joint
+
+_SMALL_STEP = 0.005
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What counts how much in a cut.
+
+    Attributes:
+      bytes: A byte kept.
+      keeping: A byte moved for keeping.
+      rebuilding: A byte moved, or FLOPs worth it, for rebuilding.
+    """
+
+    bytes: float = 0.0
+    keeping: float = 1.0
+    rebuilding: float = 1.0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A set of values to keep.
+
+    Attributes:
+      kept: Their positions in `Unit.values`, inputs included.
+      cost: What that costs.
+    """
+
+    kept: frozenset[int]
+    cost: Cost
+
+
+def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -> Cut:
+    """The cheapest set of values from which all residuals can be had.
+
+    Args:
+      joint: A unit's graph.
+      weights: What counts how much.
+      banned: Positions of operations that are not to be run again, beside pinned ones.
+
+    Raises:
+      UserError: A value that cannot be rebuilt has no name to keep it by.
+    """
+    unit = joint.unit
+    source, sink = 0, 1
+    entry, exit_, node = {}, {}, {}
+    for k in sorted(joint.wanted):
+        entry[k], exit_[k] = 2 * k + 2, 2 * k + 3
+    for k in joint.targets:
+        exit_[k] = sink
+    start = 2 * len(unit.values) + 2
+    fixed, whole = [], []
+    for n in sorted(joint.rebuilding):
+        op = unit.operations[n]
+        outputs = [k for k in op.outputs if k in joint.wanted]
+        if op.pinned or n in banned:
+            for k in outputs:
+                entry[k] = source
+            continue
+        node[n] = start + n
+        fixed.append((source, node[n], weights.rebuilding * joint.rebuilding[n]))
+        whole += [(node[n], entry[k]) for k in outputs]
+        whole += [(exit_[k], node[n]) for k in set(op.inputs) if k in joint.wanted]
+    keep = []
+    for k in sorted(joint.wanted):
+        value = unit.values[k]
+        if value.role == "input":
+            entry[k] = source
+        if value.name:
+            price = weights.bytes * value.num_bytes + weights.keeping * joint.keeping[k]
+            keep.append((k, price))
+        else:
+            whole.append((entry[k], exit_[k]))
+    # Whole numbers; of equally cheap sets the one of fewest values.
+    ties = len(keep) + 1
+    total = sum(c for *_, c in fixed) + sum(c for _, c in keep)
+    scale = 1.0
+    while total and scale * total * ties < MOST_CAPACITY / 16:
+        scale *= 2
+    while scale * total * ties > MOST_CAPACITY / 8:
+        scale /= 2
+    edges = [(a, b, round(c * scale) * ties) for a, b, c in fixed]
+    edges += [(entry[k], exit_[k], round(c * scale) * ties + 1) for k, c in keep]
+    infinite = sum(c for *_, c in edges) + 1
+    edges += [(a, b, infinite) for a, b in whole]
+    value, near = minimum_cut(start + len(unit.operations), edges, source, sink)
+    if value >= infinite:
+        reasons = {op.pinned for op in unit.operations if op.pinned}
+        raise UserError(
+            f"unit {unit.name!r} makes a value without a name that cannot be rebuilt "
+            f"({'; '.join(sorted(reasons))}); tag it with `rr.name`."
+        )
+    kept = frozenset(k for k, _ in keep if near[entry[k]] and not near[exit_[k]])
+    return Cut(kept, joint.cost(kept))
+
+
+def front(joint: Joint, banned: Collection[int] = frozenset()) -> tuple[Cut, ...]:
+    """The sets that are cheapest for some price of a byte, the largest first.
+
+    They are the corners of the lower convex hull of all sets, by bytes and traffic:
+    between two of them a mix of layers does as well as any set. Steps of less than half
+    a percent in either are left out.
+    """
+    fastest = cut(joint, Weights(bytes=1e-6), banned)
+    smallest = cut(joint, Weights(bytes=1.0, keeping=1e-6, rebuilding=1e-6), banned)
+    bytes_range = fastest.cost.bytes - smallest.cost.bytes
+    traffic_range = smallest.cost.traffic - fastest.cost.traffic
+
+    def between(large: Cut, small: Cut) -> list[Cut]:
+        bytes_step = large.cost.bytes - small.cost.bytes
+        traffic_step = small.cost.traffic - large.cost.traffic
+        if (
+            bytes_step <= _SMALL_STEP * bytes_range
+            or traffic_step <= _SMALL_STEP * traffic_range
+        ):
+            return []
+        price = traffic_step / bytes_step
+        middle = cut(joint, Weights(bytes=price), banned)
+        weigh = lambda c: c.cost.traffic + price * c.cost.bytes
+        if weigh(middle) >= min(weigh(large), weigh(small)) - 1e-9 * abs(weigh(large)):
+            return []
+        return [*between(large, middle), middle, *between(middle, small)]
+
+    if bytes_range <= 0:
+        return (fastest,)
+    return (fastest, *between(fastest, smallest), smallest)
