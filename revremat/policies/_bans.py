@@ -58,7 +58,7 @@ def bans(joint: Joint, rules: Iterable[str] = RULES) -> dict[int, str]:
         elif op.dear:
             if "dear" in rules:
                 found[n] = f"{op.kind} takes {op.num_flops:,} FLOPs"
-        elif "whole" in rules and not set(unit.read_whole).isdisjoint(op.outputs):
+        elif "whole" in rules and not joint.read_whole.isdisjoint(op.outputs):
             found[n] = "the backward pass reads it from memory in any case"
         elif n in far:
             found[n] = f"takes {far[n]}, which is used before a product, too"

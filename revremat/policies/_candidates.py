@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from revremat._bytes import format_bytes
 from revremat._graph import Unit
 from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.policies._bans import bans
 from revremat.policies._joint import Cost, Joint, Rates
 from revremat.policies._mincut import Cut, Weights, cut, front
-from revremat.policies._named import NAMED, named
+from revremat.policies._named import named_sets
 
 PRESETS = ("none", "full", "dots", "dots_no_batch")
 _MOST_NAMES = 10
-_MOST_STEPS = 500_000
+_MOST_STEPS = 200_000
 _LEAST_GAIN = 0.01
-_MOST_LISTED = 4
+_MOST_LISTED = 6
 _LIGHT = 1.05
 _NUM_CHUNKINGS = 3
 
@@ -91,8 +92,8 @@ def candidates(
     others = _others(unit, names, offload=offload, ahead=ahead)
     sets = [
         Candidate(name, action)
-        for name in NAMED
-        if (action := named(unit, name)) and (offload or not action.offload)
+        for name, action in named_sets(unit).items()
+        if offload or not action.offload
     ]
     others += [c for c in sets if c.action.offload]
     others = _distinct(unit, others)[: most // 3]
@@ -160,8 +161,10 @@ def _spread(
 ) -> list[Candidate]:
     """At most so many: each time the one goes that is missed least.
 
-    Missed is the time lost over all budgets, equal where their ratios are. Anchors are
-    there in any case.
+    Missed is the time lost over all budgets, equal where their ratios are. Where layers
+    can be mixed, what lies between two candidates can be had from those, as far as the
+    model is right: half of the loss is counted as if it could not. Anchors are there in
+    any case.
     """
     fixed = [cost(c) for c in anchors]
     left = sorted(((cost(c), c) for c in found), key=lambda p: (p[0].bytes, p[1].name))
@@ -169,7 +172,8 @@ def _spread(
 
         def missed(k: int) -> float:
             others = [p for j, (p, _) in enumerate(left) if j != k]
-            return _area(fixed + others, mixes=mixes)
+            area = _area(fixed + others, mixes=False)
+            return area + _area(fixed + others, mixes=True) if mixes else area
 
         left.pop(min(range(len(left)), key=missed))
     return [c for _, c in left]
@@ -239,7 +243,9 @@ def _without_unused(unit: Unit, action: Action) -> Action:
 
 
 def title(unit: Unit, kept: Iterable[int]) -> str:
-    """What people can call a set: its large values, and how many more there are.
+    """What people can call a set: its large values, and how many small ones more.
+
+    With more than six large ones, their number and size.
 
     >>> import jax, jax.numpy as jnp, revremat as rr
     >>> w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
@@ -254,10 +260,11 @@ def title(unit: Unit, kept: Iterable[int]) -> str:
         return "nothing"
     least = max(v.num_bytes for v in values) * (1 - 1 / _LIGHT)
     large = [v for v in values if v.num_bytes > least]
-    large.sort(key=lambda v: (-v.num_bytes, not v.given, v.name))
-    listed = large[:_MOST_LISTED]
-    more = len(values) - len(listed)
-    text = "+".join(sorted(v.name for v in listed))
+    more = len(values) - len(large)
+    if len(large) > _MOST_LISTED:
+        size = format_bytes(sum(v.num_bytes for v in values))
+        return f"{len(values)} values of {size}"
+    text = "+".join(sorted(v.name for v in large))
     return f"{text} and {more} more" if more else text
 
 
@@ -280,23 +287,22 @@ def dear_names(unit: Unit) -> tuple[str, ...]:
     Those that save most FLOPs per byte come first; at most ten. Untagged values whose
     rebuilding is less than a hundredth of all are not worth a name.
     """
-    dear = {
-        unit.values[k].name
-        for op in unit.operations
-        if op.dear or op.kind == "dot_general"
-        for k in op.outputs
-    }
+    makers = {k: op for op in unit.operations for k in op.outputs}
+    listed = []
+    for k, value in enumerate(unit.values):
+        maker = makers.get(k)
+        dear = maker is not None and (maker.dear or maker.kind == "dot_general")
+        if value.name and (value.given or dear) and not (maker and maker.pinned):
+            flops = maker.num_flops / max(1, value.num_bytes) if maker else 0.0
+            listed.append((not value.given, -flops, value.name))
     bare = unit.kept(RECOMPUTE).rebuild_flops
     gains = []
-    for r in unit.residuals:
-        if not (r.given or r.name in dear) or r.pinned:
-            continue
-        kept = unit.kept(RECOMPUTE(save=[r.name]))
-        if r.name in kept.saved:
-            saved = bare - kept.rebuild_flops
-            if saved < _LEAST_GAIN * bare:
-                continue
-            gains.append((-saved / max(1, r.num_bytes), r.name))
+    for *_, name in sorted(listed)[: 4 * _MOST_NAMES]:
+        kept = unit.kept(RECOMPUTE(save=[name]))
+        saved = bare - kept.rebuild_flops
+        if name in kept.saved and saved >= _LEAST_GAIN * bare:
+            size = unit.values[unit.position[name]].num_bytes
+            gains.append((-saved / max(1, size), name))
     return tuple(name for _, name in sorted(gains)[:_MOST_NAMES])
 
 

@@ -21,6 +21,7 @@ COLLECTIVES = {
     *("reduce_scatter", "pmax", "pmin"),
 }
 _OPAQUE_PASSES = 8
+_FUSED = 1.05
 PRODUCTS = ("dot_general", "conv_general", "ragged_dot")
 VIEWS = {"reshape", "squeeze", "expand_dims", "bitcast_convert_type", "name", "copy_p"}
 
@@ -29,15 +30,15 @@ VIEWS = {"reshape", "squeeze", "expand_dims", "bitcast_convert_type", "name", "c
 class Rates:
     """What a machine computes in the time in which it moves one byte.
 
-    The defaults are an H100's in bfloat16; a ratio twice off moves a product from one
-    candidate to the next, no more.
+    The defaults are what an H100 reaches in bfloat16; a ratio twice off moves a product
+    from one candidate to the next, no more.
 
     Attributes:
       product_flops: In products.
       other_flops: In everything else.
     """
 
-    product_flops: float = 300.0
+    product_flops: float = 200.0
     other_flops: float = 20.0
 
 
@@ -104,6 +105,15 @@ class Joint:
             sum(self.keeping[k] for k in kept) + sum(self.rebuilding[n] for n in again),
         )
 
+    def oddity(self, k: int) -> int:
+        """How odd a value is to keep: tagged ones are least, views most."""
+        if self.unit.values[k].given:
+            return 2
+        maker = self.maker.get(k)
+        return (
+            4 if maker is not None and self.unit.operations[maker].kind in VIEWS else 3
+        )
+
     # Fusion ---------------------------------------------------------------------------
 
     def fuse(self, maker: Operation, user: Operation) -> bool:
@@ -129,12 +139,31 @@ class Joint:
         return frozenset(found)
 
     @cached_property
+    def read_whole(self) -> frozenset[int]:
+        """Values that the backward pass reads from memory, views looked through."""
+        found = set(self.unit.read_whole)
+        for op in reversed(self.unit.operations):
+            if op.kind in VIEWS and not found.isdisjoint(op.outputs):
+                found.update(op.inputs)
+        return frozenset(found)
+
+    @cached_property
     def keeping(self) -> dict[int, float]:
-        """Traffic of keeping a value: a read, and a write if there were none."""
-        return {
-            k: float(self.unit.values[k].num_bytes) * (1 if k in self.written else 2)
-            for k in self.wanted
-        }
+        """Traffic of keeping a value: a read, and a write if there were none.
+
+        A stack keeps the values of all layers in one array: each is written there, and
+        what a product takes is copied out. Results of products are a little cheaper
+        than what is computed from them at once, in whose kernel there is more to do.
+        """
+        stack, found = self.unit.chained, {}
+        for k in self.wanted:
+            passes = 1.0 if k in self.written and not stack else 2.0
+            if stack and k in self.read_whole:
+                passes += 2.0
+            if k not in self.written:
+                passes *= _FUSED
+            found[k] = passes * self.unit.values[k].num_bytes
+        return found
 
     @cached_property
     def rebuilding(self) -> dict[int, float]:
@@ -148,17 +177,38 @@ class Joint:
     def _rebuilding(self, op: Operation) -> float:
         size = lambda ks: float(sum(self.unit.values[k].num_bytes for k in ks))
         taken, made = size(op.inputs), size(op.outputs)
-        if takes_fused(op) and op.dear:  # a reduction passes over its operands
-            return max(taken, op.num_flops / self.rates.other_flops) + made
+        if takes_fused(op) and op.dear:
+            # It passes over what is in memory; often its users share the pass.
+            passed = min(taken, size(self._sources(op))) / 2
+            return max(passed, op.num_flops / self.rates.other_flops) + made
+        if op.kind in VIEWS:
+            return 0.0
         if not op.dear:
-            read_whole = [k for k in op.outputs if k in self.unit.read_whole]
-            return op.num_flops / self.rates.other_flops + 2 * size(read_whole)
+            whole = [k for k in op.outputs if k in self.read_whole]
+            return op.num_flops / self.rates.other_flops + 2 * size(whole)
         moved = (taken + made) * (
             _OPAQUE_PASSES if op.kind in OPAQUE | COLLECTIVES else 1
         )
         fast = op.kind.startswith(PRODUCTS) or "call" in op.kind
         rate = self.rates.product_flops if fast else self.rates.other_flops
         return max(moved, op.num_flops / rate) + made
+
+    def _sources(self, op: Operation) -> set[int]:
+        """What an operation reads from memory, all that can be fused being fused."""
+        found, left = set(), list(op.inputs)
+        seen = set(left)
+        while left:
+            k = left.pop()
+            maker = self.unit.operations[self.maker[k]] if k in self.maker else None
+            if not self.counts(k):
+                continue
+            if maker is None or maker.dear:
+                found.add(k)
+            else:
+                more = set(maker.inputs) - seen
+                seen |= more
+                left += more
+        return found
 
 
 def takes_fused(op: Operation) -> bool:

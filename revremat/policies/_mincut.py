@@ -9,6 +9,7 @@ where here most have a price).
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from revremat._errors import UserError
 from revremat.policies._flow import MOST_CAPACITY, minimum_cut
@@ -86,8 +87,8 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
             keep.append((k, price))
         else:
             whole.append((entry[k], exit_[k]))
-    # Whole numbers; of equally cheap sets the one of fewest values.
-    ties = len(keep) + 1
+    # Whole numbers; of equally cheap sets the one of fewest values, tagged ones first.
+    ties = 4 * len(keep) + 1
     total = sum(c for *_, c in fixed) + sum(c for _, c in keep)
     scale = 1.0
     while total and scale * total * ties < MOST_CAPACITY / 16:
@@ -95,7 +96,9 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
     while scale * total * ties > MOST_CAPACITY / 8:
         scale /= 2
     edges = [(a, b, round(c * scale) * ties) for a, b, c in fixed]
-    edges += [(entry[k], exit_[k], round(c * scale) * ties + 1) for k, c in keep]
+    edges += [
+        (entry[k], exit_[k], round(c * scale) * ties + joint.oddity(k)) for k, c in keep
+    ]
     infinite = sum(c for *_, c in edges) + 1
     edges += [(a, b, infinite) for a, b in whole]
     value, near = minimum_cut(start + len(unit.operations), edges, source, sink)
@@ -109,33 +112,43 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
     return Cut(kept, joint.cost(kept))
 
 
-def front(joint: Joint, banned: Collection[int] = frozenset()) -> tuple[Cut, ...]:
+def front(joint: Joint, *, most: int = 32) -> tuple[Cut, ...]:
     """The sets that are cheapest for some price of a byte, the largest first.
 
     They are the corners of the lower convex hull of all sets, by bytes and traffic:
-    between two of them a mix of layers does as well as any set. Steps of less than half
-    a percent in either are left out.
+    between two of them a mix of layers does as well as any set. Each cut either finds a
+    corner between two or shows that there is none; steps of less than half a percent in
+    either are left out.
+
+    Args:
+      joint: A unit's graph.
+      most: How many at most; where most is to be gained, corners are looked for first.
     """
-    fastest = cut(joint, Weights(bytes=1e-6), banned)
-    smallest = cut(joint, Weights(bytes=1.0, keeping=1e-6, rebuilding=1e-6), banned)
+    fastest = cut(joint, Weights(bytes=1e-6))
+    smallest = cut(joint, Weights(bytes=1.0, keeping=1e-6, rebuilding=1e-6))
     bytes_range = fastest.cost.bytes - smallest.cost.bytes
     traffic_range = smallest.cost.traffic - fastest.cost.traffic
-
-    def between(large: Cut, small: Cut) -> list[Cut]:
-        bytes_step = large.cost.bytes - small.cost.bytes
-        traffic_step = small.cost.traffic - large.cost.traffic
-        if (
-            bytes_step <= _SMALL_STEP * bytes_range
-            or traffic_step <= _SMALL_STEP * traffic_range
-        ):
-            return []
-        price = traffic_step / bytes_step
-        middle = cut(joint, Weights(bytes=price), banned)
-        weigh = lambda c: c.cost.traffic + price * c.cost.bytes
-        if weigh(middle) >= min(weigh(large), weigh(small)) - 1e-9 * abs(weigh(large)):
-            return []
-        return [*between(large, middle), middle, *between(middle, small)]
-
     if bytes_range <= 0:
         return (fastest,)
-    return (fastest, *between(fastest, smallest), smallest)
+    found, gaps = [fastest, smallest], []
+
+    def consider(large: Cut, small: Cut) -> None:
+        less = (large.cost.bytes - small.cost.bytes) / bytes_range
+        slower = (small.cost.traffic - large.cost.traffic) / traffic_range
+        if less > _SMALL_STEP and slower > _SMALL_STEP:
+            heappush(gaps, (-less * slower, small.cost.bytes, large, small))
+
+    if traffic_range > 0:
+        consider(fastest, smallest)
+    while gaps and len(found) < most:
+        *_, large, small = heappop(gaps)
+        price = (small.cost.traffic - large.cost.traffic) / (
+            large.cost.bytes - small.cost.bytes
+        )
+        middle = cut(joint, Weights(bytes=price))
+        now, before = (c.cost.traffic + price * c.cost.bytes for c in (middle, large))
+        if now < before - 1e-9 * abs(before):
+            found.append(middle)
+            consider(large, middle)
+            consider(middle, small)
+    return tuple(sorted(found, key=lambda c: -c.cost.bytes))

@@ -82,12 +82,25 @@ def named(unit: Unit, name: str) -> Action | None:
     Raises:
       KeyError: No set of that name.
     """
+    if name not in NAMED:
+        raise KeyError(name)
+    return _named(unit, name, roles(unit))
+
+
+def named_sets(unit: Unit) -> dict[str, Action]:
+    """All of them that apply."""
+    parts = roles(unit)
+    found = {name: _named(unit, name, parts) for name in NAMED}
+    return {name: action for name, action in found.items() if action is not None}
+
+
+def _named(unit: Unit, name: str, parts: Roles) -> Action | None:
     if name == "balanced":
         joint = Joint(unit)
         banned = bans(joint, ("dear", "reduction"))
         found = cut(joint, Weights(1.0, 0.0, 0.0), banned)
-        return RECOMPUTE(save=(unit.values[k].name for k in found.kept))
-    parts = roles(unit)
+        made = (unit.values[k] for k in found.kept if unit.values[k].role == "made")
+        return RECOMPUTE(save=(value.name for value in made))
     if name == "selective":
         return _selective(unit, parts)
     save, offload = _MAXTEXT[name]

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat.policies import PRESETS, candidates, preset
+from revremat import RECOMPUTE
+from revremat.policies import PRESETS, Joint, candidates, preset
+from tests.policies.units import made_by, transformer
 
 
 def mlp_graph():
@@ -71,3 +73,91 @@ def test_an_invertible_unit_can_be_inverted():
 
     (unit,) = rr.trace(loss, w, x).units
     assert "invert" in {c.name for c in candidates(unit)}
+
+
+TAGS = ("query_proj", "key_proj", "value_proj", "context", "out_proj", "mlpwi_0")
+
+
+@pytest.mark.parametrize("most", [6, 9, 12, 20])
+def test_so_many_and_no_more(most):
+    unit = transformer()
+    found = candidates(unit, offload=True, ahead=True, most=most)
+    assert len(found) <= most
+    assert [c.name for c in found[:4]] == ["full", "none", "dots", "dots_no_batch"]
+
+
+def test_they_come_in_the_same_order_under_the_same_names():
+    first, again = (candidates(transformer(tags=TAGS), offload=True) for _ in "12")
+    assert first == again
+    assert len({c.name for c in first}) == len(first)
+
+
+def test_no_set_is_beaten_in_bytes_and_in_time():
+    unit = transformer()
+    joint = Joint(unit)
+    sets = [c for c in candidates(unit, most=20) if c.name not in PRESETS]
+    kept = [unit.kept(c.action) for c in sets]
+    costs = [joint.cost(unit.position[n] for n in k.saved) for k in kept]
+    assert len(sets) >= 6
+    assert [c.bytes for c in costs] == sorted({c.bytes for c in costs})
+    assert [c.traffic for c in costs] == sorted(
+        (c.traffic for c in costs), reverse=True
+    )
+
+
+@pytest.mark.parametrize("price", [0.1, 1.0, 3.0, 10.0, 30.0])
+def test_without_tags_sets_are_as_good_as_with(price):
+    def best(unit):
+        joint = Joint(unit)
+        kept = [unit.kept(c.action).saved for c in candidates(unit)]
+        costs = [joint.cost(map(unit.position.get, names)) for names in kept]
+        return min(c.traffic + price * c.bytes for c in costs)
+
+    plain, tagged = best(transformer()), best(transformer(tags=TAGS))
+    assert plain == pytest.approx(tagged, rel=0.05)
+
+
+def test_some_sets_keep_a_few_products_and_rebuild_others():
+    unit = transformer()
+    products = made_by(unit, "dot_general")
+    counts = {
+        unit.kept(c.action).rebuilt.count("dot_general")
+        for c in candidates(unit)
+        if c.name not in PRESETS
+    }
+    assert len(counts) >= 3
+    assert min(counts) < max(counts) < len(products)
+
+
+def test_a_unit_without_any_product_has_sets_too():
+    def layer(w, x):
+        for _ in range(3):
+            x = jax.nn.softmax(jnp.sin(x) * w) * jnp.exp(-x)
+        return x
+
+    w = jax.ShapeDtypeStruct((6, 128), jnp.float32)
+    x = jax.ShapeDtypeStruct((512, 128), jnp.float32)
+    (unit,) = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x).units
+    found = [c for c in candidates(unit) if c.name not in PRESETS]
+    assert found
+    plain = unit.kept(preset(unit, "none").action).device_bytes
+    assert all(unit.kept(c.action).device_bytes < plain for c in found)
+
+
+def test_a_head_that_can_be_split_is_proposed_in_chunks():
+    hidden = jax.ShapeDtypeStruct((4, 1024, 64), jnp.float32)
+    table = jax.ShapeDtypeStruct((64, 8192), jnp.float32)
+    labels = jax.ShapeDtypeStruct((4, 1024), jnp.int32)
+    graph = rr.trace(lambda t, h, y: rr.cross_entropy(h, t, y), table, hidden, labels)
+    found = {c.name: c.action for c in candidates(graph["head"])}
+    assert found["2 chunks"] == RECOMPUTE(chunks=2)
+    assert found["8 chunks"] == RECOMPUTE(chunks=8)
+    assert found["32 chunks"] == RECOMPUTE(chunks=32)
+
+
+def test_rebuilding_ahead_is_proposed_for_stacks():
+    unit = transformer()
+    ahead = [c for c in candidates(unit, ahead=True) if c.action.ahead]
+    assert ahead
+    assert unit.kept(ahead[0].action).ahead
+    assert not any(c.action.ahead for c in candidates(unit))

@@ -1,0 +1,65 @@
+"""Sets with names from elsewhere, with tags and without."""
+
+import pytest
+
+from revremat import RECOMPUTE, SAVE, UserError
+from revremat.policies import NAMED, candidates, layers, named, roles
+from tests.policies.units import made_by, transformer
+
+PROJECTIONS = ("query_proj", "key_proj", "value_proj")
+TAGS = (*PROJECTIONS, "context", "out_proj", "mlpwi_0", "mlpwi_1", "mlpwo")
+
+
+def test_products_tell_what_tags_would():
+    tagged, plain = transformer(tags=TAGS), transformer()
+    assert roles(tagged).qkv == PROJECTIONS
+    assert roles(tagged).mlp_in == ("mlpwi_0", "mlpwi_1")
+    assert roles(tagged).mlp_out == ("mlpwo",)
+    for name in NAMED:
+        ways = [named(unit, name) for unit in (tagged, plain)]
+        kept = [u.kept(way) for u, way in zip((tagged, plain), ways, strict=True)]
+        assert kept[0].device_bytes == kept[1].device_bytes
+        assert kept[0].host_bytes == kept[1].host_bytes
+        again = [k.rebuilt.count("dot_general") for k in kept]
+        assert again[0] == again[1]
+
+
+def test_maxtext_policies_keep_what_they_say():
+    unit = transformer(tags=TAGS)
+    save = lambda name: set(named(unit, name).save)
+    assert save("save_qkv_proj") == set(PROJECTIONS)
+    assert save("save_out_proj") == {"out_proj"}
+    assert save("save_dot_except_mlp") == {*PROJECTIONS, "out_proj"}
+    assert save("save_dot_except_mlpwi") == {*PROJECTIONS, "out_proj", "mlpwo"}
+    assert save("minimal_with_context") == set(TAGS)
+    assert save("minimal") == set(TAGS) - {"context"}
+    assert set(named(unit, "qkv_proj_offloaded").offload) == set(PROJECTIONS)
+    with pytest.raises(KeyError):
+        named(unit, "save_everything")
+
+
+def test_selective_rebuilds_attention_and_nothing_else():
+    unit = transformer()
+    kept = unit.kept(named(unit, "selective"))
+    assert kept.rebuilt.count("dot_general") == 1  # the scores
+    assert "exp" in kept.rebuilt
+    assert "logistic" not in kept.rebuilt
+    assert made_by(unit, "exp").isdisjoint(kept.saved)
+    assert kept.device_bytes < unit.kept(SAVE).device_bytes
+
+
+def test_selective_has_nothing_to_drop_where_attention_is_a_kernel():
+    unit = transformer(flash=True)
+    assert roles(unit).out
+    assert len(roles(unit).qkv) == 3
+    assert named(unit, "selective") is None
+    assert "selective" not in {c.name for c in candidates(unit)}
+
+
+def test_layers_by_megatrons_methods():
+    unit = transformer(num_layers=4)
+    assert layers(unit, "uniform", 1) == (RECOMPUTE,) * 4
+    assert layers(unit, "block", 3) == (RECOMPUTE,) * 3 + (SAVE,)
+    for method, number in (("uniform", 2), ("block", 5), ("rows", 1)):
+        with pytest.raises(UserError):
+            layers(unit, method, number)
