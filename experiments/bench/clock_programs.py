@@ -47,7 +47,7 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
     graph = rr.trace(problem.loss, *problem.specs)
     unit = max(graph.units, key=lambda u: u.num_layers)
     n = unit.num_layers
-    uniform = {c.name: c.action for c in candidates(unit, most_subsets=number)}
+    uniform = {c.name: c.action for c in candidates(unit, most=number + 4)}
     chosen = {name: (action,) * n for name, action in uniform.items()}
     extra = [name for name in chosen if name not in ("none", "full")]
     extra.sort(key=lambda name: unit.kept(uniform[name]).device_bytes)
