@@ -135,13 +135,10 @@ def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
 def _undominated(
     found: Sequence[Candidate], cost: Callable[[Candidate], Cost]
 ) -> list[Candidate]:
-    """Without those that another beats in bytes and in time, or all but matches."""
+    """Without those that another beats in time and, but for a percent, in bytes."""
     costs = [cost(c) for c in found]
     better = lambda a, b: (
-        (
-            a.bytes <= (1 + _LEAST_GAIN) * b.bytes
-            and a.traffic <= (1 - _LEAST_GAIN) * b.traffic
-        )
+        (a.bytes <= (1 + _LEAST_GAIN) * b.bytes and a.traffic < b.traffic)
         or (a.bytes <= b.bytes and a.traffic <= b.traffic and a != b)
     )
     return [
