@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from revremat.policies import (
@@ -37,6 +37,7 @@ menus = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(menus, st.integers(0, 150))
 def test_within_the_budget_and_no_faster_than_the_exact_mix(menus, budget):
     greedy, exact = choose_greedily(menus, budget), choose(menus, budget)
