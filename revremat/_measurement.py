@@ -21,7 +21,7 @@ PHASES = (
 )
 """Where in a training step a buffer comes from, in the order reports list them."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,14 @@ class Buffer:
       op: The operation that makes the value (`dot_general`).
       source: `file:line` in the user's code, or "" where the compiler names none.
       space: `device` or `host`.
+      offset_bytes: From the start of its arena; None for what has an allocation of its
+        own: arguments, results, constants.
+      start: The position in the schedule that takes it, as `Curve.positions` counts
+        them; 0 for what is there from the start.
+      end: The position that gives it back, or the number of positions; 0 where nothing
+        is known (reports of schema 1).
+      padding_bytes: The part of `bytes` that the backend adds to the array.
+      aliased: An argument whose memory a result takes over: it was donated.
     """
 
     bytes: int
@@ -48,6 +56,11 @@ class Buffer:
     op: str = ""
     source: str = ""
     space: str = "device"
+    offset_bytes: int | None = None
+    start: int = 0
+    end: int = 0
+    padding_bytes: int = 0
+    aliased: bool = False
 
     @property
     def module(self) -> str:

@@ -94,6 +94,11 @@ buffers = st.builds(
     words,
     words,
     words,
+    st.none() | sizes,
+    sizes,
+    sizes,
+    sizes,
+    st.booleans(),
 )
 
 
@@ -145,3 +150,12 @@ def test_a_newer_schema_is_refused():
     newer = json.loads(MEASUREMENT.to_json()) | {"schema": 99}
     with pytest.raises(ValueError, match="has schema 99, but this revremat reads up"):
         rr.Measurement.from_json(json.dumps(newer))
+
+
+def test_a_report_of_schema_1_is_still_read():
+    older = json.loads(MEASUREMENT.to_json()) | {"schema": 1}
+    added = ("offset_bytes", "start", "end", "padding_bytes", "aliased")
+    for buffer in older["memory"]["buffers"]:
+        for name in added:
+            del buffer[name]
+    assert rr.Measurement.from_json(json.dumps(older)) == MEASUREMENT

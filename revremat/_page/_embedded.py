@@ -107,13 +107,19 @@ def _rows(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Equal buffers as one row, the largest first; what is too much, by module.
 
+    Where they lie and how long is left out: no two would be equal, and none of the
+    charts shows it.
+
     Returns:
       Rows of (bytes each, count, array, phase, module, scope, op, source, on host),
       and rows of (bytes, count, phase, module, on host) for what is left.
     """
     counts: dict[Buffer, int] = {}
     for b in buffers:
-        counts[b] = counts.get(b, 0) + 1
+        alike = Buffer(
+            b.bytes, b.shape, b.dtype, b.phase, b.scope, b.op, b.source, b.space
+        )
+        counts[alike] = counts.get(alike, 0) + 1
     most_text = strings.size + _MOST_TEXT // share
     rows, left = [], []
     for b, count in counts.items():

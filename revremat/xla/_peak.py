@@ -1,6 +1,7 @@
 """The buffers alive at a step's peak, each with who made it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from revremat._measurement import Buffer
 from revremat.xla._hlo import Module, dtype_of
@@ -14,14 +15,30 @@ def peak_buffers(
 ) -> tuple[Buffer, ...]:
     """Every buffer alive at the peak, largest first, on the device and on the host."""
     origins = origins or Origins(module)
-    found = [_fixed_buffer(f, module, origins) for f in memory.fixed if f.size_bytes]
+    last = max((len(h.live_bytes) for h in memory.heaps if h.space == 0), default=0)
+    found = [
+        replace(
+            _fixed_buffer(f, module, origins),
+            end=last,
+            padding_bytes=_padding_bytes(f),
+            aliased=f.aliased,
+        )
+        for f in memory.fixed
+        if f.size_bytes
+    ]
     for heap in memory.heaps:
         if heap.space not in (0, HOST_SPACE):
             continue  # on-chip memories are no part of the device's total
         for region in heap.alive_at_peak():
             if region.size_bytes:
                 found.append(
-                    _region_buffer(region, heap.peak_event, heap.space, origins)
+                    replace(
+                        _region_buffer(region, heap.peak_event, heap.space, origins),
+                        offset_bytes=region.offset,
+                        start=region.start,
+                        end=min(region.end, len(heap.live_bytes)),
+                        padding_bytes=region.padding_bytes,
+                    )
                 )
     return tuple(sorted(found, key=lambda b: (-b.bytes, b.phase, b.scope)))
 
@@ -69,6 +86,11 @@ def _region_buffer(region: Region, event: int, space: int, origins: Origins) -> 
         tenant.origin.source,
         _space(space),
     )
+
+
+def _padding_bytes(fixed: Fixed) -> int:
+    unpadded = next((v.unpadded_bytes for v in fixed.values), fixed.size_bytes)
+    return max(0, fixed.size_bytes - unpadded)
 
 
 def _best(values: Iterable[Value], origins: Origins) -> tuple[Value | None, Origin]:
