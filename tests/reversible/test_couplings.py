@@ -73,7 +73,8 @@ SAMPLES = ("additive with dropout", "affine")
 LARGE = ("silo of 4", "affine silo of 3")
 CASES = [
     *((name, 8, on_the_engine) for name in examples.EQUAL if name not in LARGE),
-    *((name, 8, as_one_repeat) for name in (*LARGE, *SAMPLES, "silo of 2")),
+    *((name, 8, as_one_repeat) for name in (*SAMPLES, "silo of 2")),
+    *(pytest.param(name, 8, as_one_repeat, marks=pytest.mark.slow) for name in LARGE),
     *((SAMPLES[0], 1, run) for run in (on_the_engine, as_one_repeat)),
     *((SAMPLES[0], 4, run) for run in (as_a_chain, saving_every_third)),
 ]
