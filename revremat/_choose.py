@@ -31,7 +31,7 @@ Counts = Mapping[str, Sequence[tuple[str, int]]]
 
 _MOST_TIGHTENINGS = 5
 _NUM_RIVALS = 2
-_NUM_EDGES = 8
+_NUM_EDGES = 6
 _MOST_POLISHED = 4
 _WORTH_ANOTHER_COMPILE = 0.003
 _NEAR = 1.02
