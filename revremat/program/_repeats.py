@@ -6,15 +6,26 @@ in the same way in every turn. Where in the period a turn begins is chosen so th
 least is handed from turn to turn, which for a residual network is the residual stream.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from revremat.program._costs import num_bytes
 from revremat.program._fingerprint import describe_op
 from revremat.program._keep import MATMULS
-from revremat.program._ops import Atom, Constant, Op, Program, Value, is_scalar
+from revremat.program._ops import (
+    Atom,
+    Constant,
+    Op,
+    Program,
+    Value,
+    as_closed,
+    flatten,
+    is_scalar,
+)
 
 MOST_OPS = 20_000
 
@@ -63,7 +74,7 @@ def _longest(ops: Sequence[Op]) -> tuple[int, int, int] | None:
     """Start, period and length of the stretch that repeats over most operations."""
     numbers: dict[str, int] = {}
     tokens = np.array([numbers.setdefault(describe_op(op), len(numbers)) for op in ops])
-    heavy = np.array([op.kind.startswith(MATMULS) for op in ops], dtype=bool)
+    heavy = np.array([_is_heavy(op) for op in ops], dtype=bool)
     best, best_covered = None, 0
     for period in range(1, len(ops) // 2 + 1):
         same = tokens[period:] == tokens[:-period]
@@ -76,6 +87,21 @@ def _longest(ops: Sequence[Op]) -> tuple[int, int, int] | None:
             if heavy[start : start + period].any():
                 best, best_covered = (int(start), period, matched + period), covered
     return best
+
+
+def _is_heavy(op: Op) -> bool:
+    """Whether it is a product, or a branch or a call with one inside."""
+    if op.kind.startswith(MATMULS):
+        return True
+    inside = (flatten(as_closed(jaxpr)).ops for jaxpr in _inside(op))
+    return any(map(_is_heavy, chain.from_iterable(inside)))
+
+
+def _inside(op: Op) -> Iterator[Any]:
+    for value in op.eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else [value]:
+            if hasattr(item, "eqns") or hasattr(item, "jaxpr"):
+                yield item
 
 
 def _best_rotation(

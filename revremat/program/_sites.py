@@ -140,7 +140,33 @@ def _weights_first(program: Program) -> tuple[Program, set[Value]]:
         if is_move:
             weights.update(op.outputs)
         (moved if is_move else others).append(op)
-    return replace(program, ops=(*moved, *others)), weights
+    return replace(program, ops=(*moved, *_entries_early(others))), weights
+
+
+def _entries_early(ops: Sequence[Op]) -> list[Op]:
+    """The operations, with entries taken out of an array as soon as it is made.
+
+    Unrolled layers take entries of what was made for all of them, random keys for one;
+    which entry is often all that tells the layers apart.
+    """
+    starts: dict[Atom, set[Any]] = {}
+    for op in ops:
+        if op.kind == "slice":
+            starts.setdefault(op.inputs[0], set()).add(op.eqn.params["start_indices"])
+    place: dict[Atom, int] = {}
+    entries: set[Atom] = set()
+    order = []
+    for k, op in enumerate(ops):
+        source = op.inputs[0] if op.inputs else None
+        one_of_many = op.kind == "slice" and len(starts[op.inputs[0]]) > 1
+        if one_of_many or (op.kind in ("squeeze", "reshape") and source in entries):
+            entries.update(op.outputs)
+            at = place.get(op.inputs[0], -1)
+        else:
+            at = k
+        place.update(dict.fromkeys(op.outputs, at))
+        order.append((at, k))
+    return [ops[k] for _, k in sorted(order)]
 
 
 def _repeat_sites(
