@@ -1,7 +1,7 @@
 """What this library needs from inside JAX: the only file that touches `jax._src`."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +46,71 @@ def bind(eqn: JaxprEqn, values: Sequence[Any], scope: Any, **changed: Any) -> li
     with _where(eqn, scope):
         out = eqn.primitive.bind(*functions, *values, **params)
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def here(f: Callable[[], Any]) -> Any:
+    """Calls a function, without anything around it."""
+    return f()
+
+
+def shard_mapped(eqn: JaxprEqn, f: Callable[..., Any], scope: Any) -> Any:
+    """Another function mapped over devices as a `shard_map` equation maps its own.
+
+    Args:
+      eqn: The equation.
+      f: Takes what the equation's function takes; returns a tuple as long as its own.
+      scope: The name stack it stands in.
+    """
+    params = eqn.params
+    manual = params.get("newly_manual_axes", params.get("manual_axes"))
+    mapped = jax.shard_map(
+        f,
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=tuple(params["out_specs"]),
+        axis_names=set(manual),
+        check_vma=params["check_vma"],
+    )
+
+    def call(*values: Any) -> Any:
+        with _where(eqn, scope):
+            return mapped(*values)
+
+    return call
+
+
+def mapped_like(eqn: JaxprEqn) -> Callable[[Callable[[], Any]], Any]:
+    """A way to call functions as if inside of a `shard_map` equation.
+
+    There the mesh's axes have names and arrays know over which of them they vary.
+    """
+
+    def within(f: Callable[[], Any]) -> Any:
+        found = []
+
+        def body(*args: Any) -> Any:
+            found.append(f())
+            return eval_jaxpr(eqn.params["jaxpr"], args)
+
+        specs = [v.aval for v in eqn.invars]
+        mapped = shard_mapped(eqn, body, name_stack(eqn))
+        jax.eval_shape(mapped, *specs)
+        return found[0]
+
+    return within
+
+
+def eval_jaxpr(jaxpr: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """A jaxpr without constants, evaluated."""
+    return tuple(jax.extend.core.jaxpr_as_fun(close(jaxpr))(*args))
+
+
+def varying_like(x: Any, aval: Any) -> Any:
+    """An array that inside of `shard_map` varies over the axes that `aval` does."""
+    kind = getattr(aval, "manual_axis_type", None)
+    known = getattr(aval, "vma", None) if kind is None else kind.varying
+    over = tuple(known or ())
+    return jax.lax.pcast(x, over, to="varying") if over else x
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:

@@ -20,7 +20,9 @@ class Problem:
         where the target has more than one device.
       step: Turns a loss (this one, or a rewritten one with the same signature) into
         `(step_fn, step_specs)`: the function that is compiled and run, and its
-        arguments. By default `jax.value_and_grad(loss)` on `specs`.
+        arguments. By default `jax.value_and_grad(loss)` on `specs`; with auxiliary
+        values where the loss returns any, and nothing for integers among the
+        parameters.
       donate: Positions among the step's arguments whose buffers it may reuse.
       name: What reports call it.
     """
@@ -43,6 +45,21 @@ class Problem:
         loss = self.loss if loss is None else loss
         if self.step is not None:
             return self.step(loss)
-        import jax
+        return _value_and_grad(loss), self.specs
 
-        return jax.value_and_grad(loss), self.specs
+
+def _value_and_grad(loss: Loss) -> Step:
+    import jax
+
+    def with_aux(*args: Any) -> tuple[Any, Any]:
+        out = loss(*args)
+        return out if isinstance(out, tuple) else (out, None)
+
+    def step(*args: Any) -> Any:
+        differentiate = jax.value_and_grad(with_aux, has_aux=True, allow_int=True)
+        (value, aux), gradients = differentiate(*args)
+        is_number = lambda g: g.dtype != jax.dtypes.float0
+        gradients = jax.tree.map(lambda g: g if is_number(g) else None, gradients)
+        return (value if aux is None else (value, aux)), gradients
+
+    return step

@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from revremat import _compat
 
 
 @jax.tree_util.register_pytree_node_class
@@ -57,12 +59,19 @@ def _put_one(buffer: Any, item: Any, index: Any) -> Any:
     return lax.dynamic_update_index_in_dim(buffer, item, index, 0)
 
 
-def zeros(aval: Any) -> Any:
-    """Zeros of a shape and dtype, sharded where the mesh wants it said."""
-    sharding = getattr(aval, "sharding", None)
-    if sharding is not None and not sharding.mesh.empty and has_explicit(sharding.mesh):
-        return jnp.zeros(aval.shape, aval.dtype, device=sharding)
-    return jnp.zeros(aval.shape, aval.dtype)
+def zeros(aval: Any, lead: tuple[int, ...] = ()) -> Any:
+    """Zeros of a shape and dtype, sharded where the mesh wants it said.
+
+    Args:
+      aval: Shape, dtype and where it lies.
+      lead: Further dimensions, in front.
+    """
+    shape, sharding = (*lead, *aval.shape), getattr(aval, "sharding", None)
+    if sharding is None or sharding.mesh.empty or not has_explicit(sharding.mesh):
+        return _compat.varying_like(jnp.zeros(shape, aval.dtype), aval)
+    spec = PartitionSpec(*[None] * len(lead), *sharding.spec)
+    sharding = NamedSharding(sharding.mesh, spec)
+    return jnp.zeros(shape, aval.dtype, device=sharding)
 
 
 def has_explicit(mesh: Any) -> bool:

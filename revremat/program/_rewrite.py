@@ -153,10 +153,21 @@ class _Rewriter:
                 self.chosen[op](env)
             elif op not in self.covered:
                 values = [read(env, atom) for atom in op.inputs]
+                if op.kind == "shard_map" and (inner := self._mapped(found, op)):
+                    env.update(zip(op.outputs, inner(*values), strict=True))
+                    continue
                 changed = self._changed(found, op)
                 results = _compat.bind(op.eqn, values, op.scope, **changed)
                 env.update(zip(op.outputs, results, strict=True))
         return [read(env, out) for out in program.outputs]
+
+    def _mapped(self, found: Survey, op: Op) -> Callable[..., Any] | None:
+        """A `shard_map` whose program is rewritten, where that changes anything."""
+        for _, _, inside in found.inner.get(op, ()):
+            if self._concerns(inside):
+                run = lambda *args, inside=inside: tuple(self.run(inside, args))
+                return _compat.shard_mapped(op.eqn, run, op.scope)
+        return None
 
     def _changed(self, found: Survey, op: Op) -> dict[str, Any]:
         """The programs inside an operation, rewritten, where that changes anything."""

@@ -1,6 +1,6 @@
 """Where in a program there is something to decide: scans, blocks, repeats ..."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +50,7 @@ class Site:
         carried in, and gives the latter; None if there is no way.
       chunks: The ways to split it, by number of chunks.
       layers: The body's two passes, for each mask that was asked for.
+      within: Calls a function where the site stands, if that is inside `shard_map`.
     """
 
     kind: str
@@ -67,12 +68,14 @@ class Site:
     inverse: Program | None = None
     chunks: dict[int, Chunked] = field(default_factory=dict)
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
+    within: Callable[[Callable[[], Any]], Any] = _compat.here
 
     def linearized(self, unit: str) -> Layer:
         """The layer's two passes, every value named."""
         assert self.in_mask is not None
         if self.in_mask not in self.layers:
-            passes = linearize(self.body, self.in_mask)
+            mask = self.in_mask
+            passes = self.within(lambda: linearize(self.body, mask))
             pairs = zip(passes.forward.inputs, self.held, strict=True)
             held = [v for v, held in pairs if held]
             self.layers[self.in_mask] = name_values(
@@ -275,6 +278,19 @@ def _scan_site(op: Op, mask: Sequence[bool]) -> Site:
     )
 
 
+def _placed(found: Survey, within: Callable[[Callable[[], Any]], Any]) -> Survey:
+    """The survey of a program that runs inside of `shard_map`."""
+    sites = tuple(
+        replace(site, within=lambda f, site=site: within(lambda: site.within(f)))
+        for site in found.sites
+    )
+    inner = {
+        op: tuple((key, k, _placed(inside, within)) for key, k, inside in places)
+        for op, places in found.inner.items()
+    }
+    return replace(found, sites=sites, inner=inner)
+
+
 def _inner(op: Op, mask: Sequence[bool]) -> tuple[tuple[str, int | None, Survey], ...]:
     """Surveys of the programs inside an operation, where any has a site."""
     params = op.eqn.params
@@ -295,6 +311,9 @@ def _inner(op: Op, mask: Sequence[bool]) -> tuple[tuple[str, int | None, Survey]
         # A block in a scan's body is part of the layer; another scan is a unit.
         scans = tuple(site for site in inside.sites if site.kind == "scan")
         found = [("jaxpr", None, replace(inside, sites=scans))]
+    elif op.kind == "shard_map":
+        inside = survey(as_closed(params["jaxpr"]), mask)
+        found = [("jaxpr", None, _placed(inside, _compat.mapped_like(op.eqn)))]
     else:
         return ()
     return tuple(

@@ -217,7 +217,7 @@ class _Engine:
     def forward(self, consts, init, xs):
         stack, carry = self.stack, list(init)
         y_avals = [a.aval for a in self.layer.passes.forward.outputs[stack.num_carry :]]
-        ys = [jnp.zeros((stack.length, *a.shape), a.dtype) for a in y_avals]
+        ys = [zeros(a, (stack.length,)) for a in y_avals]
         saved = []
         for segment in self.segments:
             step = partial(self._forward_step, segment, consts, xs)
@@ -242,7 +242,7 @@ class _Engine:
         (_, _, _), kept = jax.eval_shape(
             lambda c, y: step((c, y, none), jnp.int32(0)), carry, ys
         )
-        stacked = lambda a: jnp.zeros((segment.repeats, *a.shape), a.dtype)
+        stacked = lambda a: zeros(a, (segment.repeats,))
         return [jax.tree.map(stacked, on_device) for on_device, _ in kept]
 
     def _forward_step(self, segment: Segment, consts, xs, state, t):
