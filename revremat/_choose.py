@@ -325,6 +325,9 @@ class Search:
             ends = []
             for last in (False, True):
                 beside = inner[-1 if last else 0][0]
+                if prices.choices[beside].action.every > 1:
+                    ends.append([None])
+                    continue
                 names = self._edge_names(prices, beside)
                 found = prices.edges(names, beside, last).values()
                 ends.append([None, *found])

@@ -7,7 +7,10 @@ from typing import Any
 import jax
 from jax._src import source_info_util
 from jax._src.core import JaxprEqn, Tracer
-from jax.extend.core import ClosedJaxpr  # type: ignore[reportPrivateImportUsage]
+from jax.extend.core import (
+    ClosedJaxpr,  # type: ignore[reportPrivateImportUsage]
+    jaxpr_as_fun,
+)
 
 
 def name_stack(eqn: JaxprEqn) -> Any:
@@ -62,7 +65,8 @@ def shard_mapped(eqn: JaxprEqn, f: Callable[..., Any], scope: Any) -> Any:
       scope: The name stack it stands in.
     """
     params = eqn.params
-    manual = params.get("newly_manual_axes", params.get("manual_axes"))
+    renamed = "newly_manual_axes" in params  # since JAX 0.12
+    manual = params["newly_manual_axes" if renamed else "manual_axes"]
     mapped = jax.shard_map(
         f,
         mesh=params["mesh"],
@@ -102,7 +106,7 @@ def mapped_like(eqn: JaxprEqn) -> Callable[[Callable[[], Any]], Any]:
 
 def eval_jaxpr(jaxpr: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     """A jaxpr without constants, evaluated."""
-    return tuple(jax.extend.core.jaxpr_as_fun(close(jaxpr))(*args))
+    return tuple(jaxpr_as_fun(close(jaxpr))(*args))
 
 
 def varying_like(x: Any, aval: Any) -> Any:

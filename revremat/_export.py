@@ -175,6 +175,11 @@ def _inexpressible(unit: Unit, action: Action, device: list[str]) -> Iterator[st
         yield f"unit {unit.name!r}: rebuilding {', '.join(action.ahead)} a layer early"
     if action.chunks != 1:
         yield f"unit {unit.name!r}: computing it in {action.chunks} chunks"
+    if action.every != 1:
+        yield (
+            f"unit {unit.name!r}: keeping the input of every {action.every}th layer "
+            "alone; write a scan of checkpointed scans, or use `rr.apply`"
+        )
     makers = {out: op.kind for op in unit.operations for out in op.outputs}
     for name in device if action != SAVE else ():
         kind = makers.get(unit.position[name], "")

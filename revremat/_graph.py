@@ -97,7 +97,8 @@ class Kept:
       saved: Names kept on the device, layer inputs included.
       offloaded: Names kept in host memory.
       ahead: Names rebuilt one layer early.
-      device_bytes: Size of `saved` per device.
+      device_bytes: Size of `saved` per device; in segments, a layer's share of their
+        inputs.
       host_bytes: Size of `offloaded` per device.
       rebuild_flops: What rebuilding the rest costs in the backward pass.
       rebuilt: Kinds of the operations that are run again, in order.
@@ -245,12 +246,16 @@ class Unit:
             saved |= inputs - offloaded
         names = lambda ks: tuple(self.values[k].name for k in sorted(ks))
         size = lambda ks: sum(self.values[k].num_bytes for k in ks)
-        rebuilt = (*early, *late)
+        rebuilt, device_bytes = (*early, *late), size(saved & used)
+        if action.every > 1:  # of each segment its input is kept, and it is run again
+            rebuilt = (*self.operations, *rebuilt)
+            handed = [v.num_bytes for v in self.values if v.role == "input"]
+            device_bytes = -(-sum(handed) // action.every)
         return Kept(
             saved=names(saved & used),
             offloaded=names(offloaded & used),
             ahead=names(ahead),
-            device_bytes=size(saved & used),
+            device_bytes=device_bytes,
             host_bytes=size(offloaded & used),
             rebuild_flops=sum(op.num_flops for op in rebuilt),
             rebuilt=tuple(op.kind for op in rebuilt),
@@ -279,6 +284,21 @@ class Unit:
                 raise UserError(
                     f"unit {self.name!r} can be computed in {ways} chunks, not "
                     f"{action.chunks}; `rr.block(..., split=...)` says how to split it."
+                )
+            if action.every > 1 and self.kind != "scan":
+                raise UserError(
+                    f"unit {self.name!r} is no loop, and {action!r} is for loops; "
+                    "write the layers as a `jax.lax.scan` or leave `every` away."
+                )
+            if action.every > 1 and not action.can_group:
+                raise UserError(
+                    f"unit {self.name!r}: `every` goes with SAVE and RECOMPUTE, without "
+                    f"`offload`, `ahead` and `chunks`; {action!r} is none of these."
+                )
+            if action.every > 1 and any(op.pinned for op in self.operations):
+                raise UserError(
+                    f"unit {self.name!r} has operations that cannot be run twice, as "
+                    f"{action!r} would; leave `every` away."
                 )
             if action.ahead and not self.chained:
                 raise UserError(

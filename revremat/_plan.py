@@ -10,7 +10,7 @@ from typing import Any
 
 from revremat._errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MOST_LAYERS = 1_000_000
 KINDS = ("save", "recompute", "offload", "invert")
 
@@ -36,6 +36,11 @@ class Action:
         above are computed, so that the rebuilding can hide under communication.
       chunks: For a unit that can be split (`rr.block(..., split=...)`): how many pieces
         it is computed in, one after the other; 1 computes it whole.
+      every: For a loop: neighbouring layers of this action form segments of so many,
+        and only a segment's input is kept. In the backward pass a segment is run
+        forward once more, and the rest of the action says what its layers keep from
+        there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that
+        there are no segments.
     """
 
     kind: str
@@ -43,6 +48,7 @@ class Action:
     offload: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()
     chunks: int = 1
+    every: int = 1
 
     def __call__(
         self,
@@ -50,6 +56,7 @@ class Action:
         offload: Iterable[str] = (),
         ahead: Iterable[str] = (),
         chunks: int | None = None,
+        every: int | None = None,
     ) -> "Action":
         """This action, with these values treated otherwise (names are sorted)."""
         return replace(
@@ -58,7 +65,14 @@ class Action:
             offload=tuple(sorted({*self.offload, *offload})),
             ahead=tuple(sorted({*self.ahead, *ahead})),
             chunks=self.chunks if chunks is None else chunks,
+            every=self.every if every is None else every,
         )
+
+    @property
+    def can_group(self) -> bool:
+        """Whether layers of this action can form segments, as `every` says."""
+        plain = self.kind in ("save", "recompute") and self.chunks == 1
+        return plain and not self.offload and not self.ahead
 
     @property
     def names(self) -> frozenset[str]:
@@ -73,6 +87,8 @@ class Action:
         ]
         if self.chunks != 1:
             listed.append(f"chunks={self.chunks}")
+        if self.every != 1:
+            listed.append(f"every={self.every}")
         return self.kind.upper() + (f"({', '.join(listed)})" if listed else "")
 
 
@@ -90,7 +106,8 @@ class UnitPlan:
       name: The unit's name in the graph.
       fingerprint: The unit's; a plan holds for this computation alone.
       actions: One for each layer, the first to run first.
-      device_names: For each layer, what it keeps on the device, the input included.
+      device_names: For each layer, what it keeps on the device, the input included;
+        in a segment, once that is run again.
       host_names: For each layer, what it keeps in host memory.
     """
 
@@ -269,9 +286,11 @@ def _read_unit(data: dict[str, Any]) -> UnitPlan:
             raise ValueError(f"{kind!r} is no action; there are {', '.join(KINDS)}")
         if not 0 < count <= MOST_LAYERS:
             raise ValueError(f"'layers' is {count}")
-        chunks = _typed(run, "chunks", int)
+        chunks, every = _typed(run, "chunks", int), run.get("every", 1)
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ValueError(f"'every' is {every!r}")
         names = {key: _names(run, key) for key in ("save", "offload", "ahead")}
-        actions += [Action(kind, chunks=chunks, **names)] * count
+        actions += [Action(kind, chunks=chunks, every=every, **names)] * count
         device_names += [_names(run, "on_device")] * count
         host_names += [_names(run, "on_host")] * count
     return UnitPlan(

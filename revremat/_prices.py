@@ -87,7 +87,8 @@ class UnitPrices:
     @property
     def num_first_compiles(self) -> int:
         """Compiles before the first choice."""
-        return len(self.choices) + (len(self._cuts(RECOMPUTE)) - 1)
+        segmented = sum(c.action.every > 1 for c in self.choices.values())
+        return len(self.choices) + (len(self._cuts(RECOMPUTE)) - 1) + segmented
 
     @property
     def has_edges(self) -> bool:
@@ -97,7 +98,9 @@ class UnitPrices:
 
     def price_roughly(self) -> None:
         """One compile for each candidate, two for the reference."""
-        self._probe([(REFERENCE, 0), *((name, -1) for name in self.choices)])
+        segmented = [n for n, c in self.choices.items() if c.action.every > 1]
+        shallow = [(name, 0) for name in (REFERENCE, *segmented)]
+        self._probe([*shallow, *((name, -1) for name in self.choices)])
 
     def refine(self, names: Iterable[str]) -> bool:
         """The second compile of candidates; False if there is none left to do."""
@@ -156,6 +159,8 @@ class UnitPrices:
         if not self.unit.skippable:  # the other half rebuilds everything instead
             return [(action,) * (n // 2) + (RECOMPUTE,) * (n - n // 2), (action,) * n]
         few, more = DEPTHS if n > DEPTHS[1] else (max(1, n // 2), n)
+        if action.every > 1:  # whole segments, and several: one is no loop
+            few, more = 2 * action.every, 4 * action.every
         return [(action,) * few, (action,) * more]
 
     @property

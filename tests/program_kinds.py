@@ -150,7 +150,9 @@ def unet(rows):
 
     def conv(x, w):
         dims = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims)
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=dims
+        )
 
     def run(x, level):
         for first, second in level:
@@ -245,9 +247,7 @@ def _flash_forward(q, k, v, block):
         out = out * old[..., None] + jnp.einsum("bts,bsd->btd", weights, v)
         return (above, total * old + weights.sum(-1), out), None
 
-    blocks = lambda a: jnp.moveaxis(
-        a.reshape(a.shape[0], -1, block, a.shape[-1]), 1, 0
-    )
+    blocks = lambda a: jnp.moveaxis(a.reshape(a.shape[0], -1, block, a.shape[-1]), 1, 0)
     low = jnp.full(q.shape[:2], -1e9, q.dtype)
     init = (low, jnp.zeros_like(low), jnp.zeros_like(q))
     (top, total, out), _ = jax.lax.scan(turn, init, (blocks(k), blocks(v)))
@@ -440,9 +440,7 @@ PLAIN = {
     "flash attention": flash_attention,
     "checkpointed, scanned": over(jax.checkpoint(layer), in_a_scan),
     "checkpointed, unrolled": over(jax.checkpoint(layer), in_turn),
-    "checkpointed with a policy": over(
-        jax.checkpoint(layer, policy=policy), in_a_scan
-    ),
+    "checkpointed with a policy": over(jax.checkpoint(layer, policy=policy), in_a_scan),
     "cond, scanned": over(with_a_branch, in_a_scan),
     "cond, unrolled": over(with_a_branch, in_turn),
     "fori_loop": over(with_a_loop, in_a_scan),

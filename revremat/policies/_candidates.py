@@ -27,6 +27,7 @@ _LEAST_GAIN = 0.01
 _MOST_LISTED = 6
 _LIGHT = 1.05
 _NUM_CHUNKINGS = 3
+_LONG = 16
 
 
 @dataclass(frozen=True)
@@ -337,7 +338,7 @@ def _others(
     unit: Unit, names: Sequence[str], *, offload: bool, ahead: bool
 ) -> list[Candidate]:
     """What the cheap model cannot judge."""
-    found = []
+    found = _in_segments(unit)
     if unit.invertible:
         found.append(Candidate("invert", INVERT))
     products = _dots(unit, with_batch=False)
@@ -358,6 +359,28 @@ def _chunkings(unit: Unit) -> list[Candidate]:
         Candidate(f"{number} chunks", RECOMPUTE(chunks=number))
         for number in chosen[:_NUM_CHUNKINGS]
     ]
+
+
+def _in_segments(unit: Unit) -> list[Candidate]:
+    """Segments of long loops, each as long as it should be by the bytes alone.
+
+    Of N layers in segments of k, N / k inputs are kept, and what k layers keep once
+    theirs is run again: least at k = sqrt(N * input / kept) (Chen et al., 2016).
+    """
+    if unit.kind != "scan" or unit.num_layers < _LONG:
+        return []
+    if any(op.pinned for op in unit.operations):
+        return []
+    found = []
+    handed = sum(v.num_bytes for v in unit.values if v.role == "input")
+    for name, action in (("none", SAVE), ("full", RECOMPUTE)):
+        kept = max(1, unit.kept(action).device_bytes)
+        best = math.sqrt(unit.num_layers * handed / kept)
+        every = 2 ** max(1, round(math.log2(max(best, 1))))
+        if 4 * every <= unit.num_layers:
+            label = f"{name}, every {every}"
+            found.append(Candidate(label, action(every=every)))
+    return found
 
 
 def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:

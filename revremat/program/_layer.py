@@ -25,6 +25,23 @@ def forward(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any],
     return outputs, ([env[v] for v in kept.saved], on_host)
 
 
+def advance(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any], Saved]:
+    """What the layer hands on, and what it keeps.
+
+    Values that neither needs are not computed; the inputs that only they use may be
+    None.
+    """
+    program, saved = layer.passes.forward, kept.saved
+    env = dict(zip(program.inputs, inputs, strict=True))
+    run(advancing(layer, kept), env)
+    return [read(env, out) for out in layer.carried_out], ([env[v] for v in saved], [])
+
+
+def advancing(layer: Layer, kept: Kept) -> tuple[Op, ...]:
+    """The operations of `advance`."""
+    return needed(layer.passes.forward.ops, (*layer.carried_out, *kept.saved))[0]
+
+
 def recall(kept: Kept, held: dict[Value, Any], saved: Saved) -> dict[Value, Any]:
     """The values a layer has in the backward pass before anything is rebuilt."""
     on_device, on_host = saved
@@ -59,14 +76,24 @@ def tie(
     repeats the forward pass, and from keeping the forward pass's values instead.
     """
     used = {atom for op in ops for atom in op.inputs}
-    keys = [v for v in env if v in used and env[v] is not None and not is_key(v.aval)]
-    if not keys:
-        return list(cotangents)
-    values, tied = jax.lax.optimization_barrier(
-        ([env[v] for v in keys], list(cotangents))
-    )
+    keys = [v for v in env if v in used and env[v] is not None]
+    values, tied = tie_arrays([env[v] for v in keys], cotangents)
     env.update(zip(keys, values, strict=True))
     return tied
+
+
+def tie_arrays(
+    arrays: Sequence[Any], cotangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Arrays that are only there once the cotangents are; both, tied."""
+    found, waiting = list(arrays), list(cotangents)
+    plain = [k for k, a in enumerate(arrays) if not is_key(a)]
+    if not plain:
+        return found, waiting
+    tied, waiting = jax.lax.optimization_barrier(([found[k] for k in plain], waiting))
+    for k, array in zip(plain, tied, strict=True):
+        found[k] = array
+    return found, waiting
 
 
 def is_key(aval: Any) -> bool:

@@ -11,15 +11,25 @@ LONGEST_PATTERN = 4
 
 @dataclass(frozen=True)
 class Segment:
-    """Layers `start` to `start + repeats * len(pattern)`: the pattern, repeated."""
+    """Layers from `start` on: the pattern, repeated.
+
+    With `group`, the pattern is one action, each turn is so many of its layers, and
+    only what the first one is given is kept.
+    """
 
     start: int
     repeats: int
     pattern: tuple[Action, ...]
+    group: int = 0
+
+    @property
+    def turn(self) -> int:
+        """How many layers a turn has."""
+        return self.group or len(self.pattern)
 
     @property
     def num_layers(self) -> int:
-        return self.repeats * len(self.pattern)
+        return self.repeats * self.turn
 
 
 def segments(actions: Sequence[Action]) -> tuple[Segment, ...]:
@@ -27,7 +37,8 @@ def segments(actions: Sequence[Action]) -> tuple[Segment, ...]:
 
     Twelve SAVE and twelve RECOMPUTE are two loops; the two alternating are one loop
     over a pattern of two. Layers that hand something from one to the next in the
-    backward pass (INVERT, `ahead`) only form patterns of one.
+    backward pass (INVERT, `ahead`) only form patterns of one. Equal neighbours with
+    `every` are cut into groups of that size and a smaller one that runs last.
     """
     actions = tuple(actions)
 
@@ -35,6 +46,10 @@ def segments(actions: Sequence[Action]) -> tuple[Segment, ...]:
     def best(start: int) -> tuple[int, tuple[Segment, ...]]:
         if start == len(actions):
             return 0, ()
+        if actions[start].every > 1:
+            grouped = _grouped(actions, start)
+            cost, rest = best(start + sum(s.num_layers for s in grouped))
+            return len(grouped) + cost, (*grouped, *rest)
         options = []
         for period in range(1, LONGEST_PATTERN + 1):
             pattern = actions[start : start + period]
@@ -59,5 +74,18 @@ def _again(actions: tuple[Action, ...], pattern: tuple[Action, ...], at: int) ->
     return actions[at : at + len(pattern)] == pattern
 
 
+def _grouped(actions: tuple[Action, ...], start: int) -> tuple[Segment, ...]:
+    stop = start
+    while stop < len(actions) and actions[stop] == actions[start]:
+        stop += 1
+    every, pattern = actions[start].every, actions[start : start + 1]
+    turns, rest = divmod(stop - start, every)
+    found = (
+        Segment(start, turns, pattern, every),
+        Segment(stop - rest, 1, pattern, rest),
+    )
+    return tuple(s for s in found if s.repeats and s.group)
+
+
 def _chained(action: Action) -> bool:
-    return action.kind == "invert" or bool(action.ahead)
+    return action.kind == "invert" or bool(action.ahead) or action.every > 1

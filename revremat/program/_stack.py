@@ -24,7 +24,13 @@ from revremat._plan import Action
 from revremat.program import _layer
 from revremat.program._buffers import Each, at, at_all, put, take, zeros
 from revremat.program._choice import write_choice
-from revremat.program._keep import Kept, Layer, name_values, resolve
+from revremat.program._keep import (
+    Kept,
+    Layer,
+    cannot_rebuild,
+    name_values,
+    resolve,
+)
 from revremat.program._linearize import depends, is_inexact, linearize, pick
 from revremat.program._ops import Program, Value
 from revremat.program._segments import Segment, segments
@@ -82,6 +88,17 @@ class Stack:
                 raise UserError(
                     f"{self.name}: `ahead` does not go with INVERT, whose input is "
                     "only known when the layer above is done; choose one of the two."
+                )
+            if action.every != 1 and not action.can_group:
+                raise UserError(
+                    f"{self.name}: {action!r} keeps every {action.every}th layer's "
+                    "input on the device and rebuilds the others from it; `every` goes "
+                    "with SAVE and RECOMPUTE, without `offload` and `ahead`."
+                )
+            if action.every != 1 and self.unrolled:
+                raise UserError(
+                    f"{self.name} is written out, layer by layer, and `every` is for "
+                    "loops; write it as a `jax.lax.scan` or leave `every` away."
                 )
             if action.chunks != 1:
                 raise UserError(
@@ -203,6 +220,8 @@ class _Engine:
             action: resolve(layer, action, unit) for action in set(stack.actions)
         }
         self.segments = segments(stack.actions)
+        if any(segment.group for segment in self.segments):
+            _check_repeatable(layer, unit)
         n, k = stack.num_consts, stack.num_carry
         inputs, mask = layer.passes.forward.inputs, layer.passes.in_mask
         self.const_values, self.x_values = inputs[:n], inputs[n + k :]
@@ -220,7 +239,8 @@ class _Engine:
         ys = [zeros(a, (stack.length,)) for a in y_avals]
         saved = []
         for segment in self.segments:
-            step = partial(self._forward_step, segment, consts, xs)
+            forward = self._forward_group if segment.group else self._forward_step
+            step = partial(forward, segment, consts, xs)
             turns = range(segment.repeats)
             room = self._room(segment, step, carry, ys)
             (carry, ys, room), kept = self._loop(step, (carry, ys, room), turns)
@@ -265,7 +285,23 @@ class _Engine:
             kept.append((on_device, on_host))
         return (carry, ys, room), kept
 
-    def _loop(self, step, state, turns: range, reverse: bool = False):
+    def _forward_group(self, segment: Segment, consts, xs, state, t):
+        """A segment of layers of which only the first one's input is kept."""
+        first, ys, room = state
+
+        def one(state, j):
+            carry, ys = state
+            index = self._index(segment, t, j)
+            inputs = [*consts, *carry, *take(xs, index)]
+            outs, _ = _layer.forward(self.layer, NOTHING, inputs)
+            return (outs[: len(carry)], put(ys, outs[len(carry) :], index)), None
+
+        (carry, ys), _ = self._loop(one, (first, ys), range(segment.group))
+        return (carry, ys, room), [(first, [])]
+
+    def _loop(
+        self, step, state: Any, turns: range, reverse: bool = False
+    ) -> tuple[Any, Any]:
         """`lax.scan` over the turns, or the same written out where it is one turn."""
         if not self._is_written_out(len(turns)):
             return lax.scan(
@@ -283,7 +319,7 @@ class _Engine:
         return self.stack.unrolled or num_turns <= 1
 
     def _index(self, segment: Segment, t, j: int):
-        run_index = segment.start + t * len(segment.pattern) + j
+        run_index = segment.start + t * segment.turn + j
         return self.stack.length - 1 - run_index if self.stack.reverse else run_index
 
     def _keeps_output(self, segment: Segment) -> bool:
@@ -299,6 +335,11 @@ class _Engine:
         for kept in self.kept.values():
             for op in (*kept.early, *kept.late):
                 used.update(op.inputs)
+        for action, kept in self.kept.items():
+            if action.every > 1:
+                for op in _layer.advancing(self.layer, kept):
+                    used.update(op.inputs)
+                used.update(a for a in self.layer.carried_out if isinstance(a, Value))
         keep = lambda values, arrays: [
             a if v in used else None for v, a in zip(values, arrays, strict=True)
         ]
@@ -334,6 +375,9 @@ class _Engine:
     def _backward_segment(self, segment: Segment, kept, state: "_Gradients"):
         if self.kept[segment.pattern[0]].ahead:
             return self._backward_ahead(segment, kept, state)
+        if segment.group:
+            step = partial(self._backward_group, segment, kept)
+            return self._loop(step, state, range(segment.repeats), reverse=True)[0]
         step = partial(self._backward_step, segment, kept)
         return self._loop(step, state, range(segment.repeats), reverse=True)[0]
 
@@ -388,6 +432,32 @@ class _Engine:
         (state, rebuilt), _ = self._loop(step, (state, rebuilt), turns, reverse=True)
         return differentiate(0, state, rebuilt)
 
+    def _backward_group(self, segment: Segment, kept, state: "_Gradients", t):
+        """Run a segment forward again, its layers keeping as said, then backward."""
+        plan = self.kept[segment.pattern[0]]
+        first, _ = at_all(kept[0], t)
+        if isinstance(t, int):
+            first, carry = _layer.tie_arrays(first, state.carry)
+            state = replace(state, carry=carry)
+
+        def again(carry, j):
+            inputs = [*self.consts, *carry, *take(self.xs, self._index(segment, t, j))]
+            return _layer.advance(self.layer, plan, inputs)
+
+        turns = range(segment.group)
+        with jax.named_scope("rematted_computation"):
+            _, saved = self._loop(again, first, turns)
+
+        def back(state, j):
+            index = self._index(segment, t, j)
+            env = self._recall(plan, index, at_all(saved, j))
+            cotangents = state.carry
+            if isinstance(j, int):
+                cotangents = _layer.tie(env, plan.late, cotangents)
+            return self._differentiate(plan, index, env, cotangents, state), None
+
+        return self._loop(back, state, turns, reverse=True)
+
     def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
         held = dict(zip(self.const_values, self.consts, strict=True))
         held.update(zip(self.x_values, take(self.xs, index), strict=True))
@@ -433,6 +503,15 @@ class _Gradients:
     consts: list[Any]
     xs: list[Any]
     output: list[Any] | None
+
+
+NOTHING = Kept((), (), (), (), (), (), ())
+
+
+def _check_repeatable(layer: Layer, unit: str) -> None:
+    for op in layer.passes.forward.ops:
+        if why := cannot_rebuild(op):
+            raise UserError(f"{unit} cannot be run twice, as `every` would: {why}.")
 
 
 def _where(mask: Sequence[bool]) -> list[int]:
