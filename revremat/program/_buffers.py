@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from revremat import _compat
@@ -72,6 +73,13 @@ def zeros(aval: Any, lead: tuple[int, ...] = ()) -> Any:
     spec = PartitionSpec(*[None] * len(lead), *sharding.spec)
     sharding = NamedSharding(sharding.mesh, spec)
     return jnp.zeros(shape, aval.dtype, device=sharding)
+
+
+def instantiate(cotangent: Any) -> Any:
+    """A cotangent as an array, where it may be a symbolic zero."""
+    if isinstance(cotangent, SymbolicZero):
+        return zeros(cotangent.aval)
+    return cotangent
 
 
 def has_explicit(mesh: Any) -> bool:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from revremat._errors import UserError
-from revremat._graph import unsteady
 from revremat._plan import Action
+from revremat._rounding import unsteady
 from revremat.program._inverse import undone
 from revremat.program._linearize import Linearized
 from revremat.program._ops import Atom, Op, Program, Value, needed

@@ -10,30 +10,20 @@ says.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 
 from revremat._errors import UserError
 from revremat._plan import Action
-from revremat.program import _layer
-from revremat.program._buffers import Each, at, at_all, put, take, zeros
+from revremat.program._buffers import take
 from revremat.program._choice import write_choice
-from revremat.program._keep import (
-    Kept,
-    Layer,
-    cannot_rebuild,
-    name_values,
-    resolve,
-)
-from revremat.program._linearize import depends, is_inexact, linearize, pick
-from revremat.program._ops import Program, Value
-from revremat.program._segments import Segment, segments
+from revremat.program._engine import Engine
+from revremat.program._keep import Layer, name_values
+from revremat.program._linearize import depends, is_inexact, linearize
+from revremat.program._ops import Program
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,14 +165,14 @@ def run_stack(
         (consts, c_mask), (init, i_mask), (xs, x_mask) = map(_split, (consts, init, xs))
         mask = carried_mask(stack.body, c_mask, i_mask, x_mask)
         mask = widen(mask, stack.in_mask)
-        engine = _Engine(stack, stack.layer(mask))
+        engine = Engine(stack, stack.layer(mask))
         outputs, saved = engine.forward(consts, init, xs)
         static = _Static(mask, tuple(jax.tree.map(jax.typeof, xs)))
         return outputs, (engine.only_used(consts, xs), saved, static)
 
     def backward(residuals, cotangents):
         (consts, xs), saved, static = residuals
-        engine = _Engine(stack, stack.layer(static.mask))
+        engine = Engine(stack, stack.layer(static.mask))
         return engine.backward(consts, xs, saved, static.x_avals, *cotangents)
 
     call.defvjp(forward, backward, symbolic_zeros=True)
@@ -210,314 +200,6 @@ class _Static:
     x_avals: tuple[Any, ...]
 
 
-class _Engine:
-    """The two passes of a stack, once it is known what is differentiated."""
-
-    def __init__(self, stack: Stack, layer: Layer):
-        self.stack, self.layer = stack, layer
-        unit = f"a layer of {stack.name}"
-        self.kept: dict[Action, Kept] = {
-            action: resolve(layer, action, unit) for action in set(stack.actions)
-        }
-        self.segments = segments(stack.actions)
-        if any(segment.group for segment in self.segments):
-            _check_repeatable(layer, unit)
-        n, k = stack.num_consts, stack.num_carry
-        inputs, mask = layer.passes.forward.inputs, layer.passes.in_mask
-        self.const_values, self.x_values = inputs[:n], inputs[n + k :]
-        self.carry_values = inputs[n : n + k]
-        self.const_mask, self.x_mask = mask[:n], mask[n + k :]
-        self.carry_mask = mask[n : n + k]
-        out = layer.passes.out_mask
-        self.carry_out_mask, self.y_mask = out[:k], out[k:]
-
-    # Forward -----------------------------------------------------------------------
-
-    def forward(self, consts, init, xs):
-        stack, carry = self.stack, list(init)
-        y_avals = [a.aval for a in self.layer.passes.forward.outputs[stack.num_carry :]]
-        ys = [zeros(a, (stack.length,)) for a in y_avals]
-        saved = []
-        for segment in self.segments:
-            forward = self._forward_group if segment.group else self._forward_step
-            step = partial(forward, segment, consts, xs)
-            turns = range(segment.repeats)
-            room = self._room(segment, step, carry, ys)
-            (carry, ys, room), kept = self._loop(step, (carry, ys, room), turns)
-            pairs = zip(room, kept, strict=True)
-            kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
-            last = carry if self._keeps_output(segment) else None
-            saved.append((kept, last))
-        return (carry, ys), saved
-
-    def _room(self, segment: Segment, step, carry, ys) -> list[list[Any]]:
-        """Buffers for what the layers of a pattern save, where there are several.
-
-        What a loop gives out is only written when a turn ends; written to buffers, it
-        is out of the way before the pattern's next layer begins.
-        """
-        none: list[list[Any]] = [[] for _ in segment.pattern]
-        if len(segment.pattern) == 1:
-            return none
-        (_, _, _), kept = jax.eval_shape(
-            lambda c, y: step((c, y, none), jnp.int32(0)), carry, ys
-        )
-        stacked = lambda a: zeros(a, (segment.repeats,))
-        return [jax.tree.map(stacked, on_device) for on_device, _ in kept]
-
-    def _forward_step(self, segment: Segment, consts, xs, state, t):
-        carry, ys, room = state
-        room, kept = list(room), []
-        last = len(segment.pattern) - 1
-        for j, action in enumerate(segment.pattern):
-            index = self._index(segment, t, j)
-            inputs = [*consts, *carry, *take(xs, index)]
-            outs, (on_device, on_host) = _layer.forward(
-                self.layer, self.kept[action], inputs
-            )
-            carry, y = outs[: len(carry)], outs[len(carry) :]
-            ys = put(ys, y, index)
-            if room[j]:
-                room[j] = put(room[j], on_device, t)
-                on_device = []
-                if j < last:
-                    t, carry, room[j] = lax.optimization_barrier((t, carry, room[j]))
-            kept.append((on_device, on_host))
-        return (carry, ys, room), kept
-
-    def _forward_group(self, segment: Segment, consts, xs, state, t):
-        """A segment of layers of which only the first one's input is kept."""
-        first, ys, room = state
-
-        def one(state, j):
-            carry, ys = state
-            index = self._index(segment, t, j)
-            inputs = [*consts, *carry, *take(xs, index)]
-            outs, _ = _layer.forward(self.layer, NOTHING, inputs)
-            return (outs[: len(carry)], put(ys, outs[len(carry) :], index)), None
-
-        (carry, ys), _ = self._loop(one, (first, ys), range(segment.group))
-        return (carry, ys, room), [(first, [])]
-
-    def _loop(
-        self, step, state: Any, turns: range, reverse: bool = False
-    ) -> tuple[Any, Any]:
-        """`lax.scan` over the turns, or the same written out where it is one turn."""
-        if not self._is_written_out(len(turns)):
-            return lax.scan(
-                step, state, jnp.arange(turns.start, turns.stop), reverse=reverse
-            )
-        outs: list[Any] = []
-        for t in reversed(turns) if reverse else turns:
-            state, out = step(state, t)
-            outs.append(out)
-        if reverse:
-            outs.reverse()
-        return state, jax.tree.map(lambda *each: Each(each), *outs) if outs else []
-
-    def _is_written_out(self, num_turns: int) -> bool:
-        return self.stack.unrolled or num_turns <= 1
-
-    def _index(self, segment: Segment, t, j: int):
-        run_index = segment.start + t * segment.turn + j
-        return self.stack.length - 1 - run_index if self.stack.reverse else run_index
-
-    def _keeps_output(self, segment: Segment) -> bool:
-        """Whether a run of INVERT has to be told its output to start from."""
-        after = segment.start + segment.num_layers
-        actions = self.stack.actions
-        above = after < len(actions) and actions[after].kind == "invert"
-        return segment.pattern[0].kind == "invert" and not above
-
-    def only_used(self, consts, xs):
-        """The weights that the backward pass reads, and None for all others."""
-        used = {a for a in self.layer.passes.residuals}
-        for kept in self.kept.values():
-            for op in (*kept.early, *kept.late):
-                used.update(op.inputs)
-        for action, kept in self.kept.items():
-            if action.every > 1:
-                for op in _layer.advancing(self.layer, kept):
-                    used.update(op.inputs)
-                used.update(a for a in self.layer.carried_out if isinstance(a, Value))
-        keep = lambda values, arrays: [
-            a if v in used else None for v, a in zip(values, arrays, strict=True)
-        ]
-        return keep(self.const_values, consts), keep(self.x_values, xs)
-
-    # Backward ----------------------------------------------------------------------
-
-    def backward(self, consts, xs, saved, x_avals, ct_carry, ct_ys):
-        """Cotangents for the constants, the first carry and the `xs`; None for zero."""
-        state = _Gradients(
-            carry=[instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
-            consts=[zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
-            xs=[jax.tree.map(zeros, aval) for aval in pick(x_avals, self.x_mask)],
-            output=None,
-        )
-        self.ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
-        self.consts, self.xs = consts, xs
-        for segment, (kept, last) in zip(
-            reversed(self.segments), reversed(saved), strict=True
-        ):
-            if last is not None:
-                state = replace(state, output=last)
-            if segment.pattern[0].kind != "invert":
-                state = replace(state, output=None)
-            state = self._backward_segment(segment, kept, state)
-        spread = lambda mask, found: [next(found) if on else None for on in mask]
-        return (
-            spread(self.const_mask, iter(state.consts)),
-            spread(self.carry_mask, iter(state.carry)),
-            spread(self.x_mask, iter(state.xs)),
-        )
-
-    def _backward_segment(self, segment: Segment, kept, state: "_Gradients"):
-        if self.kept[segment.pattern[0]].ahead:
-            return self._backward_ahead(segment, kept, state)
-        if segment.group:
-            step = partial(self._backward_group, segment, kept)
-            return self._loop(step, state, range(segment.repeats), reverse=True)[0]
-        step = partial(self._backward_step, segment, kept)
-        return self._loop(step, state, range(segment.repeats), reverse=True)[0]
-
-    def _backward_step(self, segment: Segment, kept, state: "_Gradients", t):
-        last, written_out = len(segment.pattern) - 1, isinstance(t, int)
-        for j in reversed(range(len(segment.pattern))):
-            plan = self.kept[segment.pattern[j]]
-            if j < last and not written_out:
-                # Or the compiler fetches every layer's weights before it needs them.
-                t, carry = lax.optimization_barrier((t, state.carry))
-                state = replace(state, carry=carry)
-            index, one = self._index(segment, t, j), at_all(kept[j], t)
-            env = self._recall(plan, index, one)
-            cotangents, inverts = state.carry, segment.pattern[j].kind == "invert"
-            if inverts:
-                self._start_from(state.output, env)
-            if written_out:
-                cotangents = _layer.tie(env, plan.late, cotangents)
-            state = self._differentiate(plan, index, env, cotangents, state)
-            if inverts:
-                below = [env[v] for v in self.carry_values]
-                state = replace(state, output=below)
-        return state, None
-
-    def _backward_ahead(self, segment: Segment, kept, state: "_Gradients"):
-        """While one layer's gradients are computed, rebuild part of the layer below."""
-        plan, last = self.kept[segment.pattern[0]], segment.repeats - 1
-        kept = kept[0]
-
-        def at(t):
-            index = self._index(segment, t, 0)
-            return index, self._recall(plan, index, at_all(kept, t))
-
-        def early(t, cotangents):
-            _, env = at(t)
-            _layer.tie(env, plan.early, cotangents)
-            _layer.rebuild(plan.early, env)
-            return [env[v] for v in plan.ahead]
-
-        def differentiate(t, state, rebuilt):
-            index, env = at(t)
-            env.update(zip(plan.ahead, rebuilt, strict=True))
-            return self._differentiate(plan, index, env, state.carry, state)
-
-        def step(both, t):
-            state, rebuilt = both
-            below = early(t - 1, state.carry)
-            return (differentiate(t, state, rebuilt), below), None
-
-        rebuilt = early(last, state.carry)
-        turns = range(1, segment.repeats)
-        (state, rebuilt), _ = self._loop(step, (state, rebuilt), turns, reverse=True)
-        return differentiate(0, state, rebuilt)
-
-    def _backward_group(self, segment: Segment, kept, state: "_Gradients", t):
-        """Run a segment forward again, its layers keeping as said, then backward."""
-        plan = self.kept[segment.pattern[0]]
-        first, _ = at_all(kept[0], t)
-        if isinstance(t, int):
-            first, carry = _layer.tie_arrays(first, state.carry)
-            state = replace(state, carry=carry)
-
-        def again(carry, j):
-            inputs = [*self.consts, *carry, *take(self.xs, self._index(segment, t, j))]
-            return _layer.advance(self.layer, plan, inputs)
-
-        turns = range(segment.group)
-        with jax.named_scope("rematted_computation"):
-            _, saved = self._loop(again, first, turns)
-
-        def back(state, j):
-            index = self._index(segment, t, j)
-            env = self._recall(plan, index, at_all(saved, j))
-            cotangents = state.carry
-            if isinstance(j, int):
-                cotangents = _layer.tie(env, plan.late, cotangents)
-            return self._differentiate(plan, index, env, cotangents, state), None
-
-        return self._loop(back, state, turns, reverse=True)
-
-    def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
-        held = dict(zip(self.const_values, self.consts, strict=True))
-        held.update(zip(self.x_values, take(self.xs, index), strict=True))
-        return _layer.recall(plan, held, saved)
-
-    def _start_from(self, output, env: dict[Value, Any]) -> None:
-        """Adds what the layer hands on, from which it is undone."""
-        for atom, array in zip(self.layer.carried_out, output, strict=True):
-            if isinstance(atom, Value):
-                env.setdefault(atom, array)
-
-    def _differentiate(self, plan: Kept, index, env, cotangents, state):
-        out_mask = self.layer.passes.out_mask[: len(self.carry_mask)]
-        carried = dict(zip(_where(self.carry_mask), cotangents, strict=True))
-        ct_outs = [carried[k] for k in _where(out_mask)]
-        y_avals = [out.aval for out in self.layer.passes.forward.outputs][
-            len(out_mask) :
-        ]
-        for k in _where(self.y_mask):
-            ct = self.ct_ys[k]
-            ct_outs.append(zeros(y_avals[k]) if ct is None else at(ct, index))
-        pulled = iter(_layer.pull_back(self.layer, plan, env, ct_outs))
-        ct_consts = [next(pulled) for _ in state.consts]
-        ct_carry = [next(pulled) for _ in state.carry]
-        return replace(
-            state,
-            consts=[a + b for a, b in zip(state.consts, ct_consts, strict=True)],
-            carry=ct_carry,
-            xs=put(state.xs, list(pulled), index),
-        )
-
-
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["carry", "consts", "xs", "output"],
-    meta_fields=[],
-)
-@dataclass(frozen=True)
-class _Gradients:
-    """What the backward pass carries from layer to layer."""
-
-    carry: list[Any]
-    consts: list[Any]
-    xs: list[Any]
-    output: list[Any] | None
-
-
-NOTHING = Kept((), (), (), (), (), (), ())
-
-
-def _check_repeatable(layer: Layer, unit: str) -> None:
-    for op in layer.passes.forward.ops:
-        if why := cannot_rebuild(op):
-            raise UserError(f"{unit} cannot be run twice, as `every` would: {why}.")
-
-
-def _where(mask: Sequence[bool]) -> list[int]:
-    return [k for k, on in enumerate(mask) if on]
-
-
 def widen(mask: tuple[bool, ...], known: tuple[bool, ...] | None) -> tuple[bool, ...]:
     """The mask a plan was made for, unless more than that is differentiated.
 
@@ -527,10 +209,3 @@ def widen(mask: tuple[bool, ...], known: tuple[bool, ...] | None) -> tuple[bool,
     if known is None or any(on and not k for on, k in zip(mask, known, strict=True)):
         return mask
     return known
-
-
-def instantiate(cotangent: Any) -> Any:
-    """A cotangent as an array, where it may be a symbolic zero."""
-    if isinstance(cotangent, SymbolicZero):
-        return zeros(cotangent.aval)
-    return cotangent

@@ -9,10 +9,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat._plan import Action
 from revremat.program import _layer
+from revremat.program._buffers import instantiate
 from revremat.program._keep import Kept, Layer, name_values, resolve
 from revremat.program._linearize import is_inexact, linearize, pick
 from revremat.program._ops import Program
-from revremat.program._stack import instantiate, widen
+from revremat.program._stack import widen
 
 
 @dataclass(frozen=True, eq=False)
