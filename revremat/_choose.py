@@ -20,7 +20,8 @@ from revremat._plan import RECOMPUTE, Action, Plan
 from revremat._prices import REFERENCE, UnitPrices
 from revremat._problem import Problem
 from revremat._trace import trace
-from revremat.policies import Candidate, Choice, Menu, Price
+from revremat.policies import Choice, Menu, Price
+from revremat.program._loss import trace_loss
 from revremat.xla import Target
 
 Progress = Callable[[str, int, int], None]
@@ -78,6 +79,7 @@ class Fit:
       bound_us: The estimated time that no mix of the candidates can beat.
       greedy_us: What the prices say of a mix chosen greedily; None if it found none.
       num_compiles: Programs compiled or read from the cache, cut ones included.
+      left: Units with so few bytes that they were left as they are written.
     """
 
     loss: Callable[..., Any]
@@ -88,6 +90,7 @@ class Fit:
     bound_us: float
     greedy_us: float | None
     num_compiles: int
+    left: tuple[str, ...] = ()
 
 
 class Search:
@@ -105,7 +108,14 @@ class Search:
         self.done, self.expected = 0, 0
         self.rows: dict[Any, Row] = {}
         self.graph: Graph = trace(problem.loss, *problem.specs)
-        self.candidates: dict[str, tuple[Candidate, ...]] = {
+        again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
+        if trace_loss(again, problem.specs).fingerprint != self.graph.fingerprint:
+            raise UserError(
+                "the loss is another program each time it is traced, so no plan can "
+                "hold for it; give it whatever changes between calls (Python's random "
+                "numbers, a counter, the time) as an argument."
+            )
+        every = {
             u.name: policies.candidates(
                 u,
                 offload=target.platform != "cpu",
@@ -114,9 +124,13 @@ class Search:
             for u in self.graph.units
             if not u.inside  # its outer unit decides
         }
-        self.units = [
-            u for u in self.graph.units if len(self.candidates.get(u.name, ())) > 1
-        ]
+        self.candidates = policies.shortlist(every, self.graph.units)
+        self.units = [u for u in self.graph.units if u.name in self.candidates]
+        self.left = tuple(
+            name
+            for name, menu in every.items()
+            if len(menu) > 1 and name not in self.candidates
+        )
         if not self.units:
             raise UserError(
                 "there is nothing to decide: every way back keeps the same values for "
@@ -130,6 +144,7 @@ class Search:
                 self.problem.loss,
                 self.graph,
                 unit,
+                self.units,
                 self.candidates[unit.name],
                 self.ask,
                 self._share(),
@@ -146,9 +161,15 @@ class Search:
 
     def fit(self, budget_bytes: int) -> Fit:
         """The plan for a budget; all that was compiled for other ones counts, too."""
+        self.budget = budget_bytes
+        written = self.add("as written", None)
+        if (arguments := written.measurement.memory.argument_bytes) > budget_bytes:
+            full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
+            self._try_all([(full, _UNKNOWN)])
+            size = format_bytes(arguments)
+            return self._answer(float("inf"), f"the step's arguments alone ({size})")
         if not self.prices:
             self.prepare()
-        self.budget = budget_bytes
         choice = self._tighten()
         bound_us = float("inf")
         if choice is not None:
@@ -156,6 +177,9 @@ class Search:
             best = self.best(self.budget)
             if best.plan is not None:
                 bound_us = choice.bound_us + self._fixed_us(best) + self._polish(best)
+        return self._answer(bound_us)
+
+    def _answer(self, bound_us: float, held_by: str = "") -> Fit:
         best = self.best(self.budget)
         plan = dataclasses.replace(
             best.plan or self.graph.plan({}),
@@ -163,7 +187,7 @@ class Search:
             budget_bytes=self.budget,
             predicted_bytes=_known(best.predicted_bytes),
             compiled_bytes=best.bytes,
-            held_by=_held_by(best.measurement),
+            held_by=held_by or _held_by(best.measurement),
         )
         return Fit(
             loss=apply(self.problem.loss, plan) if plan.units else self.problem.loss,
@@ -174,6 +198,7 @@ class Search:
             bound_us=min(bound_us, best.time_us),
             greedy_us=self._greedy_us(best),
             num_compiles=self.done,
+            left=self.left,
         )
 
     def menus(self) -> tuple[Menu, ...]:
@@ -263,8 +288,10 @@ class Search:
         return row.time_us - layers
 
     def _greedy_us(self, best: Row) -> float | None:
+        if not self.prices or best.plan is None:
+            return None
         found = policies.choose_greedily(self.menus(), self.budget)
-        if found is None or best.plan is None:
+        if found is None:
             return None
         return found.time_us + self._fixed_us(best)
 

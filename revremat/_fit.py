@@ -239,6 +239,11 @@ def _(noun: Fit, console: Console) -> None:
         f"at most {gap:.1f} % slower than any mix of these candidates; "
         f"{noun.num_compiles} programs compiled or read from the cache"
     )
+    if noun.left:
+        console.print(
+            f"{len(noun.left)} units with less than 0.5 % of the bytes at stake were "
+            "left as they are written"
+        )
     for unit in plan.units:
         console.print(Text(str(unit)))
 

@@ -57,6 +57,7 @@ class UnitPrices:
       loss: The program.
       graph: What `trace` made of it.
       unit: The unit that is cut.
+      units: All units about which is decided; those left out stay as written.
       choices: Its candidates; one is called `full` and keeps nothing but the input.
       ask: Compiles losses.
       share: Part of an activation that lies on one device, where a cut cannot tell.
@@ -67,6 +68,7 @@ class UnitPrices:
         loss: Callable[..., Any],
         graph: Graph,
         unit: Unit,
+        units: Sequence[Unit],
         choices: Sequence[Candidate],
         ask: Ask,
         share: float,
@@ -74,7 +76,7 @@ class UnitPrices:
         self.loss, self.graph, self.unit, self.ask = loss, graph, unit, ask
         self.share = share
         self.choices = {c.name: c for c in choices}
-        others = [u for u in graph.units if u != unit and not u.inside]
+        others = [u for u in units if u != unit]
         self.others = {u.name: (RECOMPUTE,) * u.num_layers for u in others}
         self.kept_by_others = share * sum(
             u.num_layers * u.kept(RECOMPUTE).device_bytes for u in others

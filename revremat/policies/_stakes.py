@@ -1,0 +1,48 @@
+"""Stakes: which units of a program are worth how many compiles.
+
+A program may have dozens of units, a U-Net for one. Every candidate of every unit is a
+compile, and bytes are held by few of them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from revremat._graph import Unit
+from revremat.policies._candidates import Candidate
+
+MOST_PRICED = 6
+_LEAST_SHARE = 0.005
+_SIMPLE = ("full", "none")
+
+
+def bytes_at_stake(unit: Unit, candidates: Sequence[Candidate]) -> int:
+    """Between the candidate that keeps most and the one that keeps least."""
+    kept = [unit.kept(c.action).device_bytes for c in candidates]
+    return unit.num_layers * (max(kept) - min(kept))
+
+
+def shortlist(
+    menus: Mapping[str, Sequence[Candidate]], units: Sequence[Unit]
+) -> dict[str, tuple[Candidate, ...]]:
+    """What is priced of all candidates, unit by unit, in order of the units.
+
+    Units that hold less than half a percent of all bytes at stake are left out, to stay
+    as they are written. Beyond the six largest, units are left to keep all or nothing.
+
+    Args:
+      menus: From unit to its candidates; units with one are left out.
+      units: The units.
+    """
+    stakes = {
+        u.name: bytes_at_stake(u, menus[u.name])
+        for u in units
+        if len(menus.get(u.name, ())) > 1
+    }
+    total = sum(stakes.values())
+    largest = sorted(stakes, key=lambda name: -stakes[name])
+    found = {}
+    for name, stake in stakes.items():
+        if stake < _LEAST_SHARE * total:
+            continue
+        priced = largest.index(name) < MOST_PRICED
+        found[name] = tuple(c for c in menus[name] if priced or c.name in _SIMPLE)
+    return {name: menu for name, menu in found.items() if len(menu) > 1}
