@@ -219,9 +219,10 @@ def renamed(w, x):
 @pytest.mark.slow
 def test_other_names_and_wrapping_do_not_move_the_bytes():
     """At the same budget: renamed, reordered, jitted, scanned or unrolled."""
-    rows = 16384
-    scanned, *specs = abstract("scanned", rows)
+    scanned, w, x = abstract("scanned", 16384)
     unrolled, *_ = over(layer, in_turn)(8)
+    deeper = lambda a: jax.ShapeDtypeStruct((12, *a.shape[1:]), a.dtype)
+    specs = (jax.tree.map(deeper, w), x)
     plain, full = plain_and_full(scanned, *specs, target="h100:1")
     budget = (plain + full) // 2
     sizes = [
