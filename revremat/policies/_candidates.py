@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, zip_longest
 
 from revremat._bytes import format_bytes
 from revremat._graph import Unit
@@ -126,7 +126,7 @@ def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
         flops = round(kept.rebuild_flops / max(1.0, _LEAST_GAIN * most_flops))
         inverts = action.kind == "invert"
         size = (kept.device_bytes, kept.host_bytes)
-        key = (*size, flops, kept.ahead, inverts, action.chunks)
+        key = (*size, flops, kept.ahead, inverts, action.chunks, action.every)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)
@@ -337,16 +337,17 @@ def _subsets(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
 def _others(
     unit: Unit, names: Sequence[str], *, offload: bool, ahead: bool
 ) -> list[Candidate]:
-    """What the cheap model cannot judge."""
-    found = _in_segments(unit)
-    if unit.invertible:
-        found.append(Candidate("invert", INVERT))
+    """What the cheap model cannot judge: the first of every kind, then the second."""
     products = _dots(unit, with_batch=False)
-    if ahead and unit.chained and unit.num_layers > 1 and products:
-        found.append(Candidate("full, ahead", RECOMPUTE(ahead=products)))
-    if offload and unit.num_layers > 1:
-        found += _offloads(unit, names)
-    return found + _chunkings(unit)
+    may_ahead = ahead and unit.chained and unit.num_layers > 1 and products
+    kinds = [
+        _offloads(unit, names) if offload and unit.num_layers > 1 else [],
+        [Candidate("full, ahead", RECOMPUTE(ahead=products))] if may_ahead else [],
+        _in_segments(unit),
+        [Candidate("invert", INVERT)] if unit.invertible else [],
+        _chunkings(unit),
+    ]
+    return [c for turn in zip_longest(*kinds) for c in turn if c is not None]
 
 
 def _chunkings(unit: Unit) -> list[Candidate]:
@@ -373,7 +374,7 @@ def _in_segments(unit: Unit) -> list[Candidate]:
         return []
     found = []
     handed = sum(v.num_bytes for v in unit.values if v.role == "input")
-    for name, action in (("none", SAVE), ("full", RECOMPUTE)):
+    for name, action in (("full", RECOMPUTE), ("none", SAVE)):
         kept = max(1, unit.kept(action).device_bytes)
         best = math.sqrt(unit.num_layers * handed / kept)
         every = 2 ** max(1, round(math.log2(max(best, 1))))
