@@ -16,8 +16,9 @@ from typing import Annotated, Any
 import tyro
 
 from revremat import xla
+from revremat._apply import apply
 from revremat._bytes import format_bytes
-from revremat._cli_diff import Diff
+from revremat._cli_diff import Diff, read_rules
 from revremat._cli_export import Export
 from revremat._cli_search import Compare, Search
 from revremat._errors import UserError
@@ -31,7 +32,8 @@ from revremat._load import (
 )
 from revremat._lock import check_lock, lock_text
 from revremat._measure import measure
-from revremat._measurement import Measurement
+from revremat._measurement import Measurement, categories
+from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat._read import is_dump, read
 from revremat._render import render, render_targets, write
@@ -69,6 +71,14 @@ class Report:
     """Fail (exit code 1) when bytes grew past this file's tolerance."""
     packing: bool = False
     """Also pack the temporaries anew, and say how much less they could take."""
+    what_if: bool = False
+    """Also say what would fall without a residual or with a donation, and whether
+    checkpoints free what they compute again."""
+    rule: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """Also add up by a category of your own, as in `--rule attention=attn`: a regular
+    expression over phase/scope/op and source line; may be repeated."""
+    plan: Path | None = None
+    """Apply the plan in this file first, one that `search --out` wrote."""
     tolerance: float = 0.01
     """Growth that the lock lets pass, as a share."""
 
@@ -105,11 +115,15 @@ class Report:
                 f"--module {self.module!r} picks from a dump, but {self.program!r} is "
                 "a program: leave it out"
             )
+        rules = self._rules()
+        plan = Plan.load(self.plan) if self.plan is not None else None
         targets = start_targets(self.target or ("local",))
         overrides = dict(read_override(text) for text in self.set)
         found = []
         for target in targets:
             problem = load(self.program, target, overrides)
+            if plan is not None:
+                problem = planned(problem, plan, target)
             with users_errors(f"{self.program} does not compile for {target}"):
                 step, specs = problem.make_step()
                 m = measure(
@@ -119,6 +133,8 @@ class Report:
                     donate=problem.donate,
                     name=problem.name or self.program,
                     packing=self.packing,
+                    what_if=self.what_if,
+                    rules=rules,
                 )
                 notes = (*m.notes, *_choices(problem, target))
                 found.append(dataclasses.replace(m, notes=notes))
@@ -132,10 +148,47 @@ class Report:
             )
         if self.set:
             raise UserError("--set changes a program, but a dump is compiled already")
+        if self.plan is not None:
+            raise UserError("--plan changes a program, but a dump is compiled already")
+        rules = self._rules()
         return [
-            read(self.program, target=t, module=self.module, packing=self.packing)
+            read(
+                self.program,
+                target=t,
+                module=self.module,
+                packing=self.packing,
+                what_if=self.what_if,
+                rules=rules,
+            )
             for t in self.target
         ]
+
+    def _rules(self) -> dict[str, str]:
+        rules = read_rules(self.rule)
+        try:
+            categories(rules)
+        except ValueError as error:
+            raise UserError(f"--rule: {error}") from None
+        return rules
+
+
+def planned(problem: Problem, plan: Plan, target: Target) -> Problem:
+    """The problem with a plan applied.
+
+    Raises:
+      UserError: The plan offloads to host memory, and the target has none apart.
+    """
+    if target.platform == "cpu":
+        names = {n for unit in plan.units for layer in unit.host_names for n in layer}
+        layers = sum(bool(layer) for unit in plan.units for layer in unit.host_names)
+        if names:
+            raise UserError(
+                f"the plan offloads {', '.join(sorted(names))} of {layers} "
+                f"layer{'s' * (layers > 1)} to host memory, and {target} has none "
+                "apart from its own: choose a GPU or TPU target, or search again for "
+                "this one"
+            )
+    return dataclasses.replace(problem, loss=apply(problem.loss, plan))
 
 
 def _choices(problem: Problem, target: Target) -> list[str]:

@@ -37,6 +37,8 @@ def measure(
     options: Mapping[str, Any] | None = None,
     cache: bool = True,
     packing: bool = False,
+    what_if: bool = False,
+    rules: Mapping[str, str] | None = None,
 ) -> Measurement:
     """What one step takes on a target, by asking the target's own compiler.
 
@@ -54,6 +56,10 @@ def measure(
       options: More compiler options, by XLA's names.
       cache: Read and write the compile cache.
       packing: Also pack the temporaries anew, and say how much less they could take.
+      what_if: Also say what would fall without a residual or with a donation, and
+        whether checkpoints free what they compute again.
+      rules: Categories for memory over the schedule, in place of phases: a regular
+        expression for each, as for `Memory.by_rule`.
 
     Returns:
       A `Measurement`: bytes per device, the buffers alive at the peak, and time.
@@ -80,7 +86,14 @@ def measure(
         artifact = xla.compile_step(
             step, specs, wanted, donate=donate, options=options, cache=cache
         )
-    return read_artifact(artifact, wanted, name or _name_of(step), packing=packing)
+    return read_artifact(
+        artifact,
+        wanted,
+        name or _name_of(step),
+        packing=packing,
+        what_if=what_if,
+        rules=rules,
+    )
 
 
 @dataclass(frozen=True)
@@ -183,17 +196,24 @@ def assert_fits(
 
 
 def read_artifact(
-    artifact: Artifact, target: Target, name: str, *, packing: bool = False
+    artifact: Artifact,
+    target: Target,
+    name: str,
+    *,
+    packing: bool = False,
+    what_if: bool = False,
+    rules: Mapping[str, str] | None = None,
 ) -> Measurement:
     """What a compile says, as a `Measurement`."""
     module = xla.Module.from_bytes(artifact.hlo)
     stats = artifact.stats
-    buffers, fragmentation, packed, curve = (), 0, None, None
+    buffers, fragmentation, packed, curve, changes = (), 0, None, None, None
     if module.proto.buffer_assignment.buffer_allocations:
         memory = xla.liveness(module)
         origins = xla.Origins(module)
         buffers = xla.peak_buffers(module, memory, origins)
-        curve = xla.memory_curve(module, memory, origins)
+        curve = xla.memory_curve(module, memory, origins, rules=rules)
+        changes = xla.what_if(module, memory, origins) if what_if else None
         fragmentation = sum(
             heap.fragmentation_bytes
             for heap in memory.heaps
@@ -220,6 +240,8 @@ def read_artifact(
             buffers=buffers,
             packing=packed,
             curve=curve,
+            what_if=changes,
+            rules=tuple((rules or {}).items()),
         ),
         time=xla.estimate(module, target),
         compile_seconds=artifact.seconds,

@@ -2,13 +2,15 @@
 
 import dataclasses
 import fnmatch
+import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 from revremat._history import Curve, Span
+from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
 
 PHASES = (
     "argument",
@@ -22,6 +24,31 @@ PHASES = (
 """Where in a training step a buffer comes from, in the order reports list them."""
 
 SCHEMA_VERSION = 2
+
+
+def categories(rules: Mapping[str, str]) -> Callable[[str, str, str, str], str]:
+    """The category of a (phase, scope, op, source), by rules of the user's own.
+
+    Args:
+      rules: A regular expression for each category, searched for in
+        `phase/scope/op source`; the first that is found counts, else it is `other`.
+
+    Raises:
+      ValueError: A rule is no regular expression.
+    """
+    try:
+        compiled = {name: re.compile(rule) for name, rule in rules.items()}
+    except re.error as error:
+        raise ValueError(
+            f"{error.pattern!r} is no regular expression: {error.msg}"
+        ) from None
+
+    @functools.cache
+    def category_of(phase: str, scope: str, op: str, source: str) -> str:
+        text = f"{'/'.join(filter(None, (phase, scope, op)))} {source}"
+        return next((n for n, rule in compiled.items() if rule.search(text)), "other")
+
+    return category_of
 
 
 @dataclass(frozen=True)
@@ -133,6 +160,9 @@ class Memory:
         assignment was not at hand (an already compiled object).
       packing: What another packing of the temporaries would take, where it was asked.
       curve: Memory over the schedule; None where `buffers` is empty.
+      what_if: What would fall if one thing changed, where it was asked.
+      rules: Categories of the user's own and their regular expressions, in the order
+        in which they are tried; the curve is by these where there are any.
     """
 
     argument_bytes: int
@@ -144,6 +174,8 @@ class Memory:
     buffers: tuple[Buffer, ...] = ()
     packing: Packing | None = None
     curve: Curve | None = None
+    what_if: WhatIf | None = None
+    rules: tuple[tuple[str, str], ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -234,17 +266,10 @@ class Memory:
         >>> Memory(0, 0, 0, 8, buffers=(attention,)).by_rule({"attention": "attn"})
         {'attention': 8, 'other': 0}
         """
-        try:
-            compiled = {name: re.compile(rule) for name, rule in rules.items()}
-        except re.error as error:
-            raise ValueError(
-                f"{error.pattern!r} is no regular expression: {error.msg}"
-            ) from None
-        sums: dict[str, int] = {name: 0 for name in (*compiled, "other")}
+        category_of = categories(rules)
+        sums: dict[str, int] = {name: 0 for name in (*rules, "other")}
         for b in self.where():
-            text = f"{'/'.join(filter(None, (b.phase, b.scope, b.op)))} {b.source}"
-            found = (name for name, rule in compiled.items() if rule.search(text))
-            sums[next(found, "other")] += b.bytes
+            sums[category_of(b.phase, b.scope, b.op, b.source)] += b.bytes
         return sums
 
 
@@ -360,6 +385,8 @@ class Measurement:
             memory.pop("total_bytes")
             packing = memory.pop("packing", None)
             curve = memory.pop("curve", None)
+            changes = memory.pop("what_if", None)
+            rules = _tuples(memory.pop("rules", []))
             time = data.pop("time")
             spans = tuple(Span(**span) for span in time.pop("spans", ()))
             buffers = tuple(
@@ -374,12 +401,22 @@ class Measurement:
                         buffers=buffers,
                         packing=Packing(**packing) if packing else None,
                         curve=Curve(**_tuples(curve)) if curve else None,
+                        what_if=_what_if(changes) if changes else None,
+                        rules=rules,
                     ),
                     "time": Time(**time, spans=spans),
                 }
             )
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a measurement: {error}") from None
+
+
+def _what_if(data: dict[str, Any]) -> WhatIf:
+    return WhatIf(
+        tuple(Residual(**r) for r in data["residuals"]),
+        tuple(Donation(**d) for d in data["donations"]),
+        tuple(Checkpoint(**c) for c in data["checkpoints"]),
+    )
 
 
 def _tuples(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """read: from a dump that a compile left behind, anywhere, to a Measurement."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 from revremat import xla
@@ -28,6 +29,8 @@ def read(
     module: str = "",
     name: str = "",
     packing: bool = False,
+    what_if: bool = False,
+    rules: Mapping[str, str] | None = None,
 ) -> Measurement:
     """What a step takes, from the dump of its compile; nothing is compiled.
 
@@ -40,6 +43,8 @@ def read(
       module: Part of the file's name, where a folder holds several modules.
       name: What reports call it; by default the module's name.
       packing: Also pack the temporaries anew.
+      what_if: Also say what would fall if one thing changed; see `measure`.
+      rules: Categories for memory over the schedule; see `measure`.
 
     Returns:
       A `Measurement`; where it does not fit, its notes say why and what could go.
@@ -51,7 +56,9 @@ def read(
     file, aside = xla.find_dump(path, module)
     try:
         artifact = xla.read_dump(file)
-        found = read_artifact(artifact, wanted, name, packing=packing)
+        found = read_artifact(
+            artifact, wanted, name, packing=packing, what_if=what_if, rules=rules
+        )
     except UserError as error:
         raise UserError(f"{file.name}: {error}") from None
     # A file from elsewhere may be wrong in any way; whatever it is, it is the file.

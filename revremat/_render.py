@@ -19,6 +19,7 @@ from revremat._errors import UserError
 from revremat._files import write_text
 from revremat._measurement import PHASES, Buffer, Measurement
 from revremat._page import page
+from revremat._render_what_if import print_what_if
 
 WIDTH = 100
 
@@ -80,7 +81,7 @@ def write(noun: Any, path: str | Path) -> Path:
     return write_text(path, text)
 
 
-_NUMBERS = ("bytes", "predicted", "step")
+_NUMBERS = ("bytes", "predicted", "step", "share")
 
 
 def new_table(*columns: str) -> Table:
@@ -145,8 +146,13 @@ def _(noun: Measurement, console: Console) -> None:
     if memory.buffers:
         console.print(_by_phase(noun))
         console.print()
+        if memory.rules:
+            console.print(_by_rule(noun))
+            console.print()
         console.print(_largest(memory.buffers))
         console.print()
+    if memory.what_if is not None:
+        print_what_if(memory.what_if, console)
     _note(console, f"time is an estimate with {basis} factors")
     if time.compiler_us is not None:
         _note(
@@ -300,6 +306,15 @@ def _by_phase(noun: Measurement) -> Table:
         table.add_row(
             "", "holes between them", format_bytes(holes), _share(holes, total)
         )
+    return table
+
+
+def _by_rule(noun: Measurement) -> Table:
+    total = max(1, noun.memory.total_bytes)
+    table = new_table("category", "bytes", "share")
+    table.title, table.title_justify = "alive at the peak, by rule", "left"
+    for name, size in noun.memory.by_rule(dict(noun.memory.rules)).items():
+        table.add_row(Text(name), format_bytes(size), _share(size, total))
     return table
 
 

@@ -12,6 +12,7 @@ import pytest
 import revremat as rr
 from revremat import xla
 from revremat._cli import main
+from revremat._load import load
 
 PROGRAM = """
 import jax, jax.numpy as jnp
@@ -31,6 +32,15 @@ def problem(target, width=64, depth=3):
 def does_not_trace(target):
     x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
     return rr.Problem(loss=lambda x: jnp.sum(x @ jnp.ones(3)), specs=(x,))
+
+def stacked(target):
+    ws = jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((256, 64), jnp.float32)
+
+    def layer(w, x):
+        return jnp.tanh(rr.name(jnp.sin(x @ w), "qkv") @ w)
+
+    return rr.Problem(loss=lambda ws, x: rr.stack(layer, ws, x).sum(), specs=(ws, x))
 
 def returns_a_loss(target):
     return lambda x: x
@@ -110,6 +120,68 @@ def test_report_is_written_as_json_and_as_a_page(folder, capsys):
     assert files(folder) == {"m.json", "m.html"}
 
 
+def test_report_says_what_would_fall(folder, capsys):
+    arguments = ["--what-if", "--target", "cpu:1", "--json", "m.json"]
+    code, out, err = run(capsys, "report", "program.py:problem", *arguments)
+    assert (code, err) == (0, "")
+    for part in ("if one residual went", "falls by", "donat", "checkpointed"):
+        assert part in out
+    assert max(map(len, out.splitlines())) <= 100
+    found = rr.Measurement.from_json((folder / "m.json").read_text()).memory.what_if
+    assert found.residuals[0].saves_bytes > 0
+
+
+def test_report_adds_up_by_rules(folder, capsys):
+    rules = ["--rule", "batch=argument/x", "--rule", "weights=argument/ws"]
+    files = ["--json", "m.json", "--html", "m.html", "--target", "cpu:1"]
+    code, out, err = run(capsys, "report", "program.py:problem", *rules, *files)
+    assert (code, err) == (0, "")
+    memory = rr.Measurement.from_json((folder / "m.json").read_text()).memory
+    sums = memory.by_rule(dict(memory.rules))
+    assert sums["batch"] == 256 * 64 * 4
+    assert sums["weights"] == 3 * 64 * 64 * 4
+    at_peak = {name: c[memory.curve.peak] for name, c in memory.curve.bytes}
+    assert at_peak == sums
+    for line in ("batch      64.0 KiB", "weights    48.0 KiB", "other "):
+        assert line in out
+    assert 'data-tone="batch"' in (folder / "m.html").read_text()
+
+
+def plan_file(folder, action):
+    """A plan of three layers, as `search --out` writes it."""
+    loss, specs = (lambda p: (p.loss, p.specs))(
+        load("program.py:stacked", rr.target("h100:1"), {})
+    )
+    graph = rr.trace(loss, *specs)
+    graph.plan({"stack": action}).save(folder / "plan.json")
+
+
+def test_report_of_a_plan_is_that_of_the_planned_loss(folder, capsys):
+    plan_file(folder, rr.RECOMPUTE)
+    sizes = []
+    for flags in ([], ["--plan", "plan.json"]):
+        arguments = ["--target", "cpu:1", "--json", "m.json", *flags]
+        code, _, err = run(capsys, "report", "program.py:stacked", *arguments)
+        assert (code, err) == (0, "")
+        sizes.append(rr.Measurement.from_json((folder / "m.json").read_text()).memory)
+    plain, planned = sizes
+    assert planned.where(phase="recompute").bytes > 0
+    assert plain.where(phase="recompute").bytes == 0
+    assert planned.temp_bytes < plain.temp_bytes
+
+
+def test_a_plan_that_offloads_is_refused_where_there_is_no_host_apart(folder, capsys):
+    plan_file(folder, rr.RECOMPUTE(offload=["qkv"]))
+    arguments = ["--plan", "plan.json", "--target", "cpu:1"]
+    code, out, err = run(capsys, "report", "program.py:stacked", *arguments)
+    assert (code, out) == (2, "")
+    assert err == (
+        "revremat: the plan offloads qkv of 3 layers to host memory, and cpu:1 "
+        "has none apart from its own: choose a GPU or TPU target, or search again for "
+        "this one\n"
+    )
+
+
 def test_several_reports_are_a_list_in_json(folder, capsys):
     targets = ["--target", "h100:1", "--target", "a100:1"]
     assert run(capsys, "report", "program.py:problem", *targets, "--json", "m.json")
@@ -170,6 +242,15 @@ MISTAKES = {
     "another mesh": (
         ["program.py:another_mesh", "--target", "h100:8"],
         "lies on a mesh {data: 2} of 2 devices but h100:8 has 8",
+    ),
+    "no rule": (["program.py:problem", "--rule", "attn"], "--rule 'attn' is no rule"),
+    "a broken rule": (
+        ["program.py:problem", "--target", "cpu:1", "--rule", "a=("],
+        "--rule: '(' is no regular expression",
+    ),
+    "no plan": (
+        ["program.py:problem", "--target", "cpu:1", "--plan", "absent.json"],
+        "absent.json: cannot read a plan from it",
     ),
     "nothing set": (["program.py:problem", "--set", "width"], "--set 'width' sets"),
     "no such folder": (

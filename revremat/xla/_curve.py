@@ -1,14 +1,16 @@
 """Memory over the schedule, by the phase that made what is in it."""
 
 import itertools
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from revremat._history import Curve
-from revremat._measurement import PHASES
+from revremat._measurement import PHASES, categories
 from revremat.xla._hlo import Module
 from revremat.xla._liveness import Heap, Liveness
 from revremat.xla._origin import Origins
+from revremat.xla._peak import fixed_buffers
 from revremat.xla._tenants import tenants
 
 _POSITIONS = 400
@@ -20,6 +22,7 @@ def memory_curve(
     origins: Origins | None = None,
     *,
     positions: int = _POSITIONS,
+    rules: Mapping[str, str] | None = None,
 ) -> Curve | None:
     """Device memory over the schedule, in at most so many positions.
 
@@ -32,6 +35,7 @@ def memory_curve(
       memory: Its liveness.
       origins: Of the same module, where they are at hand.
       positions: How many stretches the schedule is cut into.
+      rules: Categories in place of phases, as for `Memory.by_rule`.
 
     Returns:
       A `Curve`, or None for a program without temporaries on the device.
@@ -43,36 +47,49 @@ def memory_curve(
     # Arenas beside the largest have schedules of their own: they count in full.
     heap = max(heaps, key=lambda h: len(h.live_bytes))
     aside = sum(h.size_bytes for h in heaps if h is not heap)
-    lasting: dict[str, int] = {phase: 0 for phase in PHASES}
-    for fixed in memory.fixed:
-        if fixed.space == 0:
-            lasting[fixed.kind] += fixed.size_bytes
-    lasting["forward"] += aside
-    by_phase = _phases_over_time(heap, origins)
+    category_of = categories(rules) if rules else _phase
+    names = (*rules, "other") if rules else PHASES
+    lasting: dict[str, int] = {name: 0 for name in names}
+    for b in fixed_buffers(module, memory, origins):
+        if b.space == "device":
+            lasting[category_of(b.phase, b.scope, b.op, b.source)] += b.bytes
+    lasting[category_of("forward", "", "", "")] += aside
+    by_name = {name: np.zeros(len(heap.live_bytes) + 1, np.int64) for name in names}
+    _add_regions(by_name, heap, origins, category_of)
     live = np.asarray(heap.live_bytes)
     places = _highest_of_stretches(live, positions)
     return Curve(
         tuple(places.tolist()),
         tuple(
-            (phase, tuple((by_phase[phase][places] + lasting[phase]).tolist()))
-            for phase in PHASES
-            if lasting[phase] or by_phase[phase].any()
+            (name, tuple((by_name[name][places] + lasting[name]).tolist()))
+            for name in names
+            if lasting[name] or by_name[name].any()
         ),
         tuple((heap.size_bytes - live[places]).tolist()),
         tuple(_label(module, origins, heap, int(p)) for p in places),
     )
 
 
-def _phases_over_time(heap: Heap, origins: Origins) -> dict[str, np.ndarray]:
-    """Bytes in use after each event, by phase."""
+def _phase(phase: str, scope: str, op: str, source: str) -> str:
+    return phase
+
+
+def _add_regions(
+    sums: dict[str, np.ndarray],
+    heap: Heap,
+    origins: Origins,
+    category_of: Callable[[str, str, str, str], str],
+) -> None:
+    """Makes of zeros the bytes in use after each event, by category."""
     events = len(heap.live_bytes)
-    changes = {phase: np.zeros(events + 1, np.int64) for phase in PHASES}
     for region in heap.regions:
         for tenant in tenants(region, origins):
-            change = changes[tenant.phase]
+            o = tenant.origin
+            change = sums[category_of(tenant.phase, o.scope, o.op, o.source)]
             change[min(tenant.start, events)] += region.size_bytes
             change[min(tenant.end, events)] -= region.size_bytes
-    return {phase: np.cumsum(c)[:events] for phase, c in changes.items()}
+    for change in sums.values():
+        np.cumsum(change, out=change)
 
 
 def _highest_of_stretches(live: np.ndarray, count: int) -> np.ndarray:

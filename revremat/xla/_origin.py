@@ -70,6 +70,10 @@ class Origins:
             self._found[key] = found
         return self._found[key]
 
+    def own(self, instruction: Any) -> Origin:
+        """The origin of an instruction itself, be it a copy or a part of a fusion."""
+        return self._describe(instruction)
+
     def _walk(self, i: Any, index: tuple[int, ...], seen: set) -> Any | None:
         """Follows a value back to the operation that made it; None in a cycle."""
         module = self.module

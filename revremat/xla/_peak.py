@@ -15,17 +15,7 @@ def peak_buffers(
 ) -> tuple[Buffer, ...]:
     """Every buffer alive at the peak, largest first, on the device and on the host."""
     origins = origins or Origins(module)
-    last = max((len(h.live_bytes) for h in memory.heaps if h.space == 0), default=0)
-    found = [
-        replace(
-            _fixed_buffer(f, module, origins),
-            end=last,
-            padding_bytes=_padding_bytes(f),
-            aliased=f.aliased,
-        )
-        for f in memory.fixed
-        if f.size_bytes
-    ]
+    found = list(fixed_buffers(module, memory, origins))
     for heap in memory.heaps:
         if heap.space not in (0, HOST_SPACE):
             continue  # on-chip memories are no part of the device's total
@@ -41,6 +31,23 @@ def peak_buffers(
                     )
                 )
     return tuple(sorted(found, key=lambda b: (-b.bytes, b.phase, b.scope)))
+
+
+def fixed_buffers(
+    module: Module, memory: Liveness, origins: Origins
+) -> tuple[Buffer, ...]:
+    """Arguments, results and constants: there for the whole step."""
+    last = max((len(h.live_bytes) for h in memory.heaps if h.space == 0), default=0)
+    return tuple(
+        replace(
+            _fixed_buffer(f, module, origins),
+            end=last,
+            padding_bytes=_padding_bytes(f),
+            aliased=f.aliased,
+        )
+        for f in memory.fixed
+        if f.size_bytes
+    )
 
 
 def _space(number: int) -> str:

@@ -1,4 +1,4 @@
-"""Liveness is XProf's, byte for byte: the peak, the curve, every region of the arena."""
+"""Liveness is XProf's, byte for byte: peak, curve, every region of the arena."""
 
 import pytest
 
@@ -21,8 +21,12 @@ def compiled(name, spec):
     return xla.compile_step(step.function, step.specs, target, donate=step.donate)
 
 
-@pytest.mark.parametrize("spec", TARGETS)
-@pytest.mark.parametrize("name", STEPS)
+# What is not sharded compiles for eight cards to what it does for one: a few will do.
+SPLIT = ("sharded", "donation", "offload", "scan")
+CASES = [(n, s) for n in STEPS for s in TARGETS if s != "h100:8" or n in SPLIT]
+
+
+@pytest.mark.parametrize(("name", "spec"), CASES)
 def test_memory_is_what_xprof_shows(name, spec):
     artifact = compiled(name, spec)
     module = xla.Module.from_bytes(artifact.hlo)

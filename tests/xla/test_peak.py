@@ -1,4 +1,4 @@
-"""Each buffer at the peak says where it lies, how long, and how much of it is padding."""
+"""Each buffer at the peak says where it lies, how long, and what of it is padding."""
 
 import functools
 import itertools
