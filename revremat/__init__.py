@@ -29,6 +29,8 @@ from revremat._frontier import Frontier as Frontier
 from revremat._graph import Graph as Graph
 from revremat._history import Curve as Curve
 from revremat._history import Span as Span
+from revremat._largest import Largest as Largest
+from revremat._largest import largest as largest
 from revremat._measure import assert_fits as assert_fits
 from revremat._measure import measure as measure
 from revremat._measurement import Buffer as Buffer

@@ -23,8 +23,10 @@ from revremat._cli_export import Export
 from revremat._cli_search import Compare, Search
 from revremat._errors import UserError
 from revremat._files import check_place, write_text
+from revremat._largest import largest
 from revremat._load import (
     ProgramError,
+    default_of,
     load,
     read_override,
     start_targets,
@@ -36,7 +38,7 @@ from revremat._measurement import Measurement, categories
 from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat._read import is_dump, read
-from revremat._render import render, render_targets, write
+from revremat._render import new_table, render, render_targets, write
 from revremat._trace import choices
 from revremat.xla import Target
 
@@ -79,6 +81,15 @@ class Report:
     expression over phase/scope/op and source line; may be repeated."""
     plan: Path | None = None
     """Apply the plan in this file first, one that `search --out` wrote."""
+    largest_batch: str = ""
+    """Find the largest value of this argument of the problem that fits, by compiles,
+    and report that one; `--set` says where to begin, else the argument's default."""
+    budget: str = ""
+    """What the largest batch has to stay within: `60GiB`, or `75%` of what is usable;
+    by default all of that."""
+    step: int | None = None
+    """The largest batch is a multiple of this; by default of the devices it is split
+    over."""
     tolerance: float = 0.01
     """Growth that the lock lets pass, as a share."""
 
@@ -121,6 +132,8 @@ class Report:
         overrides = dict(read_override(text) for text in self.set)
         found = []
         for target in targets:
+            if self.largest_batch:
+                overrides = self._largest(target, overrides)
             problem = load(self.program, target, overrides)
             if plan is not None:
                 problem = planned(problem, plan, target)
@@ -162,6 +175,36 @@ class Report:
             )
             for t in self.target
         ]
+
+    def _largest(self, target: Target, overrides: dict[str, Any]) -> dict[str, Any]:
+        """Searches, prints what was tried, and sets the largest that fits."""
+        name = self.largest_batch
+        start = overrides.get(name, default_of(self.program, name))
+        if not isinstance(start, int) or isinstance(start, bool):
+            raise UserError(
+                f"--largest-batch {name}: its value is {start!r}, no whole number; "
+                f"write where to begin, as in --set {name}=8"
+            )
+        with users_errors(f"{self.program} does not compile for {target}"):
+            found = largest(
+                lambda size: load(self.program, target, {**overrides, name: size}),
+                start=start,
+                target=target,
+                budget=self.budget or None,
+                step=self.step,
+            )
+        table = new_table(name, "bytes", "fits")
+        for trial in found.trials:
+            told = "refused" if trial.bytes is None else format_bytes(trial.bytes)
+            table.add_row(str(trial.size), told, "yes" if trial.fits else "no")
+        sys.stdout.write(render(table, color=sys.stdout.isatty()) + "\n")
+        limit = format_bytes(found.budget_bytes)
+        if not found.size:
+            raise UserError(
+                f"no {name} fits {limit} on {target}, not even {found.trials[0].size}"
+            )
+        print(f"{name}={found.size} is the largest that fits {limit} on {target}\n")
+        return {**overrides, name: found.size}
 
     def _rules(self) -> dict[str, str]:
         rules = read_rules(self.rule)

@@ -4,10 +4,11 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,6 +40,24 @@ def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:
       UserError: No such module, file or function, or it returns something else.
       ProgramError: The program itself raised.
     """
+    function = _function(program)
+    with users_errors(f"{program} raised while making its problem"):
+        problem = function(machine, **overrides)
+    if not isinstance(problem, Problem):
+        raise UserError(
+            f"{program} returned {type(problem).__name__}, not a revremat.Problem: "
+            "write 'return rr.Problem(loss=..., specs=(...))'"
+        )
+    return problem
+
+
+def default_of(program: str, argument: str) -> Any:
+    """The default of an argument of a program's function; None where it has none."""
+    found = inspect.signature(_function(program)).parameters.get(argument)
+    return None if found is None or found.default is found.empty else found.default
+
+
+def _function(program: str) -> Callable[..., Any]:
     place, _, function_name = program.rpartition(":")
     if not place or not function_name:
         raise UserError(f"{program!r} names no program: write {FORM}")
@@ -48,14 +67,7 @@ def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:
         callables = [n for n, v in vars(module).items() if _is_own(v, module)]
         has = f"it has {', '.join(callables)}" if callables else "it has none"
         raise UserError(f"{place} has no function {function_name!r}: {has}")
-    with users_errors(f"{program} raised while making its problem"):
-        problem = function(machine, **overrides)
-    if not isinstance(problem, Problem):
-        raise UserError(
-            f"{program} returned {type(problem).__name__}, not a revremat.Problem: "
-            "write 'return rr.Problem(loss=..., specs=(...))'"
-        )
-    return problem
+    return function
 
 
 def _is_own(value: Any, module: ModuleType) -> bool:

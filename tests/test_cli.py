@@ -132,7 +132,12 @@ def test_report_says_what_would_fall(folder, capsys):
 
 
 def test_report_adds_up_by_rules(folder, capsys):
-    rules = ["--rule", "batch=argument/x", "--rule", "weights=argument/ws"]
+    rules = [
+        "--rule",
+        r"batch=argument/(x|args\[1)",
+        "--rule",
+        r"weights=argument/(ws|args)",
+    ]
     files = ["--json", "m.json", "--html", "m.html", "--target", "cpu:1"]
     code, out, err = run(capsys, "report", "program.py:problem", *rules, *files)
     assert (code, err) == (0, "")
@@ -180,6 +185,18 @@ def test_a_plan_that_offloads_is_refused_where_there_is_no_host_apart(folder, ca
         "has none apart from its own: choose a GPU or TPU target, or search again for "
         "this one\n"
     )
+
+
+def test_the_largest_batch_is_found_and_reported(folder, capsys):
+    flags = ["--largest-batch", "width", "--budget", "1MiB", "--json", "m.json"]
+    flags += ["--step", "32", "--target", "cpu:1"]
+    code, out, err = run(capsys, "report", "program.py:problem", *flags)
+    assert (code, err) == (0, "")
+    memory = rr.Measurement.from_json((folder / "m.json").read_text()).memory
+    assert memory.total_bytes <= 2**20
+    width = int(out.split("width=")[1].split()[0])
+    assert memory.argument_bytes == 4 * (3 * width**2 + 256 * width)
+    assert width % 32 == 0
 
 
 def test_several_reports_are_a_list_in_json(folder, capsys):

@@ -1,0 +1,198 @@
+"""largest: the most of something that still fits, by compiles."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from revremat import xla
+from revremat._bytes import parse_bytes
+from revremat._errors import UserError
+from revremat._measure import measure
+from revremat._measurement import Measurement
+from revremat._problem import Problem
+from revremat.xla import Target
+
+_NEIGHBOURS = 2
+_MOST_TRIALS = 60
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One size that was compiled.
+
+    Attributes:
+      size: What was tried.
+      bytes: On each device; None where the compiler itself refused the program.
+      fits: Whether that is within the budget.
+    """
+
+    size: int
+    bytes: int | None
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The largest size that fits, and everything that was compiled to know.
+
+    Attributes:
+      size: The largest that fits; 0 where not even the smallest does.
+      step: Sizes are multiples of this.
+      budget_bytes: What a size had to stay within, on each device.
+      trials: What was compiled, by size.
+      measurement: Of the largest that fits; None where none does.
+    """
+
+    size: int
+    step: int
+    budget_bytes: int
+    trials: tuple[Trial, ...]
+    measurement: Measurement | None
+
+
+def largest(
+    make: Callable[[int], Problem],
+    *,
+    start: int,
+    target: str | Target = "local",
+    budget: int | str | None = None,
+    step: int | None = None,
+) -> Largest:
+    """The largest size whose step fits a target, by compiles.
+
+    Memory is not monotone: a larger size may take less, because the compiler chooses
+    other kernels or another order. So after bisection the two next larger sizes are
+    compiled as well, and the search goes on from there if one of them fits. Beyond
+    those nothing is promised.
+
+    Args:
+      make: The problem of a size, such as a batch.
+      start: A size to begin with; it need not fit.
+      target: Where it would run.
+      budget: Bytes on each device: an int, `"60GiB"`, or `"75%"` of what is usable; by
+        default all that is usable.
+      step: Sizes are multiples of this; by default of the number of devices that the
+        arguments' sizes are split over.
+
+    Returns:
+      A `Largest`.
+
+    Raises:
+      UserError: `start` or `step` is not positive, or the size changes nothing.
+
+    >>> import jax, jax.numpy as jnp, revremat as rr
+    >>> def make(n):
+    ...     x = jax.ShapeDtypeStruct((n, 256), jnp.float32)
+    ...     return rr.Problem(lambda x: jnp.sum(x * x), (x,))
+    >>> rr.largest(make, start=8, target="cpu:1", budget="1MiB").size
+    511
+    """
+    wanted = xla.target(target)
+    usable = wanted.usable_bytes
+    limit = usable if budget is None else parse_bytes(budget, usable_bytes=usable)
+    if start < 1 or (step is not None and step < 1):
+        raise UserError(
+            f"sizes are positive: start is {start} and step is {step}; write 1 or more"
+        )
+    unit = step or _shards(make, start)
+    found: dict[int, Trial] = {}
+    best: tuple[int, Measurement] | None = None
+
+    def fits(count: int) -> bool:
+        nonlocal best
+        if count in found:
+            return found[count].fits
+        if len(found) >= _MOST_TRIALS:
+            return False
+        problem = make(count * unit)
+        function, specs = problem.make_step()
+        try:
+            m = measure(
+                function,
+                *specs,
+                target=wanted,
+                donate=problem.donate,
+                name=problem.name,
+            )
+        except xla.DoesNotFitError:
+            found[count] = Trial(count * unit, None, False)
+            return False
+        total = m.memory.total_bytes
+        found[count] = Trial(count * unit, total, total <= limit)
+        if total <= limit and (best is None or count > best[0]):
+            best = count, m
+        return total <= limit
+
+    low, high = _bracket(fits, max(1, start // unit))
+    while high:
+        low, high = _bisect(fits, found, low, high, limit)
+        beyond = [n for n in range(high + 1, high + 1 + _NEIGHBOURS) if fits(n)]
+        if not beyond:
+            break
+        low, high = beyond[-1], beyond[-1] + 1
+        while fits(high):
+            low, high = high, high + 1
+    trials = tuple(found[n] for n in sorted(found))
+    if best is None:
+        return Largest(0, unit, limit, trials, None)
+    return Largest(best[0] * unit, unit, limit, trials, best[1])
+
+
+def _bracket(fits: Callable[[int], bool], count: int) -> tuple[int, int]:
+    """A count that fits (0 for none) and a larger one that does not."""
+    if fits(count):
+        for _ in range(40):
+            if not fits(2 * count):
+                return count, 2 * count
+            count *= 2
+        raise UserError(
+            f"sizes up to {count} times the step all fit: the size may change nothing"
+        )
+    while count > 1 and not fits(count // 2):
+        count //= 2
+    return count // 2, count
+
+
+def _bisect(
+    fits: Callable[[int], bool],
+    found: dict[int, Trial],
+    low: int,
+    high: int,
+    limit: int,
+) -> tuple[int, int]:
+    """Neighbours of which the lower fits; every second guess is a straight line's."""
+    straight = True
+    while high - low > 1:
+        middle = (low + high) // 2
+        a, b = (found[n].bytes if n in found else None for n in (low, high))
+        if straight and a is not None and b is not None and b > a:
+            middle = low + (limit - a) * (high - low) // (b - a)
+            middle = min(max(middle, low + 1), high - 1)
+        straight = not straight
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, high
+
+
+def _shards(make: Callable[[int], Problem], size: int) -> int:
+    """Over how many devices the dimensions that grow with the size are split."""
+    leaves, doubled = (
+        jax.tree.leaves((p.specs, p.make_step()[1]))
+        for p in map(make, (size, 2 * size))
+    )
+    unit, grows = 1, False
+    for one, two in zip(leaves, doubled, strict=True):
+        sharding: Any = getattr(one, "sharding", None)
+        local = sharding.shard_shape(one.shape) if sharding is not None else one.shape
+        for whole, piece, more in zip(one.shape, local, two.shape, strict=True):
+            if more != whole:
+                grows = True
+                unit = math.lcm(unit, whole // max(1, piece))
+    if not grows:
+        raise UserError(
+            f"twice the size ({2 * size}) changes no argument's shape: it is no size "
+            "of the step's"
+        )
+    return unit
