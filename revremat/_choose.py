@@ -171,15 +171,19 @@ class Search:
         if not self.prices:
             self.prepare()
         choice = self._tighten()
-        bound_us = float("inf")
+        bound_us, greedy_us = float("inf"), None
         if choice is not None:
             self._rivals(choice)
             best = self.best(self.budget)
             if best.plan is not None:
-                bound_us = choice.bound_us + self._fixed_us(best) + self._polish(best)
-        return self._answer(bound_us)
+                fixed_us = self._fixed_us(best)
+                greedy_us = self._greedy_us(fixed_us)
+                bound_us = choice.bound_us + fixed_us + self._polish(best)
+        return self._answer(bound_us, greedy_us=greedy_us)
 
-    def _answer(self, bound_us: float, held_by: str = "") -> Fit:
+    def _answer(
+        self, bound_us: float, held_by: str = "", greedy_us: float | None = None
+    ) -> Fit:
         best = self.best(self.budget)
         plan = dataclasses.replace(
             best.plan or self.graph.plan({}),
@@ -196,7 +200,7 @@ class Search:
             rows=tuple(self.rows.values()),
             menus=self.menus(),
             bound_us=min(bound_us, best.time_us),
-            greedy_us=self._greedy_us(best),
+            greedy_us=greedy_us,
             num_compiles=self.done,
             left=self.left,
         )
@@ -287,13 +291,9 @@ class Search:
             layers += sum(times[names[action]] for action in actions)
         return row.time_us - layers
 
-    def _greedy_us(self, best: Row) -> float | None:
-        if not self.prices or best.plan is None:
-            return None
+    def _greedy_us(self, fixed_us: float) -> float | None:
         found = policies.choose_greedily(self.menus(), self.budget)
-        if found is None:
-            return None
-        return found.time_us + self._fixed_us(best)
+        return None if found is None else found.time_us + fixed_us
 
     # Choice ---------------------------------------------------------------------------
 
