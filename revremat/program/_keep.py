@@ -208,9 +208,10 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
     order = [*varying, *(out for op in ops for out in op.outputs)]
     inputs = {v for v in varying if v in used}
     if invert:
-        missing = [v for v in layer.carried_in if v not in kept]
-        there = (saved & used) | offloaded | known
-        late, _ = needed(layer.backwards, (*residuals, *missing), there)
+        # What an action lists and nothing uses is not kept: the inverse may need it.
+        there = kept & used
+        missing = [v for v in layer.carried_in if v not in there]
+        late, _ = needed(layer.backwards, (*residuals, *missing), there | known)
     else:
         saved |= inputs - offloaded
     listed = (name for name in action.names if layer.names[name] not in used)
@@ -220,7 +221,7 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
         ahead=tuple(ahead),
         early=early,
         late=late,
-        inverted=tuple(v for v in varying if v not in kept) if invert else (),
+        inverted=tuple(v for v in varying if v not in kept & used) if invert else (),
         unused=tuple(sorted(listed)),
     )
 

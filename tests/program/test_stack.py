@@ -1,5 +1,6 @@
 """The stack engine: values and gradients of a plain scan, whatever the actions."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -310,3 +311,38 @@ def test_an_inverse_that_returns_something_else_is_refused():
     params, _, x, _ = problem()
     with pytest.raises(UserError, match="must return what the block takes"):
         rr.stack(couple, params[0][:, :, :4], (x, x), inverse=lambda w, y: y[0])
+
+
+def test_inverting_works_beside_any_value_kept_in_either_place():
+    """Also where what is kept is of no use to the derivative but is to the inverse."""
+
+    def half(w, x):
+        h = jax.nn.sigmoid(x @ w)
+        return h / (1 + jnp.cumsum(h, axis=-1)).max(-1, keepdims=True)
+
+    def forward(w, x):
+        a, b = x
+        a = a + half(w, b)
+        return a, b + half(w.T, a)
+
+    def inverse(w, y):
+        a, b = y
+        b = b - half(w.T, a)
+        return a - half(w, b), b
+
+    def loss(w, x):
+        a, b = rr.stack(forward, w, x, inverse=inverse)
+        return (a * jnp.cos(b)).sum()
+
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        w = jnp.asarray(rng.normal(size=(3, 4, 4)))
+        x = tuple(jnp.asarray(rng.normal(size=(2, 2, 4))))
+        graph = rr.trace(loss, w, x)
+        expected = jax.grad(loss)(w, x)
+        names = list(graph["stack"].position)
+        assert {"input_0", "input_1"} < set(names)
+        for name, where in itertools.product(names, ("save", "offload")):
+            plan = graph.plan({"stack": rr.INVERT(**{where: [name]})})
+            found = jax.grad(rr.apply(loss, plan))(w, x)
+            np.testing.assert_allclose(found, expected, rtol=1e-9, err_msg=name)
