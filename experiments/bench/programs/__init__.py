@@ -1,0 +1,17 @@
+"""The programs of the search benchmark, at real sizes and in smaller ones.
+
+    python -m experiments.bench.programs
+
+compiles each of them for its target as it is written and prints what it takes.
+"""
+
+from experiments.bench.programs import mixer, transformers
+from experiments.bench.programs._entry import SIZES as SIZES
+from experiments.bench.programs._entry import Entry as Entry
+from experiments.bench.programs._entry import State as State
+from experiments.bench.programs._entry import values as values
+
+PROGRAMS: dict[str, Entry] = {
+    entry.name: entry for family in (transformers, mixer) for entry in family.ENTRIES
+}
+"""All programs by name: the standard ones first."""

@@ -1,0 +1,61 @@
+"""The benchmark's programs in tiny sizes: they run, and plans leave gradients alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import revremat as rr
+from experiments.bench.programs import PROGRAMS, values
+from revremat.policies import preset
+
+# Their parameters are float32 whatever JAX has.
+FLOAT32 = {"gpt2_xl", "llama_7b", "gpt_22b", "vit_l_384"}
+CPU = rr.target("cpu:1")
+
+
+def test_the_table_says_what_is_in_it():
+    for name, entry in PROGRAMS.items():
+        assert entry.name == name
+        assert entry.group in ("standard", "novel")
+        assert rr.target(entry.target).num_devices in (1, 8)
+        assert entry.about
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_units_are_found_and_recomputing_them_changes_no_gradient(name):
+    with jax.enable_x64(name not in FLOAT32):
+        problem = PROGRAMS[name].make(CPU, "tiny")
+        graph = rr.trace(problem.loss, *problem.specs)
+        outermost = [unit for unit in graph.units if not unit.inside]
+        assert any(unit.residuals for unit in outermost)
+        full = {u.name: (preset(u, "full").action,) * u.num_layers for u in outermost}
+        loss = rr.apply(problem.loss, graph.plan(full))
+        args = values(problem.specs)
+        expected, found = (gradients(f, *args) for f in (problem.loss, loss))
+    largest = max(np.abs(a).max(initial=0) for a in expected)
+    assert np.isfinite(largest)
+    assert largest > 0
+    tolerance = 1e-5 if name in FLOAT32 else 1e-11
+    for one, other in zip(expected, found, strict=True):
+        assert np.abs(one - other).max(initial=0) <= tolerance * largest
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_step_replaces_its_state(name):
+    problem = PROGRAMS[name].make(CPU, "tiny")
+    step, specs = problem.make_step()
+    made, _ = jax.eval_shape(step, *specs)
+    shapes = lambda tree: jax.tree.map(lambda a: (a.shape, a.dtype), tree)
+    assert problem.donate == (0,)
+    assert shapes(made) == shapes(specs[0])
+
+
+def gradients(loss, *args):
+    def with_aux(*args):
+        out = loss(*args)
+        return out if isinstance(out, tuple) else (out, None)
+
+    found = jax.jit(jax.value_and_grad(with_aux, has_aux=True))(*args)
+    is_inexact = lambda a: jnp.issubdtype(a.dtype, jnp.inexact)
+    return [np.asarray(a) for a in jax.tree.leaves(found) if is_inexact(a)]
