@@ -11,6 +11,7 @@ best. On a GPU: twelve programs, and the median error before and after calibrati
 Writes `experiments/results/clock-cpu.json`, or `clock-NAME.json` of a card.
 """
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -37,6 +38,9 @@ from revremat.xla._cards import MEASURABLE, Card, with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"
 KEPT = Path(__file__).parents[2] / "runs" / "clock"
+
+# Parameters of `mallopt`, as malloc.h numbers them.
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
 Row = dict[str, Any]
 
@@ -72,6 +76,7 @@ def main(options: Options) -> int:
     """Runs all of it; 1 if a figure misses what is promised."""
     if options.one_thread and os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
         _start_with_one_thread()
+    _keep_freed_memory()
     jax.config.update("jax_compiler_enable_remat_pass", False)
     device = jax.devices()[0]
     cpu = device.platform == "cpu"
@@ -137,6 +142,21 @@ def main(options: Options) -> int:
     )
     print("held" if held else "NOT held")
     return 0 if held else 1
+
+
+def _keep_freed_memory() -> None:
+    """The process keeps what it frees, as the pools of cards do.
+
+    By default the C library gives large pieces back to the system, or not, by what lies
+    around them: the same step of a ViT took 95 or 66 ms.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return
+    largest = 2**31 - 1
+    for parameter, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, largest)):
+        mallopt(parameter, value)
 
 
 def _start_with_one_thread() -> None:

@@ -1,6 +1,5 @@
 """Programs and policies on which the clock is judged."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -50,23 +49,34 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
     uniform = {c.name: c.action for c in candidates(unit, most=number + 4)}
     chosen = {name: (action,) * n for name, action in uniform.items()}
     extra = [name for name in chosen if name not in ("none", "full")]
-    extra.sort(key=lambda name: unit.kept(uniform[name]).device_bytes)
-    kept = number - 3  # leaves room for splits
-    if len(chosen) > kept:  # spread over the bytes that they keep
-        step = len(extra) / (kept - 2)
-        extra = [extra[int(step * k)] for k in range(kept - 2)]
-    order = ["none", "full", *extra]
+    splits = min(3, max(0, number - 2), n - 1)
+    room = max(0, number - 2 - splits)
+    order = ["none", "full", *_spread(extra, unit, uniform, room)]
     chosen = {name: chosen[name] for name in order if name in chosen}
-    for one, two in itertools.combinations(reversed(order[:4]), 2):
-        for k in (n // 2, n // 4, 3 * n // 4):
-            if 0 < k < n and len(chosen) < number:
-                actions = (uniform[one],) * k + (uniform[two],) * (n - k)
-                chosen[f"{k} x {one}, {n - k} x {two}"] = actions
+    for k in sorted({round((j + 1) * n / (splits + 1)) for j in range(splits)}):
+        actions = (uniform["none"],) * k + (uniform["full"],) * (n - k)
+        chosen[f"{k} x none, {n - k} x full"] = actions
     found = []
     for name, actions in chosen.items():
         loss = rr.apply(problem.loss, graph.plan({unit.name: actions}))
         step, specs = problem.make_step(loss)
         found.append(Policy(name, step, specs, problem.donate))
+    return found
+
+
+def _spread(
+    names: list[str], unit: Any, actions: dict[str, rr.Action], number: int
+) -> list[str]:
+    """So many of them, as evenly spread over the bytes that they keep as they can be."""
+    left = {name: unit.kept(actions[name]).device_bytes for name in names}
+    if not left or not number:
+        return []
+    low, high = min(left.values()), max(left.values())
+    found = []
+    for k in range(min(number, len(left))):
+        wanted = high - (high - low) * k / max(1, number - 1)
+        found.append(min(left, key=lambda name: (abs(left[name] - wanted), name)))
+        del left[found[-1]]
     return found
 
 
