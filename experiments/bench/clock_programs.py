@@ -67,7 +67,7 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
 def _spread(
     names: list[str], unit: Any, actions: dict[str, rr.Action], number: int
 ) -> list[str]:
-    """So many of them, as evenly spread over the bytes that they keep as they can be."""
+    """So many of them, spread evenly over the bytes that they keep."""
     left = {name: unit.kept(actions[name]).device_bytes for name in names}
     if not left or not number:
         return []
