@@ -34,6 +34,7 @@ def print_what_if(noun: WhatIf, console: Console) -> None:
     else:
         _say(console, "no value of the forward pass is alive at the peak")
     if noun.donations:
+        console.print()
         table = _table(
             "if it were donated", "argument", "result like it", "saves at most"
         )
@@ -69,6 +70,7 @@ def _print_checkpoints(noun: WhatIf, console: Console) -> None:
     idle = [c for c in noun.checkpoints if c.twice_bytes or not c.again]
     freeing = len(noun.checkpoints) - len(idle)
     if idle:
+        console.print()
         table = _table(
             "checkpoints that free less than they could",
             "region",

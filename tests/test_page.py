@@ -14,10 +14,23 @@ from revremat._bytes import format_bytes
 from revremat._measurement import Packing
 from revremat._page._colours import tones
 from revremat._page._embedded import array_text
+from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
 from tests.pages import large
 
 EVIL = "</script><script>alert('x')</script><img src=x onerror=alert(1)>"
+
+WHAT_IF = WhatIf(
+    residuals=(
+        Residual("layer*/mlp", "tanh", 24, 3 * GIB, 2 * GIB),
+        Residual("layer*/attn", EVIL, 24, GIB, GIB),
+    ),
+    donations=(Donation("state.params", "update", GIB, scratch=True),),
+    checkpoints=(
+        Checkpoint("layer*/mlp", True, GIB, 0),
+        Checkpoint("layer*/attn", True, 0, GIB),
+    ),
+)
 
 
 def page(noun, tmp_path):
@@ -222,3 +235,36 @@ def test_a_page_of_tens_of_thousands_of_buffers_is_written_quickly(tmp_path):
     text = page(noun, tmp_path)
     assert time.process_time() - start < 2
     assert len(text.encode()) < 400_000
+
+
+def test_a_page_says_what_would_fall_where_that_was_asked(tmp_path):
+    assert "What would fall" not in page(MEASUREMENT, tmp_path)
+    memory = dataclasses.replace(MEASUREMENT.memory, what_if=WHAT_IF)
+    asked = dataclasses.replace(MEASUREMENT, memory=memory)
+    text = page(asked, tmp_path)
+    assert "What would fall" in text
+    assert shown(text, "residual-bytes") == [3 * GIB, 2 * GIB, GIB, GIB]
+    assert shown(text, "donation-bytes") == [GIB]
+    assert shown(text, "checkpoint-bytes") == [GIB, 0]  # the one that frees is not told
+    assert "1 of 2 checkpointed regions free all that is computed again." in text
+    assert EVIL not in text
+
+
+def test_what_would_fall_says_so_where_there_is_nothing(tmp_path):
+    memory = dataclasses.replace(MEASUREMENT.memory, what_if=WhatIf())
+    text = page(dataclasses.replace(MEASUREMENT, memory=memory), tmp_path)
+    for sentence in (
+        "No value of the forward pass is alive at the peak.",
+        "Donating more arguments saves nothing",
+        "Nothing is checkpointed.",
+    ):
+        assert sentence in text
+    assert shown(text, "residual-bytes") == []
+
+
+def test_a_long_list_of_what_would_fall_is_cut_and_says_so(tmp_path):
+    many = tuple(Residual(f"block/{n}", "dot", 1, n, n) for n in range(40))
+    memory = dataclasses.replace(MEASUREMENT.memory, what_if=WhatIf(many))
+    text = page(dataclasses.replace(MEASUREMENT, memory=memory), tmp_path)
+    assert len(shown(text, "residual-bytes")) == 2 * 12
+    assert "28 smaller ones are left out." in text

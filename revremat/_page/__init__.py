@@ -12,6 +12,7 @@ from revremat._frontier import Frontier
 from revremat._measurement import PHASES, Measurement
 from revremat._page._embedded import drawable, embedded
 from revremat._page._frontier import chart
+from revremat._page._what_if import what_if
 
 _MOST_MODULES = 40
 _SCRIPTS = ("common", "plot", "curve", "timeline", "treemap", "buffers", "page")
@@ -100,6 +101,7 @@ def _report(m: Measurement) -> dict[str, Any]:
         "reserve": 100 * m.reserve_bytes / scale,
         "end": 100 * m.device_bytes / scale,
         "modules": _modules(m),
+        "what_if": what_if(m.memory.what_if),
         "num_buffers": len(memory.buffers),
         "curve": _curve_legend(m),
         "span_phases": [
