@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import batched, groupby, product
 from typing import Any
 
@@ -13,6 +12,7 @@ from revremat import policies
 from revremat._apply import apply
 from revremat._bytes import format_bytes
 from revremat._errors import UserError
+from revremat._fitted import UNKNOWN, Fit, Row
 from revremat._graph import Graph
 from revremat._measure import Request, measure_each
 from revremat._measurement import Measurement
@@ -36,61 +36,10 @@ _NUM_EDGES = 6
 _MOST_POLISHED = 4
 _WORTH_ANOTHER_COMPILE = 0.003
 _NEAR = 1.02
-_UNKNOWN = float("nan")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One whole program that was compiled on the way.
-
-    Attributes:
-      name: What it does, layers counted: `12 x none, 12 x full`.
-      plan: Its plan; None for the program as it was written.
-      measurement: What the target's compiler says.
-      predicted_bytes: What was expected of it; nothing of the program as written.
-    """
-
-    name: str
-    plan: Plan | None
-    measurement: Measurement
-    predicted_bytes: float = _UNKNOWN
-
-    @property
-    def bytes(self) -> int:
-        """Per device."""
-        return self.measurement.memory.total_bytes
-
-    @property
-    def time_us(self) -> float:
-        """Estimated time of a step."""
-        return self.measurement.time.step_us
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A program that was made to fit.
-
-    Attributes:
-      loss: The loss with the plan applied.
-      plan: The plan; `plan.fits` says whether it stays within its budget.
-      measurement: The chosen program on the target.
-      rows: Every whole program compiled on the way, the chosen one included.
-      menus: What a layer costs under each candidate.
-      bound_us: The estimated time that no mix of the candidates can beat.
-      greedy_us: What the prices say of a mix chosen greedily; None if it found none.
-      num_compiles: Programs compiled or read from the cache, cut ones included.
-      left: Units with so few bytes that they were left as they are written.
-    """
-
-    loss: Callable[..., Any]
-    plan: Plan
-    measurement: Measurement
-    rows: tuple[Row, ...]
-    menus: tuple[Menu, ...]
-    bound_us: float
-    greedy_us: float | None
-    num_compiles: int
-    left: tuple[str, ...] = ()
+_MOST_CANDIDATES = 12
+_FEWEST_CANDIDATES = 3
+# As written, two second prices, the choice, and once more if it came out too large.
+_AFTER_PRICING = 5
 
 
 class Search:
@@ -101,10 +50,13 @@ class Search:
         problem: Problem,
         target: Target,
         progress: Progress | None = None,
+        most_compiles: int | None = None,
     ):
         self.problem, self.target, self.progress = problem, target, progress
+        self.most_compiles = most_compiles
         self.budget = 0
         self.prices: list[UnitPrices] = []
+        self.priced = False
         self.done, self.expected = 0, 0
         self.rows: dict[Any, Row] = {}
         self.graph: Graph = trace(problem.loss, *problem.specs)
@@ -115,17 +67,17 @@ class Search:
                 "hold for it; give it whatever changes between calls (Python's random "
                 "numbers, a counter, the time) as an argument."
             )
-        every = {
-            u.name: policies.candidates(
-                u,
-                offload=target.platform != "cpu",
-                ahead=target.num_devices > 1,
-            )
-            for u in self.graph.units
-            if not u.inside  # its outer unit decides
-        }
-        self.candidates = policies.shortlist(every, self.graph.units)
-        self.units = [u for u in self.graph.units if u.name in self.candidates]
+        every = self._propose(_MOST_CANDIDATES)
+        if most_compiles is not None:
+            for most in range(_MOST_CANDIDATES - 1, _FEWEST_CANDIDATES - 1, -1):
+                if self._num_needed() <= most_compiles:
+                    break
+                every = self._propose(most)
+            if self._num_needed() > most_compiles:
+                raise UserError(
+                    f"{most_compiles} compiles are too few for this program: a search "
+                    f"needs {self._num_needed()} or more"
+                )
         self.left = tuple(
             name
             for name, menu in every.items()
@@ -137,9 +89,33 @@ class Search:
                 "the backward pass"
             )
 
-    def prepare(self) -> None:
-        """The program as it was written, and the first price of everything."""
-        self.prices = [
+    def _propose(self, most: int) -> dict[str, tuple[policies.Candidate, ...]]:
+        """Candidates of every unit, at most so many each; sets what is priced."""
+        every = {
+            u.name: policies.candidates(
+                u,
+                offload=self.target.platform != "cpu",
+                ahead=self.target.num_devices > 1,
+                most=most,
+            )
+            for u in self.graph.units
+            if not u.inside  # its outer unit decides
+        }
+        self.candidates = policies.shortlist(every, self.graph.units)
+        self.units = [u for u in self.graph.units if u.name in self.candidates]
+        self.prices = self._unpriced()
+        return every
+
+    def _num_needed(self) -> int:
+        """Compiles without which there is no answer."""
+        return sum(p.num_first_compiles for p in self.prices) + 1 + _AFTER_PRICING
+
+    def _room_for(self, number: int) -> bool:
+        """Whether so many compiles more are allowed."""
+        return self.most_compiles is None or self.done + number <= self.most_compiles
+
+    def _unpriced(self) -> list[UnitPrices]:
+        return [
             UnitPrices(
                 self.problem.loss,
                 self.graph,
@@ -151,13 +127,19 @@ class Search:
             )
             for unit in self.units
         ]
+
+    def prepare(self) -> None:
+        """The program as it was written, and the first price of everything."""
         self.expected = sum(p.num_first_compiles for p in self.prices)
         self.expected += 2 + _NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
         self.expected += sum(2 * _NUM_EDGES for p in self.prices if p.has_edges)
+        if self.most_compiles is not None:
+            self.expected = min(self.expected, self.most_compiles)
         self.add("as written", None)
         for prices in self.prices:
             prices.price_roughly()
         self._correct()
+        self.priced = True
 
     def fit(self, budget_bytes: int) -> Fit:
         """The plan for a budget; all that was compiled for other ones counts, too."""
@@ -165,10 +147,10 @@ class Search:
         written = self.add("as written", None)
         if (arguments := written.measurement.memory.argument_bytes) > budget_bytes:
             full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
-            self._try_all([(full, _UNKNOWN)])
+            self._try_all([(full, UNKNOWN)])
             size = format_bytes(arguments)
             return self._answer(float("inf"), f"the step's arguments alone ({size})")
-        if not self.prices:
+        if not self.priced:
             self.prepare()
         choice = self._tighten()
         bound_us, greedy_us = float("inf"), None
@@ -225,7 +207,7 @@ class Search:
         step, specs = self.problem.make_step(loss)
         return Request(step, tuple(specs), self.problem.donate, self.problem.name)
 
-    def add(self, name: str, actions: Actions | None, predicted: float = _UNKNOWN):
+    def add(self, name: str, actions: Actions | None, predicted: float = UNKNOWN):
         """Compiles a whole program, unless it has been."""
         return self.add_all([(name, actions, predicted)])[0]
 
@@ -301,6 +283,8 @@ class Search:
         """The best mix by its prices, compiled; the limit moves until it fits."""
         limit, first = float(self.budget), None
         for _ in range(_MOST_TIGHTENINGS):
+            if first and not self._room_for(1):
+                break
             choice = self._choose(limit)
             if choice is None:
                 break
@@ -321,13 +305,15 @@ class Search:
         """The nearest competitors, and the best that treats all layers alike."""
         over = [r.bytes - r.predicted_bytes for r in self.rows.values() if r.plan]
         limit = self.budget - max(0.0, *over)
+        if not self._room_for(1 + _NUM_RIVALS):
+            return
         pure = self._choose(limit, pure=True)
         if pure is not None:
             self._try(pure)
         seen = [choice.support]
         for _ in range(_NUM_RIVALS):
             rival = self._choose(limit, excluding=seen)
-            if rival is None:
+            if rival is None or not self._room_for(1):
                 return
             seen.append(rival.support)
             best = self.best(self.budget)
@@ -344,7 +330,7 @@ class Search:
         """
         row, gain_us = best, 0.0
         for prices in self.prices:
-            if not prices.has_edges:
+            if not prices.has_edges or not self._room_for(2 * _NUM_EDGES + 2):
                 continue
             counts = self._counts(row)
             inner = counts[prices.unit.name]
@@ -409,8 +395,13 @@ class Search:
             used: dict[str, list[str]] = {}
             for unit, name in sorted(choice.support):
                 used.setdefault(unit, []).append(name)
-            if not any([p.refine(used.get(p.unit.name, ())) for p in self.prices]):
+            missing = sum(
+                p.num_to_refine(used.get(p.unit.name, ())) for p in self.prices
+            )
+            if not missing or not self._room_for(missing + 1):
                 return choice
+            for prices in self.prices:
+                prices.refine(used.get(prices.unit.name, ()))
 
     def _try(self, choice: Choice) -> Row:
         return self._try_all([(choice.counts, choice.bytes)])[0]

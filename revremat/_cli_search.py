@@ -43,6 +43,8 @@ class Search:
     `*.json` with every plan."""
     out: Path | None = None
     """Write the plan to this file, for `rr.Plan.load`."""
+    compiles: int | None = None
+    """Compile no more than so many programs; 12 are enough for one kind of layer."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
 
@@ -58,7 +60,13 @@ class Search:
         if self.out is not None and not self.out.resolve().parent.is_dir():
             raise UserError(f"there is no folder {str(self.out.parent)!r} for --out")
         with _reporting(f"search {self.program} on {target}") as progress:
-            found = fit(problem, budget=self.budget, target=target, progress=progress)
+            found = fit(
+                problem,
+                budget=self.budget,
+                target=target,
+                most_compiles=self.compiles,
+                progress=progress,
+            )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
         if self.out is not None:
             found.plan.save(self.out)
@@ -66,7 +74,7 @@ class Search:
         return 0 if found.plan.fits else 1
 
     def _draw(self, target: Target, problem: Problem, path: Path) -> int:
-        if self.budget or self.out is not None:
+        if self.budget or self.out is not None or self.compiles is not None:
             raise UserError("--pareto tries budgets of its own: leave out the others")
         if path.suffix not in (".html", ".json"):
             raise UserError(f"cannot write {str(path)!r}: write *.html or *.json")

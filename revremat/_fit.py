@@ -9,11 +9,11 @@ from rich.text import Text
 
 from revremat import policies, xla
 from revremat._bytes import format_bytes, format_us, parse_bytes
-from revremat._choose import Fit as Fit
 from revremat._choose import Progress as Progress
-from revremat._choose import Row as Row
 from revremat._choose import Search
 from revremat._errors import UserError
+from revremat._fitted import Fit as Fit
+from revremat._fitted import Row as Row
 from revremat._frontier import Frontier, Point
 from revremat._plan import Plan
 from revremat._problem import Problem
@@ -31,6 +31,7 @@ def search(
     budget: int | str,
     target: str | Target,
     strict: bool = False,
+    most_compiles: int | None = None,
     progress: Progress | None = None,
 ) -> Plan:
     """A plan that stays within a budget, proven by the target's own compiler.
@@ -42,13 +43,16 @@ def search(
       target: Where it will run.
       strict: Raise where no plan fits; else the smallest found is returned, whose
         `fits` is False and whose `held_by` says what holds the memory.
+      most_compiles: Compile no more than so many programs, cut ones included: fewer
+        ways back are priced, and nothing is tried beside the choice.
       progress: Told before each compile.
 
     Returns:
       A `Plan`, for `revremat.apply`.
 
     Raises:
-      UserError: The budget is no number of bytes, or there is nothing to decide.
+      UserError: The budget is no number of bytes, there is nothing to decide, or
+        `most_compiles` is less than any search needs.
       DoesNotFit: With `strict`.
 
     Example:
@@ -67,6 +71,7 @@ def search(
         budget=budget,
         target=target,
         strict=strict,
+        most_compiles=most_compiles,
         progress=progress,
     ).plan
 
@@ -77,6 +82,7 @@ def fit(
     budget: int | str,
     target: str | Target,
     strict: bool = False,
+    most_compiles: int | None = None,
     progress: Progress | None = None,
 ) -> Fit:
     """Search, and apply what was found.
@@ -90,7 +96,7 @@ def fit(
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
     limit = parse_bytes(budget, usable_bytes=wanted.usable_bytes)
-    found = Search(problem, wanted, progress).fit(limit)
+    found = Search(problem, wanted, progress, most_compiles).fit(limit)
     if strict and not found.plan.fits:
         raise DoesNotFit(_sentence(found.plan))
     return found

@@ -104,11 +104,15 @@ class UnitPrices:
         shallow = [(name, 0) for name in (REFERENCE, *segmented)]
         self._probe([*shallow, *((name, -1) for name in self.choices)])
 
-    def refine(self, names: Iterable[str]) -> bool:
-        """The second compile of candidates; False if there is none left to do."""
-        missing = [name for name in names if name not in self.shallow]
-        self._probe([(name, 0) for name in missing])
-        return any(name != REFERENCE for name in missing) and self._has_two_cuts
+    def num_to_refine(self, names: Iterable[str]) -> int:
+        """Candidates among these that have no second price."""
+        if not self._has_two_cuts:
+            return 0
+        return sum(name not in self.shallow for name in names)
+
+    def refine(self, names: Iterable[str]) -> None:
+        """The second compile of candidates, where it is missing."""
+        self._probe([(name, 0) for name in names if name not in self.shallow])
 
     def edges(self, names: Sequence[str], beside: str, last: bool) -> dict[str, Price]:
         """What the first or the last layer costs more than its neighbours in a loop.

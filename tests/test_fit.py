@@ -132,6 +132,22 @@ def test_a_budget_beyond_need_keeps_the_fastest():
     assert rich.measurement.time.step_us == min(r.time_us for r in rich.rows)
 
 
+@pytest.mark.parametrize("most", [10, 12])
+def test_no_more_is_compiled_than_is_allowed(searched, most):
+    plain, free = searched
+    budget = int(0.6 * plain)
+    found = fit(loss, *specs(), budget=budget, target="h100:1", most_compiles=most)
+    assert found.num_compiles <= most < free[0.6].num_compiles
+    assert found.plan.fits
+    full = max(row.time_us for row in found.rows)  # everything computed again
+    assert found.measurement.time.step_us < full
+
+
+def test_a_search_that_may_compile_too_little_says_how_much_it_needs():
+    with pytest.raises(rr.UserError, match=r"2 compiles are too few .* needs 10"):
+        fit(loss, *specs(), budget="1MiB", target="h100:1", most_compiles=2)
+
+
 def test_progress_is_told_before_each_compile():
     told = []
     found = fit(

@@ -28,6 +28,7 @@ _MOST_LISTED = 6
 _LIGHT = 1.05
 _NUM_CHUNKINGS = 3
 _LONG = 16
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def candidates(
       offload: Whether the target has host memory to offload to.
       ahead: Whether to propose rebuilding a layer early (it hides under collectives).
       most: How many, at most. Presets and ways that the cheap model cannot judge come
-        first, so a very small number leaves them alone.
+        first; of fewer than eight, only the presets `full` and `none`.
       rates: Of the target, for the cheap model.
 
     Returns:
@@ -89,6 +90,7 @@ def candidates(
     joint = Joint(unit, rates)
     presets = [preset(unit, "full")]
     presets += [preset(unit, name) for name in PRESETS if name != "full"]
+    presets, judged = (presets[:2], presets[2:]) if most < _FEW else (presets, [])
     names = dear_names(unit)
     others = _others(unit, names, offload=offload, ahead=ahead)
     sets = [
@@ -99,6 +101,7 @@ def candidates(
     others += [c for c in sets if c.action.offload]
     others = _distinct(unit, others)[: most // 3]
     sets = [c for c in sets if not c.action.offload] + _cuts(joint, names)
+    sets = judged + sets
     cost = lambda c: joint.cost(
         unit.position[name] for name in unit.kept(c.action).saved
     )

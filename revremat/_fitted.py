@@ -1,0 +1,65 @@
+"""Fit and Row: what a search compiled whole, and what it chose of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from revremat._measurement import Measurement
+from revremat._plan import Plan
+from revremat.policies import Menu
+
+UNKNOWN = float("nan")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One whole program that was compiled on the way.
+
+    Attributes:
+      name: What it does, layers counted: `12 x none, 12 x full`.
+      plan: Its plan; None for the program as it was written.
+      measurement: What the target's compiler says.
+      predicted_bytes: What was expected of it; nothing of the program as written.
+    """
+
+    name: str
+    plan: Plan | None
+    measurement: Measurement
+    predicted_bytes: float = UNKNOWN
+
+    @property
+    def bytes(self) -> int:
+        """Per device."""
+        return self.measurement.memory.total_bytes
+
+    @property
+    def time_us(self) -> float:
+        """Estimated time of a step."""
+        return self.measurement.time.step_us
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A program that was made to fit.
+
+    Attributes:
+      loss: The loss with the plan applied.
+      plan: The plan; `plan.fits` says whether it stays within its budget.
+      measurement: The chosen program on the target.
+      rows: Every whole program compiled on the way, the chosen one included.
+      menus: What a layer costs under each candidate.
+      bound_us: The estimated time that no mix of the candidates can beat.
+      greedy_us: What the prices say of a mix chosen greedily; None if it found none.
+      num_compiles: Programs compiled or read from the cache, cut ones included.
+      left: Units with so few bytes that they were left as they are written.
+    """
+
+    loss: Callable[..., Any]
+    plan: Plan
+    measurement: Measurement
+    rows: tuple[Row, ...]
+    menus: tuple[Menu, ...]
+    bound_us: float
+    greedy_us: float | None
+    num_compiles: int
+    left: tuple[str, ...] = ()
