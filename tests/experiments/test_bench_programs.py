@@ -10,7 +10,11 @@ from experiments.bench.programs import PROGRAMS, values
 from revremat.policies import preset
 
 # Their parameters are float32 whatever JAX has.
-FLOAT32 = {"gpt2_xl", "llama_7b", "gpt_22b", "vit_l_384"}
+FLOAT32 = {"gpt2_xl", "llama_7b", "gpt_22b", "vit_l_384", "revbifpn_s4"}
+# Half a minute each to compile.
+LARGE = {"unet", "efficientnet_b7", "revbifpn_s4"}
+# Compiling is most of the time.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 CPU = rr.target("cpu:1")
 
 
@@ -22,7 +26,34 @@ def test_the_table_says_what_is_in_it():
         assert entry.about
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else [])
+    for name in PROGRAMS
+]
+
+# Millions of parameters, as published or as other implementations count them.
+PUBLISHED = {
+    "gpt2_xl": 1557.6,
+    "llama_7b": 6738.4,
+    "vit_l_384": 304.7,
+    "resnet_152": 60.2,
+    "efficientnet_b7": 66.3,
+    "unet": 859.5,
+    "mixer_l_16": 208.2,
+    "t5_large": 737.7,
+    "revbifpn_s4": 48.7,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_real_sizes_have_the_published_number_of_parameters(name):
+    entry = PROGRAMS[name]
+    params, _ = entry.make(rr.target(entry.target), "real").specs
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert round(count / 1e6, 1) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_units_are_found_and_recomputing_them_changes_no_gradient(name):
     with jax.enable_x64(name not in FLOAT32):
         problem = PROGRAMS[name].make(CPU, "tiny")
@@ -41,7 +72,7 @@ def test_units_are_found_and_recomputing_them_changes_no_gradient(name):
         assert np.abs(one - other).max(initial=0) <= tolerance * largest
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_replaces_its_state(name):
     problem = PROGRAMS[name].make(CPU, "tiny")
     step, specs = problem.make_step()
@@ -56,6 +87,7 @@ def gradients(loss, *args):
         out = loss(*args)
         return out if isinstance(out, tuple) else (out, None)
 
-    found = jax.jit(jax.value_and_grad(with_aux, has_aux=True))(*args)
+    step = jax.jit(jax.value_and_grad(with_aux, has_aux=True))
+    found = step.lower(*args).compile(compiler_options=QUICK)(*args)
     is_inexact = lambda a: jnp.issubdtype(a.dtype, jnp.inexact)
     return [np.asarray(a) for a in jax.tree.leaves(found) if is_inexact(a)]

@@ -5,13 +5,23 @@
 compiles each of them for its target as it is written and prints what it takes.
 """
 
-from experiments.bench.programs import mixer, transformers
+from experiments.bench.programs import (
+    mixer,
+    patterns,
+    residual_nets,
+    revbifpn,
+    sequences,
+    transformers,
+    unet,
+)
 from experiments.bench.programs._entry import SIZES as SIZES
 from experiments.bench.programs._entry import Entry as Entry
 from experiments.bench.programs._entry import State as State
 from experiments.bench.programs._entry import values as values
 
+_FAMILIES = (transformers, residual_nets, unet, mixer, sequences, revbifpn, patterns)
+
 PROGRAMS: dict[str, Entry] = {
-    entry.name: entry for family in (transformers, mixer) for entry in family.ENTRIES
+    entry.name: entry for family in _FAMILIES for entry in family.ENTRIES
 }
 """All programs by name: the standard ones first."""

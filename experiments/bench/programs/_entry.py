@@ -122,8 +122,10 @@ def values(specs: Any, seed: int = 0) -> Any:
 
 def _fill(random: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
     where = jax.tree_util.keystr(path, simple=True, separator="/")
-    last = where.rsplit("/", 1)[-1]
+    last = where.removesuffix("/value").rsplit("/", 1)[-1]
     shape = leaf.shape
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(0), shape)
     if "opt_state" in where or last in ("bias", "mean") or not shape:
         made = np.zeros(shape, leaf.dtype)
     elif last in ("scale", "var"):

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import revremat as rr
 from experiments.bench.programs._entry import (
@@ -13,6 +12,13 @@ from experiments.bench.programs._entry import (
     compute_dtype,
     spec,
     training,
+)
+from experiments.bench.programs._layers import (
+    cross_entropy,
+    layer_norm,
+    linear,
+    linear_specs,
+    norm_specs,
 )
 from experiments.models.vit import patches
 
@@ -27,27 +33,24 @@ def _mixer(target: Any, size: Size) -> rr.Problem:
     dtype, length = compute_dtype(size), (side // patch) ** 2
 
     def loss(params, batch):
-        x = _linear(params["embed"], patches(batch["images"], patch).astype(dtype))
+        x = linear(params["embed"], patches(batch["images"], patch).astype(dtype))
         x = jax.lax.scan(lambda x, w: (_layer(w, x), None), x, params["layers"])[0]
-        x = _norm(params["norm"], x).mean(1)
-        logits = _linear(params["head"], x).astype(float)
-        return optax.losses.softmax_cross_entropy_with_integer_labels(
-            logits, batch["labels"]
-        ).mean()
+        x = layer_norm(params["norm"], x).mean(1)
+        return cross_entropy(linear(params["head"], x), batch["labels"])
 
     layers = {
-        "patches_norm": _norm_specs(depth, width),
-        "patches_up": _linear_specs(depth, length, patches_mlp),
-        "patches_down": _linear_specs(depth, patches_mlp, length),
-        "norm": _norm_specs(depth, width),
-        "up": _linear_specs(depth, width, mlp),
-        "down": _linear_specs(depth, mlp, width),
+        "patches_norm": norm_specs(depth, width),
+        "patches_up": linear_specs(depth, length, patches_mlp),
+        "patches_down": linear_specs(depth, patches_mlp, length),
+        "norm": norm_specs(depth, width),
+        "up": linear_specs(depth, width, mlp),
+        "down": linear_specs(depth, mlp, width),
     }
     params = {
-        "embed": _linear_specs(3 * patch**2, width),
+        "embed": linear_specs(3 * patch**2, width),
         "layers": layers,
-        "norm": _norm_specs(width),
-        "head": _linear_specs(width, classes),
+        "norm": norm_specs(width),
+        "head": linear_specs(width, classes),
     }
     images = spec(batch, side, side, 3)
     given = {"images": images, "labels": spec(batch, dtype=jnp.int32)}
@@ -55,30 +58,11 @@ def _mixer(target: Any, size: Size) -> rr.Problem:
 
 
 def _layer(w: Any, x_BLD: jax.Array) -> jax.Array:
-    x_BDL = _norm(w["patches_norm"], x_BLD).swapaxes(1, 2)
-    hidden = jax.nn.gelu(_linear(w["patches_up"], x_BDL))
-    x_BLD = x_BLD + _linear(w["patches_down"], hidden).swapaxes(1, 2)
-    hidden = jax.nn.gelu(_linear(w["up"], _norm(w["norm"], x_BLD)))
-    return x_BLD + _linear(w["down"], hidden)
-
-
-def _linear(w: Any, x: jax.Array) -> jax.Array:
-    return x @ w["kernel"].astype(x.dtype) + w["bias"].astype(x.dtype)
-
-
-def _norm(w: Any, x: jax.Array) -> jax.Array:
-    wide = x.astype(w["scale"].dtype)
-    wide = wide - wide.mean(-1, keepdims=True)
-    wide = wide * jax.lax.rsqrt((wide**2).mean(-1, keepdims=True) + 1e-6)
-    return (wide * w["scale"] + w["bias"]).astype(x.dtype)
-
-
-def _linear_specs(*shape: int) -> dict[str, jax.ShapeDtypeStruct]:
-    return {"kernel": spec(*shape), "bias": spec(*shape[:-2], shape[-1])}
-
-
-def _norm_specs(*shape: int) -> dict[str, jax.ShapeDtypeStruct]:
-    return {"scale": spec(*shape), "bias": spec(*shape)}
+    x_BDL = layer_norm(w["patches_norm"], x_BLD).swapaxes(1, 2)
+    hidden = jax.nn.gelu(linear(w["patches_up"], x_BDL))
+    x_BLD = x_BLD + linear(w["patches_down"], hidden).swapaxes(1, 2)
+    hidden = jax.nn.gelu(linear(w["up"], layer_norm(w["norm"], x_BLD)))
+    return x_BLD + linear(w["down"], hidden)
 
 
 ENTRIES = (

@@ -1,0 +1,263 @@
+"""Patterns in which what is kept can be far less than what plain autodiff keeps."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import revremat as rr
+from experiments.bench.programs._entry import (
+    Entry,
+    Size,
+    compute_dtype,
+    spec,
+    training,
+)
+from experiments.bench.programs._layers import (
+    layer_norm,
+    linear,
+    linear_specs,
+    norm_specs,
+)
+
+Layer = Callable[[Any, jax.Array], jax.Array]
+
+
+def _in_turn(
+    name: str, layer: Layer, weights: Any, depth: int, x: Any, dtype: Any
+) -> rr.Problem:
+    """Layers one after the other, as Python's `for` writes them."""
+
+    def loss(params, batch):
+        x = batch["x"].astype(dtype)
+        for w in params:
+            x = layer(w, x)
+        return ((x.astype(float) - batch["y"]) ** 2).mean()
+
+    return training(name, loss, [weights] * depth, {"x": x, "y": x})
+
+
+def _elementwise(target: Any, size: Size) -> rr.Problem:
+    """Waves, decays and gates on a large array, nothing else."""
+    del target
+    depth, rows, width = {
+        "tiny": (4, 8, 8),
+        "cpu": (16, 512, 512),
+        "real": (48, 32_768, 4096),
+    }[size]
+
+    def layer(w, x):
+        wide = x * w["scale"].astype(x.dtype) + w["bias"].astype(x.dtype)
+        wide = jnp.sin(wide) + jnp.exp(-wide * wide)
+        return x + jnp.tanh(wide) * jax.nn.sigmoid(x)
+
+    x = spec(rows, width)
+    weights = norm_specs(width)
+    dtype = compute_dtype(size)
+    return _in_turn("elementwise_chain", layer, weights, depth, x, dtype)
+
+
+def _softmaxes(target: Any, size: Size) -> rr.Problem:
+    """Attention without a product: softmax over rows, sharpened again and again."""
+    del target
+    depth, rows, width = {
+        "tiny": (4, 8, 8),
+        "cpu": (12, 512, 512),
+        "real": (24, 65_536, 4096),
+    }[size]
+
+    def layer(w, x):
+        wide = x.astype(w["scale"].dtype)
+        shares = jax.nn.softmax(wide * w["scale"] + w["bias"])
+        return x + (shares * width).astype(x.dtype)
+
+    x, weights = spec(rows, width), norm_specs(width)
+    return _in_turn("softmax_chain", layer, weights, depth, x, compute_dtype(size))
+
+
+def _norms(target: Any, size: Size) -> rr.Problem:
+    """Layer norm and a nonlinearity, again and again."""
+    del target
+    depth, rows, width = {
+        "tiny": (4, 8, 8),
+        "cpu": (12, 512, 512),
+        "real": (24, 65_536, 4096),
+    }[size]
+
+    def layer(w, x):
+        return x + jax.nn.gelu(layer_norm(w, x))
+
+    x, weights = spec(rows, width), norm_specs(width)
+    return _in_turn("norm_chain", layer, weights, depth, x, compute_dtype(size))
+
+
+def _gates(target: Any, size: Size) -> rr.Problem:
+    """Gated products of an array with its own neighbours."""
+    del target
+    depth, rows, width = {
+        "tiny": (4, 8, 8),
+        "cpu": (12, 512, 512),
+        "real": (24, 65_536, 4096),
+    }[size]
+
+    def layer(w, x):
+        w = jax.tree.map(lambda a: a.astype(x.dtype), w)
+        near = jnp.roll(x, 1, axis=-1)
+        value = jax.nn.silu(x * w["scale"]) * near
+        gate = jax.nn.sigmoid(near * w["scale"] + w["bias"])
+        return gate * value + (1 - gate) * x
+
+    x, weights = spec(rows, width), norm_specs(width)
+    return _in_turn("gated_products", layer, weights, depth, x, compute_dtype(size))
+
+
+def _tiny_matmuls(target: Any, size: Size) -> rr.Problem:
+    """Products so narrow that they cost no more than reading their operand."""
+    del target
+    depth, rows, width = {
+        "tiny": (4, 8, 4),
+        "cpu": (32, 16_384, 16),
+        "real": (64, 2**24, 16),
+    }[size]
+
+    def layer(w, x):
+        return x + jnp.tanh(linear(w, x))
+
+    def loss(params, batch):
+        x = batch["x"].astype(compute_dtype(size))
+        x = jax.lax.scan(lambda x, w: (layer(w, x), None), x, params)[0]
+        return ((x.astype(float) - batch["y"]) ** 2).mean()
+
+    x = spec(rows, width)
+    weights = linear_specs(depth, width, width)
+    return training("tiny_matmuls", loss, weights, {"x": x, "y": x})
+
+
+def _optimizer_inside(target: Any, size: Size) -> rr.Problem:
+    """Steps of descent with momentum, judged by what they lead to.
+
+    Source: Finn et al. 2017, "Model-agnostic meta-learning"; learnt rates as in Li et
+    al. 2017, "Meta-SGD".
+    """
+    del target
+    turns, rows, width, depth = {
+        "tiny": (3, 4, 4, 2),
+        "cpu": (8, 64, 128, 2),
+        "real": (48, 8192, 4096, 4),
+    }[size]
+    dtype = compute_dtype(size)
+
+    def fit_of(weights, x, y):
+        x = x.astype(dtype)
+        for w in weights:
+            x = x + jnp.tanh(linear(w, x))
+        return ((x.astype(float) - y) ** 2).mean()
+
+    def loss(params, batch):
+        rate = jax.nn.softplus(params["rate"])
+        decay = jax.nn.sigmoid(params["decay"])
+
+        def turn(state, examples):
+            weights, speed = state
+            found = jax.grad(fit_of)(weights, *examples)
+            speed = jax.tree.map(lambda v, g: decay * v + g, speed, found)
+            moved = jax.tree.map(lambda w, v: w - rate * v, weights, speed)
+            return (moved, speed), None
+
+        still = jax.tree.map(jnp.zeros_like, params["weights"])
+        state, examples = (params["weights"], still), (batch["x"], batch["y"])
+        (weights, _), _ = jax.lax.scan(turn, state, examples)
+        return fit_of(weights, *batch["judged"])
+
+    params = {
+        "weights": [linear_specs(width, width)] * depth,
+        "rate": spec(),
+        "decay": spec(),
+    }
+    many, x = spec(turns, rows, width), spec(rows, width)
+    given = {"x": many, "y": many, "judged": (x, x)}
+    return training("unrolled_optimizer", loss, params, given)
+
+
+def _rollout(target: Any, size: Size) -> rr.Problem:
+    """Shallow water over a learnt sea bed, compared with what was seen at the end.
+
+    The linear equations on a staggered grid with drag that grows with the speed, in
+    512 steps; waves run around the edges.
+    """
+    del target
+    steps, batch, side = {
+        "tiny": (8, 2, 8),
+        "cpu": (64, 2, 64),
+        "real": (512, 2, 2048),
+    }[size]
+    gravity, pace = 9.8, 0.02
+
+    def loss(params, batch):
+        depth = 1.0 + 0.1 * jnp.tanh(params["bed"])
+        drag = jax.nn.softplus(params["drag"])
+        after = lambda a, axis: jnp.roll(a, -1, axis)
+        before = lambda a, axis: jnp.roll(a, 1, axis)
+
+        def step(state, _):
+            height, u, v = state
+            u = u - pace * gravity * (height - before(height, 1))
+            v = v - pace * gravity * (height - before(height, 2))
+            slower = 1 / (1 + pace * drag * jnp.sqrt(u * u + v * v + 1e-6))
+            u, v = u * slower, v * slower
+            whole = depth + height
+            across, along = whole * u, whole * v
+            spread = after(across, 1) - across + after(along, 2) - along
+            return (height - pace * spread, u, v), None
+
+        still = jnp.zeros_like(batch["start"])
+        state, _ = jax.lax.scan(
+            step, (0.1 * batch["start"], still, still), length=steps
+        )
+        return ((state[0] - batch["seen"]) ** 2).mean()
+
+    params = {"bed": spec(side, side), "drag": spec()}
+    grid = spec(batch, side, side)
+    return training("physics_rollout", loss, params, {"start": grid, "seen": grid})
+
+
+_novel = partial(Entry, group="novel", target="h100:1")
+ENTRIES = (
+    _novel(
+        "elementwise_chain",
+        make=_elementwise,
+        about="48 layers of elementwise functions of 32768 x 4096 numbers",
+    ),
+    _novel(
+        "softmax_chain",
+        make=_softmaxes,
+        about="24 softmaxes over 65536 rows of 4096",
+    ),
+    _novel(
+        "norm_chain",
+        make=_norms,
+        about="24 layer norms with GELU over 65536 rows of 4096",
+    ),
+    _novel(
+        "gated_products",
+        make=_gates,
+        about="24 gated products of 65536 rows of 4096 with their neighbours",
+    ),
+    _novel(
+        "unrolled_optimizer",
+        make=_optimizer_inside,
+        about="48 steps of descent with momentum inside the loss, 4 layers of 4096",
+    ),
+    _novel(
+        "physics_rollout",
+        make=_rollout,
+        about="512 steps of shallow water on 2 grids of 2048 x 2048",
+    ),
+    _novel(
+        "tiny_matmuls",
+        make=_tiny_matmuls,
+        about="64 products of 2^24 rows with 16 x 16 weights",
+    ),
+)
