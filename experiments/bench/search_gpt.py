@@ -11,7 +11,6 @@ layers. Writes `experiments/results/search-gpt.json`.
 """
 
 import dataclasses
-import itertools
 import json
 import time
 from dataclasses import dataclass
@@ -21,23 +20,17 @@ from typing import Any
 import tyro
 
 import revremat as rr
+from experiments.bench.contest import arena_of
+from experiments.bench.rivals import Splits
 from experiments.configs import gpt_24
 from revremat._bytes import format_bytes, format_us
+from revremat._choose import Search
 from revremat._files import write_text
 from revremat._fit import Fit, Row
 from revremat._fit import presets as compile_presets
-from revremat._measure import measure
-from revremat.policies import (
-    PRESETS,
-    Candidate,
-    Menu,
-    Price,
-    candidates,
-    predict_bytes,
-    preset,
-)
 
 RESULT = Path(__file__).parents[1] / "results" / "search-gpt.json"
+_EVERY_PAIR = 12
 
 
 @dataclass(frozen=True)
@@ -61,17 +54,17 @@ def main(options: Options) -> int:
     rows = compile_presets(problem, target=target)
     plain = rows[0].bytes
     print(f"as written: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
+    shared = Search(problem, target)
+    shared.prepare()
+    rival = Splits(arena_of(shared), most=_EVERY_PAIR)
     found = []
     for share in options.budgets:
         budget = int(share * plain)
         start = time.perf_counter()
         one = rr.fit(problem, budget=budget, target=target)
         seconds = time.perf_counter() - start
-        splits = [
-            s for s in best_splits(problem, target, one, budget) if s[1] <= budget
-        ]
-        uniform = [(r.name, r.bytes, r.time_us) for r in rows if r.bytes <= budget]
-        best = min(uniform + splits, key=lambda row: row[2], default=None)
+        rival.ask(budget)
+        best = rival.best(budget)
         found.append(
             {
                 "share": share,
@@ -83,8 +76,8 @@ def main(options: Options) -> int:
                 "seconds": seconds,
                 "compiles": one.num_compiles,
                 "plan": [str(unit) for unit in one.plan.units],
-                "best_rival": best and {"name": best[0], "step_us": best[2]},
-                "rivals_compiled": len(uniform) + len(splits),
+                "best_rival": best and {"name": best.name, "step_us": best.time_us},
+                "rivals_compiled": len(rival.rows),
             }
         )
         print(json.dumps(found[-1], indent=1))
@@ -114,52 +107,6 @@ def main(options: Options) -> int:
     )
     print("held" if held else "NOT held")
     return 0 if held else 1
-
-
-def best_splits(
-    problem: rr.Problem, target: rr.Target, one: Fit, budget: int
-) -> list[tuple[str, int, float]]:
-    """For every ordered pair of presets, the fastest splits that may fit, compiled."""
-    graph = rr.trace(problem.loss, *problem.specs)
-    (menu,) = one.menus
-    unit = graph[menu.unit]
-    by_kept = {_kept(unit, c.action): c for c in _priced(unit, menu)}
-    found = []
-    for a, b in itertools.permutations(PRESETS, 2):
-        first, second = (preset(unit, name).action for name in (a, b))
-        prices = [_price(menu, by_kept[_kept(unit, x)].name) for x in (first, second)]
-        guesses = []
-        for n in range(1, menu.num_layers):
-            runs = ((prices[0].name, n), (prices[1].name, menu.num_layers - n))
-            pair = [dataclasses.replace(menu, prices=tuple(prices))]
-            size = predict_bytes(pair, {menu.unit: runs})
-            step = n * prices[0].time_us + (menu.num_layers - n) * prices[1].time_us
-            if size <= 1.01 * budget:
-                guesses.append((step, n))
-        for _, n in sorted(guesses)[:1]:
-            actions = (first,) * n + (second,) * (menu.num_layers - n)
-            loss = rr.apply(problem.loss, graph.plan({menu.unit: actions}))
-            step_fn, specs = problem.make_step(loss)
-            m = measure(step_fn, *specs, target=target, donate=problem.donate)
-            name = f"{n} x {a}, {menu.num_layers - n} x {b}"
-            found.append((name, m.memory.total_bytes, m.time.step_us))
-    return found
-
-
-def _priced(unit: Any, menu: Menu) -> list[Candidate]:
-    names = {p.name for p in menu.prices}
-    found = candidates(unit, offload=True, ahead=True)
-    return [c for c in found if c.name in names and not c.action.ahead]
-
-
-def _kept(unit: Any, action: rr.Action) -> tuple[int, int]:
-    kept = unit.kept(action)
-    return kept.device_bytes, kept.host_bytes
-
-
-def _price(menu: Menu, name: str) -> Price:
-    (found,) = (p for p in menu.prices if p.name == name)
-    return found
 
 
 def _deep(options: Options, target: rr.Target) -> Fit:

@@ -1,0 +1,102 @@
+"""The largest batch: of a program as it is written, and with searched plans."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import revremat as rr
+from revremat._choose import Search
+
+_MOST_LOST = 0.05
+_FACTORS = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+
+
+def batch_of(problem: rr.Problem) -> int:
+    """The size that most of the data's arrays begin with."""
+    leaves = jax.tree.leaves(problem.specs[1:])
+    count = Counter(leaf.shape[0] for leaf in leaves if leaf.shape)
+    return max(count, key=lambda size: (count[size], size))
+
+
+def with_batch(problem: rr.Problem, batch: int) -> rr.Problem:
+    """The same program on another batch: all data that begin with it."""
+    old = batch_of(problem)
+
+    def resized(tree: Any) -> Any:
+        change = lambda leaf: (
+            jax.ShapeDtypeStruct(
+                (batch, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding
+            )
+            if leaf.shape and leaf.shape[0] == old
+            else leaf
+        )
+        return jax.tree.map(change, tree)
+
+    def make_step(loss: Any) -> tuple[Any, tuple[Any, ...]]:
+        step, (state, *data) = problem.make_step(loss)
+        return step, (state, *resized(data))
+
+    first, *data = problem.specs
+    specs = (first, *resized(data))
+    return dataclasses.replace(problem, specs=specs, step=make_step)
+
+
+def largest(
+    problem: rr.Problem, target: rr.Target, *, stop: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """How much larger the batch can be, for JSON.
+
+    Args:
+      problem: Data with a batch in front.
+      target: Its usable memory is the budget.
+      stop: Called before each compile.
+
+    Returns:
+      The largest batch as written, and of larger ones, growing until none fits at no
+      more than 5 % of throughput per sample, what the searched plan takes.
+    """
+
+    def make(size: int) -> rr.Problem:
+        stop()
+        return with_batch(problem, size)
+
+    plain = rr.largest(make, start=batch_of(problem), target=target)
+    found: dict[str, Any] = {
+        "program": problem.name,
+        "target": target.spec,
+        "usable_bytes": target.usable_bytes,
+        "as_written": {"batch": plain.size},
+        "searched": [],
+        "factor": 1.0,
+    }
+    if plain.measurement is None:
+        return found
+    per_sample_us = plain.measurement.time.step_us / plain.size
+    found["as_written"] |= {
+        "bytes": plain.measurement.memory.total_bytes,
+        "us_per_sample": per_sample_us,
+    }
+    for factor in _FACTORS:
+        size = int(factor * plain.size) // plain.step * plain.step
+        if size <= plain.size:
+            continue
+        search = Search(with_batch(problem, size), target, lambda *_: stop())
+        fit = search.fit(target.usable_bytes)
+        us = fit.measurement.time.step_us / size
+        kept = fit.plan.fits and us <= per_sample_us / (1 - _MOST_LOST)
+        found["searched"].append(
+            {
+                "batch": size,
+                "bytes": fit.plan.compiled_bytes,
+                "fits": fit.plan.fits,
+                "us_per_sample": us,
+                "plan": [str(unit) for unit in fit.plan.units],
+            }
+        )
+        if not kept:
+            break
+        found["factor"] = size / plain.size
+    return found

@@ -1,0 +1,199 @@
+"""What the search gains when it is run, beside what it was estimated to gain.
+
+    python -m experiments.bench.measured_gain
+
+Three programs in sizes for one core (on a GPU: all that fit it), each at three budgets
+between what it takes as it is written and the least there is: the searched plan against
+the fastest uniform preset that fits. The machine is calibrated first and the search
+uses those figures. Plans and presets of a program then run in turn, round after round,
+on one thread and by its own time, and the fastest round of each counts (as in
+`experiments/bench/clock.py`). Writes `experiments/results/measured-gain.json`.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+import revremat as rr
+from experiments.bench import clock
+from experiments.bench.clock_programs import Policy
+from experiments.bench.contest import arena_of, budgets_of
+from experiments.bench.programs import PROGRAMS
+from experiments.bench.programs._entry import Size
+from experiments.bench.rivals import Uniform
+from experiments.bench.versus import geometric_mean
+from revremat._bytes import format_bytes
+from revremat._choose import Row, Search
+from revremat._files import write_text
+from revremat.xla._cards import with_changes
+
+RESULT = Path(__file__).parents[1] / "results" / "measured-gain.json"
+ON_CPU = ("gpt2_xl", "vit_l_384", "mixer_l_16")
+PROMISED = 0.7
+_TOO_LITTLE = 1.01
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is run, and for how long.
+
+    Attributes:
+      programs: Which; default: three on a CPU, all on a GPU.
+      size: Of each; default: `cpu` on a CPU, `real` on a GPU.
+      budgets: Of each program.
+      rounds: Of each plan.
+      one_thread: On a CPU (Linux): one core, whichever is free.
+      card: A measured card's file, instead of calibrating now.
+      keep: Where compiled modules are kept.
+      out: The file of the results.
+    """
+
+    programs: tuple[str, ...] = ()
+    size: Size | None = None
+    budgets: int = 3
+    rounds: int = 30
+    one_thread: bool = True
+    card: Path | None = None
+    keep: Path = clock.KEPT.parent / "measured-gain"
+    out: Path = RESULT
+
+
+def main(options: Options) -> int:
+    """Runs all of it; 1 if less is gained than is promised."""
+    cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu"
+    if options.one_thread and cpu:
+        clock._start_with_one_thread()  # pyright: ignore[reportPrivateUsage]
+    jax.config.update("jax_compiler_enable_remat_pass", False)
+    cpu = jax.devices()[0].platform == "cpu"
+    target = rr.target("local")
+    changes = (
+        json.loads(options.card.read_text())["card"]
+        if options.card
+        else clock.calibrate(target.card)
+    )
+    sheet = dataclasses.replace(target.card, curves={}, measured=False)
+    target = dataclasses.replace(target, card=with_changes(sheet, changes))
+    names = options.programs or (ON_CPU if cpu else tuple(PROGRAMS))
+    size = options.size or ("cpu" if cpu else "real")
+    found = {}
+    for name in names:
+        problem = PROGRAMS[name].make(target, size)
+        search = Search(problem, target)
+        search.prepare()
+        rows = gains(
+            search,
+            options.budgets,
+            lambda policies, name=name: clock.race(
+                policies,
+                options.rounds,
+                options.keep / name,
+                one_thread=cpu and options.one_thread,
+            ),
+        )
+        found[name] = {"budgets": rows, **summary(rows)}
+        print(table(name, found[name]), flush=True)
+    result = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "size": size,
+        "load": round(os.getloadavg()[0], 2),
+        "programs": found,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(options.out, json.dumps(result, indent=1) + "\n")
+    held = all(one["held"] for one in found.values())
+    print("held" if held else "NOT held")
+    return 0 if held else 1
+
+
+def gains(
+    search: Search,
+    num_budgets: int,
+    race: Callable[[list[Policy]], list[dict[str, Any]]],
+) -> list[dict[str, Any]]:
+    """At every budget where both have a plan: estimated and measured gain.
+
+    Args:
+      search: Prepared, of a program that can be run here, by a calibrated target.
+      num_budgets: Evenly spaced by ratio between plain and the smallest, which are
+        themselves left out.
+      race: Measures policies.
+    """
+    budgets = budgets_of(search, num_budgets + 2)[1:-1]
+    for budget in budgets:
+        search.fit(budget)
+    answers = [search.best(budget) for budget in budgets]
+    presets = Uniform(arena_of(search))
+    pairs: list[tuple[int, Row, Row]] = []
+    for budget, answer in zip(budgets, answers, strict=True):
+        presets.ask(budget)
+        best = presets.best(budget)
+        if best is not None and answer.bytes <= budget:
+            pairs.append((budget, answer, best))
+    rows = {id(row): row for _, *both in pairs for row in both}
+    measured = race([_policy(search.problem, row) for row in rows.values()])
+    times = {k: one["measured_us"] for k, one in zip(rows, measured, strict=True)}
+    return [
+        {
+            "budget_bytes": budget,
+            "plan": answer.name,
+            "preset": best.name,
+            "estimated_us": [answer.time_us, best.time_us],
+            "measured_us": [times[id(answer)], times[id(best)]],
+            "estimated_gain": best.time_us / answer.time_us,
+            "measured_gain": times[id(best)] / times[id(answer)],
+        }
+        for budget, answer, best in pairs
+    ]
+
+
+def _policy(problem: rr.Problem, row: Row) -> Policy:
+    loss = problem.loss if row.plan is None else rr.apply(problem.loss, row.plan)
+    step, specs = problem.make_step(loss)
+    return Policy(row.name, step, specs, problem.donate)
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means, and how much of what was estimated was there.
+
+    Where less than a percent was estimated there is nothing to hold it against.
+    """
+    estimated, measured = (
+        geometric_mean(row[f"{kind}_gain"] for row in rows)
+        for kind in ("estimated", "measured")
+    )
+    if estimated is None or measured is None or estimated < _TOO_LITTLE:
+        share = None
+    else:
+        share = (measured - 1) / (estimated - 1)
+    return {
+        "estimated_gain": estimated,
+        "measured_gain": measured,
+        "share": share,
+        "held": share is None or share >= PROMISED,
+    }
+
+
+def table(name: str, found: dict[str, Any]) -> str:
+    """One program's budgets."""
+    lines = [f"{name:>14} {'estimated':>10} {'measured':>10}  plan against preset"]
+    for row in found["budgets"]:
+        lines.append(
+            f"{format_bytes(row['budget_bytes']):>14} {row['estimated_gain']:10.3f} "
+            f"{row['measured_gain']:10.3f}  {row['plan']} against {row['preset']}"
+        )
+    if found["share"] is not None:
+        lines.append(f"{100 * found['share']:.0f} % of what was estimated")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Options, description=__doc__)))

@@ -1,0 +1,143 @@
+"""What every rival is given, and what it answers with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from revremat import Action, UserError
+from revremat._choose import Row
+from revremat._graph import Unit
+from revremat.policies import Menu
+
+Actions = Mapping[str, tuple[Action, ...]]
+_CLOSE = 0.002
+_NOT_MONOTONE = (0.25, 0.5, 0.125)
+
+
+@dataclass(frozen=True)
+class Arena:
+    """A program on a target.
+
+    Attributes:
+      units: About which is decided; the same for everyone.
+      compile: A whole program, by its name for people and the actions of its units
+        (None: as written); None comes back for what cannot be expressed or compiled.
+      presets: Each unit's measured prices of the presets, by the presets' names.
+    """
+
+    units: tuple[Unit, ...]
+    compile: Callable[[str, Actions | None], Row | None]
+    presets: Callable[[], tuple[Menu, ...]]
+
+
+class Rival(ABC):
+    """One way to choose.
+
+    Args:
+      arena: The program.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, arena: Arena):
+        self.arena = arena
+        self.rows: list[Row] = []
+
+    @abstractmethod
+    def ask(self, budget_bytes: int) -> None:
+        """Compiles what it proposes for a budget."""
+
+    def best(self, budget_bytes: int) -> Row | None:
+        """The fastest of all that it proposed for any budget that fits this one."""
+        fitting = [r for r in self.rows if r.bytes <= budget_bytes]
+        return min(fitting, key=lambda r: (r.time_us, r.bytes), default=None)
+
+    def compile(self, name: str, actions: Actions | None) -> Row | None:
+        """Compiles a proposal, and remembers it."""
+        try:
+            row = self.arena.compile(name, actions)
+        except UserError:  # the unit cannot take such an action
+            return None
+        if row is not None and row not in self.rows:
+            self.rows.append(row)
+        return row
+
+
+class Line:
+    """Proposals in a row, from what needs least memory (0) to what needs most (1).
+
+    Args:
+      propose: The actions at a position.
+      compile: As `Rival.compile` does.
+      name: What reports call the proposals.
+    """
+
+    def __init__(
+        self,
+        propose: Callable[[float], Actions],
+        compile: Callable[[str, Actions], Row | None],
+        name: str,
+    ):
+        self.propose, self.compile, self.name = propose, compile, name
+        self.known: dict[float, tuple[Any, float]] = {}
+
+    def ask(self, budget_bytes: int, most: int) -> None:
+        """Looks for the last position that fits, by at most so many compiles.
+
+        Compiles for earlier budgets bound the search. It is a bisection whose middle is
+        where a straight line between the two sides meets the budget.
+        """
+        left = most
+        for end in (1.0, 0.0):
+            left -= self._at(end)
+        if all(size > budget_bytes for _, size in self.known.values()):
+            for position in _NOT_MONOTONE:  # less kept may need more working space
+                if left > 0:
+                    left -= self._at(position)
+        while left > 0:
+            fitting = [p for p, (_, size) in self.known.items() if size <= budget_bytes]
+            if not fitting:
+                return
+            low = max(fitting)
+            high = min((p for p in self.known if p > low), default=None)
+            if high is None:
+                return
+            (a, low_bytes), (b, high_bytes) = self.known[low], self.known[high]
+            if a == b or budget_bytes - low_bytes <= _CLOSE * budget_bytes:
+                return
+            share = (budget_bytes - low_bytes) / max(1.0, high_bytes - low_bytes)
+            middle = self._between(low, high, min(0.95, max(0.05, share)))
+            if middle is None:
+                return
+            left -= self._at(middle)
+
+    def _between(self, low: float, high: float, share: float) -> float | None:
+        """A position whose proposal is neither end's; None if there is none."""
+        ends = [self.known[p][0] for p in (low, high)]
+        guess, below, above = low + share * (high - low), low, high
+        for _ in range(24):
+            found = _key(self.propose(guess))
+            if found not in ends:
+                return guess
+            below, above = (guess, above) if found == ends[0] else (below, guess)
+            guess = (below + above) / 2
+        return None
+
+    def _at(self, position: float) -> bool:
+        """Whether that took a compile."""
+        if position in self.known:
+            return False
+        actions = self.propose(position)
+        key = _key(actions)
+        for found, size in self.known.values():
+            if found == key:
+                self.known[position] = (key, size)
+                return False
+        row = self.compile(f"{self.name} {position:.3f}", actions)
+        self.known[position] = (key, float("inf") if row is None else row.bytes)
+        return True
+
+
+def _key(actions: Actions) -> tuple[Any, ...]:
+    return tuple(sorted(actions.items()))

@@ -1,0 +1,262 @@
+"""The search against other ways to choose a plan, program by program.
+
+    python -m experiments.bench.versus --programs gpt2_xl vit_l_384
+    python -m experiments.bench.versus --most 60
+    python -m experiments.bench.versus --largest-batch gpt2_xl
+
+Of every program at real size, at eight budgets from just under what it takes as it is
+written to the least there is: estimated throughput of the searched plan over that of
+uniform presets, splits of the layers between two presets, PyTorch's memory budget, the
+order of MaxText's estimator, sqrt(N) segments and a greedy choice, all by the target's
+compiler. A program's figures are written to `experiments/results/versus/` when it is
+done, and programs that are there are not run again; whatever was compiled is kept, so a
+run that was stopped goes on where it was. Prints the table of all that is there.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+import revremat as rr
+from experiments.bench import batches
+from experiments.bench.contest import contest, plain_json
+from experiments.bench.programs import PROGRAMS
+from experiments.bench.programs._entry import Size
+from experiments.bench.rivals import RIVALS
+from revremat._bytes import format_bytes, format_us
+from revremat._files import write_text
+
+RESULTS = Path(__file__).parents[1] / "results" / "versus"
+PROMISED = {"uniform preset": 1.12, "two-preset split": 1.03, "memory budget": 1.03}
+"""Geometric means over all programs that are to be reached."""
+
+REASONS: dict[str, str] = {}
+"""Programs where a rival's mean is above the search's: why."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is compiled.
+
+    Attributes:
+      programs: Which; by default all.
+      budgets: Of each program.
+      size: `real`, or `cpu` and `tiny` ones.
+      target: Instead of the one that each program names.
+      most: Minutes after which it stops, in the middle of a program if need be.
+      again: Programs that are done are run again.
+      largest_batch: A program: the largest batch that fits its target as it is written
+        and with searched plans, at no more than 5 % of throughput.
+      out: The folder of the results.
+    """
+
+    programs: tuple[str, ...] = ()
+    budgets: int = 8
+    size: Size = "real"
+    target: str = ""
+    most: float = math.inf
+    again: bool = False
+    largest_batch: str = ""
+    out: Path = RESULTS
+
+
+class Stopped(Exception):
+    """The minutes are over."""
+
+
+def main(options: Options) -> int:
+    """Runs what is missing and prints the table; 1 if it was stopped."""
+    deadline = time.monotonic() + 60 * options.most
+
+    def stop() -> None:
+        if time.monotonic() > deadline:
+            raise Stopped
+
+    names = options.programs or tuple(PROGRAMS)
+    unknown = sorted({*names, *filter(None, [options.largest_batch])} - set(PROGRAMS))
+    if unknown:
+        print(f"no program {unknown[0]!r}; there are {', '.join(PROGRAMS)}")
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    # Compiles are found again from wherever they are asked for.
+    frames = jax.config.jax_include_full_tracebacks_in_locations
+    jax.config.update("jax_include_full_tracebacks_in_locations", False)
+    try:
+        if options.largest_batch:
+            _largest_batch(options, options.largest_batch, stop)
+            return 0
+        for name in names:
+            path = options.out / f"{name}.json"
+            if options.again or not path.exists():
+                found = run(name, options, stop)
+                write_text(path, plain_json(found))
+                print(rows_of(name, found), flush=True)
+    except Stopped:
+        print("stopped; the same command goes on from here")
+        return 1
+    finally:
+        jax.config.update("jax_include_full_tracebacks_in_locations", frames)
+        print(summary(read(options.out)))
+    return 0
+
+
+def run(name: str, options: Options, stop: Any = lambda: None) -> dict[str, Any]:
+    """One program's figures."""
+    entry = PROGRAMS[name]
+    target = rr.target(options.target or entry.target)
+    found = contest(
+        entry.make(target, options.size),
+        target,
+        num_budgets=options.budgets,
+        tell=lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True),
+        stop=stop,
+    )
+    return {"program": name, "group": entry.group, "size": options.size, **found}
+
+
+def _largest_batch(options: Options, name: str, stop: Any) -> None:
+    entry = PROGRAMS[name]
+    target = rr.target(options.target or entry.target)
+    found = batches.largest(entry.make(target, options.size), target, stop=stop)
+    write_text(options.out / f"batch-{name}.json", plain_json(found))
+    print(json.dumps(found, indent=1))
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """All programs that are done, in the order of the table of programs."""
+    done = {
+        path.stem: json.loads(path.read_text())
+        for path in sorted(folder.glob("*.json"))
+        if not path.stem.startswith("batch-")
+    }
+    return dict(sorted(done.items(), key=lambda one: _place(one[0])))
+
+
+def _place(name: str) -> tuple[int, str]:
+    names = list(PROGRAMS)
+    return (names.index(name) if name in names else len(names), name)
+
+
+def gains(found: Mapping[str, Any], rival: str) -> list[float | None]:
+    """At each budget the search's throughput over a rival's.
+
+    None where the rival has no plan that fits; not a number where the search has none,
+    which no promise allows.
+    """
+    listed: list[float | None] = []
+    for at in found["budgets"]:
+        mine, theirs = at["search"], at["rivals"][rival]
+        if mine is None and theirs is not None:
+            listed.append(math.nan)
+        elif mine is None or theirs is None:
+            listed.append(None)
+        else:
+            listed.append(theirs["step_us"] / mine["step_us"])
+    return listed
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are numbers at all; None if there are none.
+
+    >>> geometric_mean([2.0, None, 8.0])
+    4.0
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return math.exp(sum(map(math.log, known)) / len(known))
+
+
+def rows_of(name: str, found: Mapping[str, Any]) -> str:
+    """One program, budget by budget: the search's time, and gains."""
+    written = found["as_written"]
+    lines = [
+        f"{name} on {found['target']}, as written {format_bytes(written['bytes'])} "
+        f"and {format_us(written['step_us'])}"
+    ]
+    names = [r.name for r in RIVALS[1:]]
+    lines.append(
+        f"{'budget':>11} {'search':>10} " + " ".join(f"{n:>16}" for n in names)
+    )
+    columns = [gains(found, n) for n in names]
+    for k, at in enumerate(found["budgets"]):
+        mine = at["search"]
+        took = format_us(mine["step_us"]) if mine else "none fits"
+        cells = " ".join(f"{_cell(column[k]):>16}" for column in columns)
+        lines.append(f"{format_bytes(at['budget_bytes']):>11} {took:>10} {cells}")
+    total = sum(found["compiles"].values())
+    lines.append(f"{total} compiles, {sum(found['seconds'].values()):.0f} s")
+    return "\n".join(lines)
+
+
+def _cell(gain: float | None) -> str:
+    return "none fits" if gain is None else f"{gain:.3f}"
+
+
+def summary(done: Mapping[str, Mapping[str, Any]]) -> str:
+    """Geometric means, program by program and over all of them."""
+    if not done:
+        return "no program is done"
+    names = [r.name for r in RIVALS[1:]]
+    lines = [f"{'throughput over':20} " + " ".join(f"{n:>18}" for n in names)]
+    columns: dict[str, list[float | None]] = {n: [] for n in names}
+    for program, found in done.items():
+        cells = []
+        for n in names:
+            listed = gains(found, n)
+            columns[n] += listed
+            cells.append(_mean_cell(listed))
+        lines.append(f"{program:20} " + " ".join(f"{c:>18}" for c in cells))
+    cells = [_mean_cell(columns[n]) for n in names]
+    lines.append(f"{'geometric mean':20} " + " ".join(f"{c:>18}" for c in cells))
+    lines.append("(in brackets: budgets at which a rival has no plan that fits)")
+    for n, promised in PROMISED.items():
+        mean = geometric_mean(columns[n])
+        if mean is not None:
+            held = "held" if mean >= promised else "NOT held"
+            lines.append(f"{mean:.3f} x {n}, {promised} promised: {held}")
+    lines += _against_as_written(done)
+    for program, found in done.items():
+        below = [n for n in names if (geometric_mean(gains(found, n)) or 1) < 1]
+        if below:
+            reason = REASONS.get(program, "the reason is not known")
+            lines.append(f"{program} is below {', '.join(below)}: {reason}")
+    return "\n".join(lines)
+
+
+def _mean_cell(listed: list[float | None]) -> str:
+    mean, none = geometric_mean(listed), sum(gain is None for gain in listed)
+    text = "-" if mean is None else f"{mean:.3f}"
+    return f"{text} ({none})" if none else text
+
+
+def _against_as_written(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The fastest plans that take no more memory than the program as it is written."""
+    lines = []
+    for group in ("standard", "novel"):
+        chosen = [found for found in done.values() if found["group"] == group]
+        for kind in ("fusion-aware", "search"):
+            values = [
+                found["as_written"]["step_us"] / best["step_us"]
+                for found in chosen
+                if (best := found["no_more_memory"][kind]) is not None
+            ]
+            mean = geometric_mean(values)
+            if mean is not None:
+                lines.append(
+                    f"{group} programs, {kind} against as written, at no more memory: "
+                    f"{mean:.3f} ({min(values):.3f} to {max(values):.3f})"
+                )
+    return lines
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(tyro.cli(Options, description=__doc__)))
