@@ -35,9 +35,12 @@ from revremat.reversible._joins import Blend as Blend
 from revremat.reversible._joins import Join as Join
 
 if TYPE_CHECKING:
+    from revremat.reversible._from_plain import RevResidual as RevResidual
+    from revremat.reversible._from_plain import from_plain as from_plain
     from revremat.reversible._revbifpn import REVBIFPN as REVBIFPN
     from revremat.reversible._revbifpn import RevBiFPN as RevBiFPN
     from revremat.reversible._revbifpn import RevBiFPNConfig as RevBiFPNConfig
+    from revremat.reversible._revbifpn_weights import revbifpn_state as revbifpn_state
     from revremat.reversible._revnet import RevNet as RevNet
     from revremat.reversible._revnet import RevNetConfig as RevNetConfig
     from revremat.reversible._transformers import RevGPT as RevGPT
@@ -52,7 +55,9 @@ if TYPE_CHECKING:
     from revremat.reversible.nnx import RevSilo as RevSilo
 
 _LAZY = {
+    "_from_plain": ("RevResidual", "from_plain"),
     "_revbifpn": ("REVBIFPN", "RevBiFPN", "RevBiFPNConfig"),
+    "_revbifpn_weights": ("revbifpn_state",),
     "_revnet": ("RevNet", "RevNetConfig"),
     "_transformers": ("RevGPT", "RevGPTConfig", "RevViT", "RevViTConfig"),
     "nnx": (

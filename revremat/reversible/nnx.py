@@ -86,14 +86,14 @@ class RevBlock(RevModule):
         self.kind, self.first, self.halves = kind, first, halves
 
     def parts(self) -> tuple[Coupling, Any, Any]:
-        maps, params, rest = _split(self.maps)
+        maps, params, rest = split_maps(self.maps)
         make = additive if self.kind == "additive" else affine
         f, g = maps["f"], maps["g"]
         coupling: Coupling = make(f, g, first=self.first, has_aux=True)
         return (Halves(coupling) if self.halves else coupling), params, rest
 
     def put(self, rest: Any) -> None:
-        _put(self.maps, rest)
+        put_maps(self.maps, rest)
 
 
 class RevSilo(RevModule):
@@ -124,7 +124,7 @@ class RevSilo(RevModule):
         self.num_inputs, self.kind = num_inputs, kind
 
     def parts(self) -> tuple[Coupling, Any, Any]:
-        maps, params, rest = _split(self.maps)
+        maps, params, rest = split_maps(self.maps)
         coupling = silo(
             {(i, j): maps[f"down_{i}_{j}"] for i, j in self.down},
             {(j, i): maps[f"up_{j}_{i}"] for j, i in self.up},
@@ -135,7 +135,7 @@ class RevSilo(RevModule):
         return coupling, params, rest
 
     def put(self, rest: Any) -> None:
-        _put(self.maps, rest)
+        put_maps(self.maps, rest)
 
 
 class RevParallel(RevModule):
@@ -274,7 +274,7 @@ def _parts_of_all(blocks: Sequence[RevModule]) -> tuple[Any, Any, Any]:
     return tuple(couplings), tuple(params), tuple(rest)
 
 
-def _split(modules: Mapping[str, Any]) -> tuple[dict[str, Map], Any, Any]:
+def split_maps(modules: Mapping[str, Any]) -> tuple[dict[str, Map], Any, Any]:
     """Modules by name as pure maps, with their parameters and the rest of them."""
     maps: dict[str, Map] = {}
     params: dict[str, Any] = {}
@@ -310,7 +310,7 @@ def _check_state(name: str, before: Any, after: Any) -> None:
             )
 
 
-def _put(modules: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
+def put_maps(modules: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
     for name, module in modules.items():
         own = rest[name]
         nnx.update(module, own.rest if isinstance(own, Replayed) else own)
