@@ -45,7 +45,7 @@ def _elementwise(target: Any, size: Size) -> rr.Problem:
     depth, rows, width = {
         "tiny": (4, 8, 8),
         "cpu": (16, 512, 512),
-        "real": (48, 32_768, 4096),
+        "real": (48, 81_920, 4096),
     }[size]
 
     def layer(w, x):
@@ -65,7 +65,7 @@ def _softmaxes(target: Any, size: Size) -> rr.Problem:
     depth, rows, width = {
         "tiny": (4, 8, 8),
         "cpu": (12, 512, 512),
-        "real": (24, 65_536, 4096),
+        "real": (24, 262_144, 4096),
     }[size]
 
     def layer(w, x):
@@ -83,7 +83,7 @@ def _norms(target: Any, size: Size) -> rr.Problem:
     depth, rows, width = {
         "tiny": (4, 8, 8),
         "cpu": (12, 512, 512),
-        "real": (24, 65_536, 4096),
+        "real": (24, 163_840, 4096),
     }[size]
 
     def layer(w, x):
@@ -99,7 +99,7 @@ def _gates(target: Any, size: Size) -> rr.Problem:
     depth, rows, width = {
         "tiny": (4, 8, 8),
         "cpu": (12, 512, 512),
-        "real": (24, 65_536, 4096),
+        "real": (24, 163_840, 4096),
     }[size]
 
     def layer(w, x):
@@ -228,22 +228,22 @@ ENTRIES = (
     _novel(
         "elementwise_chain",
         make=_elementwise,
-        about="48 layers of elementwise functions of 32768 x 4096 numbers",
+        about="48 layers of elementwise functions of 81920 x 4096 numbers",
     ),
     _novel(
         "softmax_chain",
         make=_softmaxes,
-        about="24 softmaxes over 65536 rows of 4096",
+        about="24 softmaxes over 262144 rows of 4096",
     ),
     _novel(
         "norm_chain",
         make=_norms,
-        about="24 layer norms with GELU over 65536 rows of 4096",
+        about="24 layer norms with GELU over 163840 rows of 4096",
     ),
     _novel(
         "gated_products",
         make=_gates,
-        about="24 gated products of 65536 rows of 4096 with their neighbours",
+        about="24 gated products of 163840 rows of 4096 with their neighbours",
     ),
     _novel(
         "unrolled_optimizer",
