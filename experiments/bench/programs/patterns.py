@@ -44,7 +44,7 @@ def _elementwise(target: Any, size: Size) -> rr.Problem:
     del target
     depth, rows, width = {
         "tiny": (4, 8, 8),
-        "cpu": (16, 512, 512),
+        "cpu": (6, 1024, 512),
         "real": (48, 81_920, 4096),
     }[size]
 
@@ -190,7 +190,7 @@ def _rollout(target: Any, size: Size) -> rr.Problem:
     del target
     steps, batch, side = {
         "tiny": (8, 2, 8),
-        "cpu": (64, 2, 64),
+        "cpu": (256, 4, 64),
         "real": (512, 2, 2048),
     }[size]
     gravity, pace = 9.8, 0.02

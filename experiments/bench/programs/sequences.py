@@ -186,7 +186,7 @@ def _recurrence(target: Any, size: Size) -> rr.Problem:
     del target
     batch, length, width, depth, vocabulary = {
         "tiny": (2, 16, 8, 2, 32),
-        "cpu": (8, 256, 64, 2, 128),
+        "cpu": (8, 512, 64, 2, 128),
         "real": (256, 1024, 1024, 4, 8192),
     }[size]
     dtype = compute_dtype(size)
