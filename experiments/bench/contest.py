@@ -10,6 +10,7 @@ from typing import Any
 import revremat as rr
 from experiments.bench.rivals import RIVALS, Arena
 from revremat import policies
+from revremat._bytes import format_bytes
 from revremat._choose import Actions, Row, Search
 from revremat._graph import Unit
 from revremat.policies import PRESETS, Candidate, Menu, preset
@@ -121,18 +122,23 @@ def contest(
     """
     began, load = time.perf_counter(), os.getloadavg()[0]
     search = Search(problem, target, lambda *_: stop())
+
+    def say(what: str) -> None:
+        took = time.perf_counter() - began
+        tell(f"{search.done} compiles, {took:.0f} s: {what}")
+
     search.prepare()
     plain = search.add("as written", None)
     budgets = budgets_of(search, num_budgets)
-    tell(f"{search.done} compiles for prices, {time.perf_counter() - began:.0f} s")
+    say("prices")
     alone = []
     for budget in budgets:
         fit = search.fit(budget)
         alone.append(fit.measurement.time.step_us if fit.plan.fits else None)
+        say(f"searched at {format_bytes(budget)}")
     own = [search.best(budget) for budget in budgets]
     rows, compiles = list(search.rows.values()), {"search": search.done}
     seconds = {"search": time.perf_counter() - began}
-    tell(f"{search.done} compiles, {seconds['search']:.0f} s: searched")
     arena = arena_of(search)
     rivals = [kind(arena) for kind in RIVALS]
     for rival in rivals:
@@ -141,9 +147,7 @@ def contest(
             rival.ask(budget)
         compiles[rival.name] = search.done - before
         seconds[rival.name] = time.perf_counter() - start
-        tell(
-            f"{search.done} compiles, {time.perf_counter() - began:.0f} s: {rival.name}"
-        )
+        say(rival.name)
     results = []
     for budget, best, first_us in zip(budgets, own, alone, strict=True):
         mine = _row(best) if best.bytes <= budget else None

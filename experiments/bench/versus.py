@@ -73,14 +73,14 @@ class Stopped(Exception):
 
 
 def main(options: Options) -> int:
-    """Runs what is missing and prints the table; 1 if it was stopped."""
+    """Runs what is missing and prints the table; 1 if something is still missing."""
     deadline = time.monotonic() + 60 * options.most
 
     def stop() -> None:
         if time.monotonic() > deadline:
             raise Stopped
 
-    names = options.programs or tuple(PROGRAMS)
+    names, refused = options.programs or tuple(PROGRAMS), False
     unknown = sorted({*names, *filter(None, [options.largest_batch])} - set(PROGRAMS))
     if unknown:
         print(f"no program {unknown[0]!r}; there are {', '.join(PROGRAMS)}")
@@ -96,7 +96,12 @@ def main(options: Options) -> int:
         for name in names:
             path = options.out / f"{name}.json"
             if options.again or not path.exists():
-                found = run(name, options, stop)
+                try:
+                    found = run(name, options, stop)
+                except rr.UserError as error:
+                    print(f"{name}: {error}")
+                    refused = True
+                    continue
                 write_text(path, plain_json(found))
                 print(rows_of(name, found), flush=True)
     except Stopped:
@@ -105,7 +110,7 @@ def main(options: Options) -> int:
     finally:
         jax.config.update("jax_include_full_tracebacks_in_locations", frames)
         print(summary(read(options.out)))
-    return 0
+    return int(refused)
 
 
 def run(name: str, options: Options, stop: Any = lambda: None) -> dict[str, Any]:
