@@ -239,7 +239,7 @@ class Unit:
         there = saved | offloaded | pinned | known
         late, from_late = self._needed(targets, there | ahead)
         ahead &= from_late
-        early, from_early = self._needed(ahead, saved | offloaded | pinned)
+        early, from_early = self._needed(ahead, there)
         used = from_late | from_early
         saved |= pinned
         inputs = {k for k in used if self.values[k].role == "input"}

@@ -33,7 +33,9 @@ class Action:
       save: Names of values kept on the device.
       offload: Names of values kept in host memory.
       ahead: Names of values rebuilt one layer early, while the gradients of the layer
-        above are computed, so that the rebuilding can hide under communication.
+        above are computed, so that the rebuilding can hide under communication. With
+        INVERT the layer is undone then, and all that this makes is at hand (Zhu and
+        Mangalam, 2023, PaReprop).
       chunks: For a unit that can be split (`rr.block(..., split=...)`): how many pieces
         it is computed in, one after the other; 1 computes it whole.
       every: For a loop: neighbouring layers of this action form segments of so many,

@@ -343,11 +343,14 @@ def _others(
     """What the cheap model cannot judge: the first of every kind, then the second."""
     products = _dots(unit, with_batch=False)
     may_ahead = ahead and unit.chained and unit.num_layers > 1 and products
+    inverts = [Candidate("invert", INVERT)] if unit.invertible else []
+    if inverts and may_ahead:
+        inverts.append(Candidate("invert, ahead", INVERT(ahead=products)))
     kinds = [
         _offloads(unit, names) if offload and unit.num_layers > 1 else [],
         [Candidate("full, ahead", RECOMPUTE(ahead=products))] if may_ahead else [],
         _in_segments(unit),
-        [Candidate("invert", INVERT)] if unit.invertible else [],
+        inverts,
         _chunkings(unit),
     ]
     return [c for turn in zip_longest(*kinds) for c in turn if c is not None]

@@ -226,29 +226,43 @@ class Engine:
     def _backward_ahead(self, segment: Segment, kept, state: "_Gradients"):
         """While one layer's gradients are computed, rebuild part of the layer below."""
         plan, last = self.kept[segment.pattern[0]], segment.repeats - 1
-        kept = kept[0]
+        inverts, kept = segment.pattern[0].kind == "invert", kept[0]
 
         def at(t):
             index = self._index(segment, t, 0)
             return index, self._recall(plan, index, at_all(kept, t))
 
-        def early(t, cotangents):
+        def early(t, cotangents, output):
             _, env = at(t)
+            if inverts:
+                self._start_from(output, env)
             _layer.tie(env, plan.early, cotangents)
             _layer.rebuild(plan.early, env)
             return [env[v] for v in plan.ahead]
 
-        def differentiate(t, state, rebuilt):
+        def known(t, rebuilt):
             index, env = at(t)
             env.update(zip(plan.ahead, rebuilt, strict=True))
-            return self._differentiate(plan, index, env, state.carry, state)
+            return index, env
+
+        def differentiate(t, state, rebuilt):
+            index, env = known(t, rebuilt)
+            if inverts:
+                self._start_from(state.output, env)
+            state = self._differentiate(plan, index, env, state.carry, state)
+            return replace(state, output=handed(t, rebuilt))
+
+        def handed(t, rebuilt):
+            """What the layer was given, which is the output of the one below."""
+            env = known(t, rebuilt)[1]
+            return [env[v] for v in self.carry_values] if inverts else None
 
         def step(both, t):
             state, rebuilt = both
-            below = early(t - 1, state.carry)
+            below = early(t - 1, state.carry, handed(t, rebuilt))
             return (differentiate(t, state, rebuilt), below), None
 
-        rebuilt = early(last, state.carry)
+        rebuilt = early(last, state.carry, state.output)
         turns = range(1, segment.repeats)
         (state, rebuilt), _ = self._loop(step, (state, rebuilt), turns, reverse=True)
         return differentiate(0, state, rebuilt)

@@ -121,6 +121,10 @@ def undone(
         inputs = tuple(
             known.get(a, a) if isinstance(a, Value) else a for a in op.inputs
         )
+        if op.kind == "stop_gradient" and wanted.keys().isdisjoint(op.outputs):
+            # Nothing here is differentiated, and behind it twins are not known as such.
+            known.update(zip(op.outputs, inputs, strict=True))
+            continue
         key = same_result(op, inputs)
         if key in twins and key is not None and wanted.keys().isdisjoint(op.outputs):
             ops[twins[key]] = None

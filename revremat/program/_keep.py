@@ -1,6 +1,6 @@
 """What a layer keeps under an action, and how the rest is rebuilt from it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -98,7 +98,8 @@ class Kept:
     Attributes:
       saved: Values kept on the device, forward to backward; may hold layer inputs.
       offloaded: Values kept in host memory.
-      ahead: Values rebuilt one layer early.
+      ahead: Values rebuilt one layer early; for INVERT, the layer's inputs and whatever
+        else comes of undoing it.
       early: The operations that rebuild those.
       late: The operations that rebuild all other residuals; for INVERT, those of the
         layer's inverse among them.
@@ -203,7 +204,7 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
     ahead = [v for v in dict.fromkeys(find(action.ahead)) if v not in kept]
     late, from_late = needed(ops, residuals, kept | known | set(ahead))
     ahead = [v for v in ahead if v in from_late and v not in layer.free]
-    early, from_early = needed(ops, ahead, kept)
+    early, from_early = needed(ops, ahead, kept | known)
     used = from_early | from_late
     order = [*varying, *(out for op in ops for out in op.outputs)]
     inputs = {v for v in varying if v in used}
@@ -212,6 +213,10 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
         there = kept & used
         missing = [v for v in layer.carried_in if v not in there]
         late, _ = needed(layer.backwards, (*residuals, *missing), there | known)
+        if ahead:
+            early, _ = needed(layer.backwards, (*missing, *ahead), there | known)
+            ahead = _made_for(late, early, (*residuals, *missing), layer.free)
+            late, _ = needed(layer.backwards, residuals, there | known | set(ahead))
     else:
         saved |= inputs - offloaded
     listed = (name for name in action.names if layer.names[name] not in used)
@@ -224,6 +229,20 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
         inverted=tuple(v for v in varying if v not in kept & used) if invert else (),
         unused=tuple(sorted(listed)),
     )
+
+
+def _made_for(
+    ops: Sequence[Op],
+    early: Sequence[Op],
+    targets: Sequence[Atom],
+    free: Iterable[Value],
+) -> list[Value]:
+    """What the operations that run early make that the others, or targets, need."""
+    first = set(early)
+    used = {a for op in ops if op not in first for a in op.inputs} | set(targets)
+    made = [out for op in early for out in op.outputs]
+    without = set(free)
+    return [v for v in dict.fromkeys(made) if v in used and v not in without]
 
 
 def _forced(

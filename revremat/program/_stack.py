@@ -74,11 +74,6 @@ class Stack:
                     f"{self.name}: INVERT needs the layer's inverse; give one with "
                     "`inverse=`, or choose another action."
                 )
-            if action.kind == "invert" and action.ahead:
-                raise UserError(
-                    f"{self.name}: `ahead` does not go with INVERT, whose input is "
-                    "only known when the layer above is done; choose one of the two."
-                )
             if action.every != 1 and not action.can_group:
                 raise UserError(
                     f"{self.name}: {action!r} keeps every {action.every}th layer's "
