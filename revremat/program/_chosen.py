@@ -38,10 +38,14 @@ def choices_of(found: Survey) -> tuple[FoundChoice, ...]:
         label, actions = choice
         inside = survey(closed, mask)
         units = units_of(inside, mask)
+        each = {s.ops[0]: a for s, a in zip(inside.sites, actions, strict=False)}
         for unit in units:
             name = label if len(units) == 1 else f"{label}/{unit.name}"
             count = unit.num_layers
             own = actions if len(actions) == count else actions[:1] * count
+            if len(actions) == len(inside.sites) == sum(len(u.sites) for u in units):
+                # A chain: layers of several kinds, with an action for each in order.
+                own = tuple(each[site.ops[0]] for site in unit.sites)
             choices.append(FoundChoice(unit.renamed(name), own))
     for _, _, inside in _inner(found):
         choices += choices_of(inside)

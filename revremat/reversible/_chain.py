@@ -8,7 +8,7 @@ import jax
 from jax import lax
 
 from revremat._errors import UserError
-from revremat._plan import INVERT
+from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.program._api import mark_block
 from revremat.program._choice import write_choice
 from revremat.reversible._coupling import Coupling, in_order
@@ -22,14 +22,14 @@ def chain(
     rest: Sequence[Any] | None = None,
     *,
     save_every: int | None = None,
+    actions: Action | Sequence[Action] = INVERT,
 ) -> Any:
     """Apply couplings one after the other, keeping no activation of any.
 
     The values and gradients of `for c, p in zip(couplings, params): x = c.forward(p,
     x)`; streams may change in number and shape on the way. The backward pass starts
     from the last output and evaluates every map once, for its value and its gradient.
-    For equal layers, `Repeat` compiles once, and `rr.stack` with `INVERT` can mix
-    actions.
+    For equal layers, `Repeat` compiles once, and `rr.stack` leaves actions to a plan.
 
     Args:
       couplings: They must not close over arrays that are being differentiated.
@@ -38,12 +38,15 @@ def chain(
       rest: What has no gradient, one pytree for each: RNG keys, running statistics.
       save_every: Keep the output of every so many couplings too, and start again from
         there: rounding errors of the inverse do not build up further than that.
+      actions: `INVERT`, `RECOMPUTE` (keep the input) or `SAVE` (keep what plain
+        autodiff would), for all couplings or for each.
 
     Returns:
       The last output, or `(output, aux of each)` if any coupling has one.
 
     Raises:
-      UserError: Not one set of parameters for each coupling.
+      UserError: Not one set of parameters or one action for each coupling, or an action
+        that makes exceptions.
 
     Source: Gomez et al. 2017, algorithm 1, for any coupling.
 
@@ -68,45 +71,89 @@ def chain(
             f"and {len(rest)} of the rest; give one of each for every coupling."
         )
 
-    def run(
-        params: Any, x: Any, rest: Any, marked: bool = False
-    ) -> tuple[Any, Any, list[Any]]:
-        auxes, kept = [], []
-        for k, coupling in enumerate(couplings):
-            one = mark_block(coupling.run, "coupling") if marked else coupling.run
-            with jax.named_scope(f"coupling{k}"):
-                x, aux = one(params[k], x, rest[k])
-            auxes.append(aux)
-            last = k + 1 == count
-            saved = save_every is not None and (k + 1) % save_every == 0
-            kept.append(x if last or saved else None)
-        return x, lax.stop_gradient(tuple(auxes)), kept
+    kinds = _kinds(actions, count)
+    # Where an inverse starts from: the end, what is saved, and layers not inverted.
+    ends = [
+        kind == "invert"
+        and (
+            kinds[k + 1 : k + 2] != ("invert",)
+            or (save_every is not None and (k + 1) % save_every == 0)
+        )
+        for k, kind in enumerate(kinds)
+    ]
 
     @jax.custom_vjp
     def call(params: Any, x: Any, rest: Any) -> tuple[Any, Any]:
-        write_choice("chain", (INVERT,) * count)
-        return run(params, x, rest, marked=True)[:2]
+        write_choice("chain", [Action(kind) for kind in kinds])
+        auxes = []
+        for k, coupling in enumerate(couplings):
+            with jax.named_scope(f"coupling{k}"):
+                x, aux = mark_block(coupling.run, "coupling")(params[k], x, rest[k])
+            auxes.append(aux)
+        return x, lax.stop_gradient(tuple(auxes))
 
     def forward(params: Any, x: Any, rest: Any):
-        y, aux, kept = run(params, x, rest)
+        auxes, kept = [], []
+        for k, coupling in enumerate(couplings):
+            before, pull = x, None
+            with jax.named_scope(f"coupling{k}"):
+                if kinds[k] == "save":
+                    x, pull, aux = _vjp(coupling, params[k], x, rest[k])
+                else:
+                    x, aux = coupling.run(params[k], x, rest[k])
+            auxes.append(aux)
+            kept.append(
+                {"save": pull, "recompute": before}.get(
+                    kinds[k], x if ends[k] else None
+                )
+            )
+        aux = lax.stop_gradient(tuple(auxes))
         again = tuple(map(recall, rest, aux))
-        return (y, aux), (params, again, kept)
+        return (x, aux), (params, again, kept)
 
     def backward(residuals: Any, cotangents: Any):
         params, rest, kept = residuals
         ct, y = cotangents[0], None
         grads: list[Any] = [None] * count
         for k in reversed(range(count)):
-            y = y if kept[k] is None else kept[k]
-            y, ct = in_order(y, ct)
             with jax.named_scope(f"coupling{k}"):
-                y, grads[k], ct = couplings[k].pull_back(params[k], y, ct, rest[k])
+                if kinds[k] == "save":
+                    grads[k], ct = kept[k](ct)
+                    y = None
+                elif kinds[k] == "recompute":
+                    y, ct = in_order(kept[k], ct)
+                    with jax.named_scope("rematted_computation"):
+                        _, pull, _ = _vjp(couplings[k], params[k], y, rest[k])
+                    grads[k], ct = pull(ct)
+                else:
+                    y, ct = in_order(kept[k] if ends[k] else y, ct)
+                    y, grads[k], ct = couplings[k].pull_back(params[k], y, ct, rest[k])
             y, grads[k], ct = in_order(y, grads[k], ct)
         return tuple(grads), ct, None
 
     call.defvjp(forward, backward)
     y, aux = call(tuple(params), x, rest)
     return (y, aux) if any(c.has_aux for c in couplings) else y
+
+
+def _kinds(actions: Action | Sequence[Action], count: int) -> tuple[str, ...]:
+    given = (actions,) * count if isinstance(actions, Action) else tuple(actions)
+    if len(given) != count:
+        raise UserError(
+            f"a chain of {count} couplings was given {len(given)} actions; give one "
+            "action for each coupling, or one for all."
+        )
+    for action in given:
+        if action not in (SAVE, RECOMPUTE, INVERT):
+            raise UserError(
+                f"a chain of couplings cannot take {action!r}, as what they compute "
+                "differs; write SAVE, RECOMPUTE or INVERT as they are, or use rr.stack."
+            )
+    return tuple(action.kind for action in given)
+
+
+def _vjp(coupling: Coupling, params: Any, x: Any, rest: Any) -> Any:
+    return jax.vjp(lambda p, x: coupling.run(p, x, rest), params, x, has_aux=True)
 
 
 @dataclass(frozen=True, eq=False)

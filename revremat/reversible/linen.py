@@ -297,6 +297,7 @@ class RevSequence(_Blocks):
     Attributes:
       blocks: Reversible modules; streams may change in number and shape on the way.
       save_every: Keep every so many outputs too.
+      actions: INVERT, RECOMPUTE or SAVE, for all blocks or for each; see `chain`.
       exact: Put streams on a fixed-point grid, so that the inverse is bit-exact; see
         `revremat.reversible.exact`.
       step: Of that grid.
@@ -304,6 +305,7 @@ class RevSequence(_Blocks):
 
     blocks: Sequence[RevModule]
     save_every: int | None = None
+    actions: Action | Sequence[Action] = INVERT
     exact: bool = False
     step: float = STEP
 
@@ -319,7 +321,14 @@ class RevSequence(_Blocks):
     @nn.nowrap
     def pass_on(self, coupling: Coupling, params: Any, x: Any, rest: Any) -> Any:
         assert isinstance(coupling, Sequential)
-        return chain(coupling.couplings, params, x, rest, save_every=self.save_every)
+        return chain(
+            coupling.couplings,
+            params,
+            x,
+            rest,
+            save_every=self.save_every,
+            actions=self.actions,
+        )
 
     @nn.nowrap
     def create(self, x: Any, kwargs: Mapping[str, Any]) -> Any:

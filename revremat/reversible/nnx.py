@@ -160,6 +160,7 @@ class RevSequence(RevModule):
       blocks: Reversible modules; streams may change in number and shape on the way.
       save_every: Keep every so many outputs too, so that rounding errors of the inverse
         do not build up further than that.
+      actions: INVERT, RECOMPUTE or SAVE, for all blocks or for each; see `chain`.
       exact: Put streams on a fixed-point grid, so that the inverse is bit-exact; see
         `revremat.reversible.exact`.
       step: Of that grid.
@@ -170,6 +171,7 @@ class RevSequence(RevModule):
         blocks: Sequence[RevModule],
         *,
         save_every: int | None = None,
+        actions: Action | Sequence[Action] = INVERT,
         exact: bool = False,
         step: float = STEP,
     ):
@@ -181,6 +183,7 @@ class RevSequence(RevModule):
                 )
         self.blocks = nnx.List(blocks)
         self.save_every, self.exact, self.step = save_every, exact, step
+        self.actions = actions if isinstance(actions, Action) else tuple(actions)
 
     def parts(self) -> tuple[Coupling, Any, Any]:
         couplings, params, rest = _parts_of_all(self.blocks)
@@ -197,7 +200,14 @@ class RevSequence(RevModule):
         assert isinstance(whole, Sequential)
         if not whole.couplings:
             return x
-        y, state = chain(whole.couplings, params, x, rest, save_every=self.save_every)
+        y, state = chain(
+            whole.couplings,
+            params,
+            x,
+            rest,
+            save_every=self.save_every,
+            actions=self.actions,
+        )
         self.put(state)
         return y
 

@@ -10,11 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
-CHANNELS = (48, 64, 80, 160)
-NECK_CHANNELS = (48, 64, 128, 320)
-FEATURES = 1280
-CLASSES = 1000
-GROUPS = 5
+# By stream, in the stack and behind the neck; then features, classes and layer groups.
+S0 = ((48, 64, 80, 160), (48, 64, 128, 320), 1280, 1000, 5)
+S3 = ((128, 160, 208, 416), (128, 160, 336, 848), 3408, 1000, 6)
+S6 = ((320, 416, 528, 1056), (320, 416, 848, 2128), 8528, 1000, 8)
 # By stream: expansion and squeeze; in the stack, in the neck and the head.
 EXPAND, SQUEEZE = (1, 1, 2, 2), (4, 4, 8, 0)
 OUTER_EXPAND, OUTER_SQUEEZE = (1, 2, 2, 2), (4, 4, 8, 8)
@@ -22,13 +21,14 @@ BLOCK_KERNEL = (3, 5, 5, 5)
 WIDER = (0, 0, 0, 2)
 
 
-def shapes():
-    """Names and shapes of S0's state dict, in PyTorch's layouts."""
+def shapes(variant=S0):
+    """Names and shapes of a variant's state dict, in PyTorch's layouts."""
+    channels, neck_channels, features, classes, groups = variant
     found = {}
 
-    def norm(name, channels):
+    def norm(name, width):
         for part in ("weight", "bias", "running_mean", "running_var"):
-            found[f"{name}.{part}"] = (channels,)
+            found[f"{name}.{part}"] = (width,)
         found[f"{name}.num_batches_tracked"] = ()
 
     def conv(name, *shape):
@@ -48,10 +48,10 @@ def shapes():
         conv(f"{name}.project_conv", outputs, inner, 1, 1)
 
     place = 1
-    for group in range(1, GROUPS + 1):
+    for group in range(1, groups + 1):
         for _ in range(2):
             for k in range(min(group, 4)):
-                half = CHANNELS[k] // 2
+                half = channels[k] // 2
                 for which in ("f.xform_0_1", "g.xform_0_1"):
                     name = f"rev_stack.{place}.rev_transform_{k}.{which}"
                     mbconv(name, half, half, BLOCK_KERNEL[k], EXPAND[k], SQUEEZE[k])
@@ -59,7 +59,7 @@ def shapes():
         last = min(group, 3)
         for fine in range(last + 1):
             for coarse in range(fine + 1, last + 1):
-                ends, how = (CHANNELS[fine], CHANNELS[coarse]), (EXPAND[fine],)
+                ends, how = (channels[fine], channels[coarse]), (EXPAND[fine],)
                 how += (SQUEEZE[fine],)
                 kernel = 2 * 2 ** (coarse - fine) - 1 + WIDER[fine]
                 mbconv(
@@ -68,14 +68,14 @@ def shapes():
                 up = f"rev_stack.{place}.g.xform_{last - coarse}_{last - fine}.0"
                 mbconv(up, *ends[::-1], 3 + WIDER[coarse], *how)
         place += 1
-    for k, ends in enumerate(zip(CHANNELS, NECK_CHANNELS, strict=True)):
+    for k, ends in enumerate(zip(channels, neck_channels, strict=True)):
         name = f"rev_stack.recomp_op.recomp_transform_{k}"
         mbconv(name, *ends, 5, OUTER_EXPAND[k], OUTER_SQUEEZE[k])
-    for k, ends in enumerate(pairwise(NECK_CHANNELS)):
+    for k, ends in enumerate(pairwise(neck_channels)):
         name = f"head.pyramid_heads.{k}"
         mbconv(name, *ends, 5, OUTER_EXPAND[k], OUTER_SQUEEZE[k])
-    conv("head.final_conv", FEATURES, NECK_CHANNELS[-1], 1, 1)
-    found["head.fc.weight"], found["head.fc.bias"] = (CLASSES, FEATURES), (CLASSES,)
+    conv("head.final_conv", features, neck_channels[-1], 1, 1)
+    found["head.fc.weight"], found["head.fc.bias"] = (classes, features), (classes,)
     return found
 
 

@@ -57,6 +57,15 @@ def test_every_map_is_evaluated_once_forward_and_once_backward():
     assert count_products(gradient(inverted(couplings)), *specs) == 4 * maps * depth
 
 
+def test_a_chain_of_mixed_actions_evaluates_no_map_more_often():
+    depth, maps = 3, 2
+    couplings = [reversible.additive(dense, dense)] * depth
+    actions = (rr.INVERT, rr.SAVE, rr.RECOMPUTE)
+    run = lambda p, x: reversible.chain(couplings, p, x, actions=actions)
+    specs = ([{"f": square(), "g": square()}] * depth, (stream(), stream()))
+    assert count_products(gradient(run), *specs) == maps * (4 + 3 + 4)
+
+
 def test_every_map_of_a_silo_is_evaluated_once_forward_and_once_backward():
     def conv(w, x, stride=1):
         return jax.lax.conv_general_dilated(
@@ -83,12 +92,25 @@ def repeated(depth):
     return lambda params, x: run([params], x)
 
 
-def on_the_engine(depth):
+def on_the_engine(depth, actions=rr.INVERT):
     del depth
     layer = reversible.additive(dense, dense)
     return lambda params, x: rr.stack(
-        layer.forward, params, x, actions=rr.INVERT, inverse=layer.inverse
+        layer.forward, params, x, actions=actions, inverse=layer.inverse
     )
+
+
+def inverted_ahead(depth):
+    return on_the_engine(depth, rr.INVERT(ahead=["tanh_0"]))
+
+
+def test_undoing_a_layer_early_evaluates_no_map_more_often():
+    """One layer ahead of the loop, one in it, beside another's gradients."""
+    depth, maps = 3, 2
+    specs = ({"f": square(depth), "g": square(depth)}, (stream(), stream()))
+    forward, undone, gradients = maps, 2 * maps, 2 * 2 * maps
+    found = count_products(gradient(inverted_ahead(depth)), *specs)
+    assert found == forward + undone + gradients
 
 
 @pytest.mark.parametrize("actions", [rr.INVERT, (rr.SAVE, rr.INVERT)], ids=str)
@@ -140,8 +162,13 @@ DEPTHS = (4, 16, 64)
 STREAM = TOKENS_IN_MEMORY * WIDTH * 4
 
 
-@pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
-@pytest.mark.parametrize("make", [repeated, on_the_engine])
+@pytest.mark.parametrize(
+    ("make", "target"),
+    [
+        *((make, t) for make in (repeated, on_the_engine) for t in ("h100:1", "cpu:1")),
+        (inverted_ahead, "h100:1"),
+    ],
+)
 def test_another_block_adds_no_activation(make, target):
     found = [activation_bytes(make, depth, target) for depth in DEPTHS]
     assert max(found) - min(found) < 0.001 * STREAM

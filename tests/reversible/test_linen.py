@@ -59,7 +59,10 @@ class Model(nn.Module):
 
 MODELS = {
     "block": lambda: Model(block()),
-    "sequence": lambda: Model(sequence(save_every=2), streams=True),
+    "sequence": lambda: Model(
+        sequence(save_every=2, actions=(rr.SAVE, rr.INVERT, rr.INVERT, rr.RECOMPUTE)),
+        streams=True,
+    ),
     "scan": lambda: Model(linen.RevScan(block(), 3)),
 }
 

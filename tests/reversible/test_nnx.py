@@ -87,6 +87,9 @@ def widened(make):
 
 MODELS = {
     "sequence": lambda: make_sequence(nnx.Rngs(0), save_every=2),
+    "mixed": lambda: make_sequence(
+        nnx.Rngs(0), actions=(rr.INVERT, rr.SAVE, rr.INVERT, rr.RECOMPUTE)
+    ),
     "scan": lambda: RevSequence(
         [RevParallel([RevScan(make_block, 3, rngs=nnx.Rngs(1))])]
     ),
@@ -105,7 +108,11 @@ def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("actions", [(rr.SAVE, rr.INVERT, rr.RECOMPUTE)])
+@pytest.mark.parametrize(
+    "actions",
+    [(rr.SAVE, rr.INVERT, rr.RECOMPUTE), rr.INVERT(ahead=["dot_general_0"])],
+    ids=str,
+)
 def test_a_scan_under_a_plan(actions, float64):
     x = jax.random.normal(jax.random.key(5), (8, 4))
     make = lambda actions: widened(

@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import revremat as rr
-from revremat import INVERT, SAVE, reversible
+from revremat import INVERT, RECOMPUTE, SAVE, reversible
 from revremat._cli import main
+from tests.reversible.examples import assert_close, quick_jit
 
 DEPTH, WIDTH, TOKENS = 8, 8, 64
 
@@ -60,6 +62,27 @@ def test_a_stack_without_actions_is_still_to_be_decided():
     assert DEPTH * graph["stack"].plain_bytes == PLAIN_BYTES
 
 
+def written_out(params, x):
+    layer = rr.block(COUPLING.forward, "stack", inverse=COUPLING.inverse)
+    for k in range(DEPTH):
+        x = layer(jax.tree.map(lambda w, k=k: w[k], params), x)
+    return squares(x)
+
+
+@pytest.mark.parametrize("loss", [stacked(None), written_out], ids=["loop", "blocks"])
+def test_a_plan_may_undo_layers_while_others_gradients_are_computed(loss, float64):
+    normal = lambda spec, seed: jax.random.normal(jax.random.key(seed), spec.shape)
+    numbers = enumerate(jax.tree.leaves(SPECS))
+    args = jax.tree.unflatten(
+        jax.tree.structure(SPECS), [normal(spec, seed) / 4 for seed, spec in numbers]
+    )
+    early = INVERT(ahead=["tanh_0"])
+    actions = (SAVE,) + (early,) * (DEPTH - 3) + (INVERT, early)
+    plan = rr.trace(loss, *args).plan({"stack": actions})
+    gradient = lambda f: quick_jit(jax.grad(f, argnums=(0, 1)))(*args)
+    assert_close(gradient(rr.apply(loss, plan)), gradient(loss), 1e-9)
+
+
 def test_what_plain_autodiff_keeps_is_what_jax_keeps():
     run = stacked(SAVE)
     pullback = jax.eval_shape(lambda p, x: jax.vjp(lambda p: run(p, x), p)[1], *SPECS)
@@ -74,6 +97,32 @@ def test_a_chain_of_couplings_shows_what_it_would_have_kept():
     assert (choice.kept_bytes, choice.plain_bytes) == (0, PLAIN_BYTES)
 
 
+def test_a_chain_of_mixed_actions_shows_and_keeps_what_each_says():
+    actions = (SAVE, SAVE, INVERT, RECOMPUTE, INVERT, INVERT, SAVE, INVERT)
+
+    def loss(params, x):
+        own = [jax.tree.map(lambda w, k=k: w[k], params) for k in range(DEPTH)]
+        return squares(reversible.chain([COUPLING] * DEPTH, own, x, actions=actions))
+
+    (choice,) = rr.trace(loss, *SPECS).choices
+    assert choice.actions == actions
+    # What three keep by plain autodiff, and the two streams that another is given.
+    assert choice.kept_bytes == 3 * PLAIN_BYTES // DEPTH + 2 * STREAM.size * 4
+
+
+@pytest.mark.parametrize(
+    ("actions", "said"),
+    [
+        ((SAVE,) * 3, "was given 3 actions; give one action for each coupling"),
+        (INVERT(save=["tanh_0"]), "write SAVE, RECOMPUTE or INVERT as they are"),
+    ],
+)
+def test_actions_that_a_chain_cannot_take(actions, said):
+    x = (jnp.ones((2, 2)),) * 2
+    with pytest.raises(rr.UserError, match=said):
+        reversible.chain([COUPLING], [{"f": 0, "g": 0}], x, actions=actions)
+
+
 def test_a_chain_that_grows_shows_every_kind_of_coupling():
     pooled = lambda w, x: jnp.tanh(x[::2] @ w)
     raised = lambda w, x: jnp.repeat(jnp.tanh(x @ w), 2, axis=0)
@@ -82,11 +131,15 @@ def test_a_chain_that_grows_shows_every_kind_of_coupling():
     one = {"down_0_1": jnp.eye(WIDTH), "up_1_0": jnp.eye(WIDTH)}
 
     def loss(params, x):
-        return squares(reversible.chain([grows, full, full], params, (x,)))
+        couplings, actions = [grows, full, full], (RECOMPUTE, INVERT, SAVE)
+        return squares(reversible.chain(couplings, params, (x,), actions=actions))
 
     found = rr.trace(loss, [one] * 3, STREAM).choices
-    layers = {c.unit.name: c.unit.num_layers for c in found}
-    assert layers == {"chain/coupling": 1, "chain/coupling_1": 2}
+    layers = {c.unit.name: c.actions for c in found}
+    assert layers == {
+        "chain/coupling": (RECOMPUTE,),
+        "chain/coupling_1": (INVERT, SAVE),
+    }
     # A full silo: the finer stream as pooled, half of a stream as pooled's value, what
     # the coarser stream became, half, and the value made of it, half.
     assert found[1].plain_bytes == 2 * (4 * STREAM.size // 2) * 4

@@ -10,8 +10,9 @@ from flax import nnx
 
 import revremat as rr
 from revremat.reversible import REVBIFPN, RevBiFPN, revbifpn_state
+from revremat.reversible._revbifpn_weights import _leaves
 from tests.reversible.examples import quick_jit
-from tests.reversible.naive_revbifpn import Naive, drawn, shapes
+from tests.reversible.naive_revbifpn import S3, S6, Naive, drawn, shapes
 
 
 def abstract(**changes):
@@ -33,6 +34,18 @@ def test_the_names_are_those_of_the_published_parameters():
     buffers = ("running_mean", "running_var", "num_batches_tracked")
     sizes = [np.prod(s) for name, s in shapes().items() if not name.endswith(buffers)]
     assert sum(sizes) == 3_419_196
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [("S3", S3), pytest.param("S6", S6, marks=pytest.mark.slow)],
+)
+def test_larger_variants_have_more_of_the_same_names(name, variant):
+    model = nnx.eval_shape(lambda: RevBiFPN(REVBIFPN[name], rngs=nnx.Rngs(0)))
+    wanted = shapes(variant)
+    found = {leaf.name: leaf.shape for leaf in _leaves(model)}
+    counted = [one for one in wanted if one.endswith("num_batches_tracked")]
+    assert found == {one: wanted[one] for one in wanted if one not in counted}
 
 
 def test_the_state_has_every_parameter_and_statistic_of_the_model(arrays, model):
