@@ -241,31 +241,27 @@ class Engine:
             return [env[v] for v in plan.ahead]
 
         def known(t, rebuilt):
+            """What a layer has, and what it was given: the output of the one below."""
             index, env = at(t)
             env.update(zip(plan.ahead, rebuilt, strict=True))
-            return index, env
+            return index, env, [env[v] for v in self.carry_values] if inverts else None
 
-        def differentiate(t, state, rebuilt):
-            index, env = known(t, rebuilt)
+        def differentiate(index, env, given, state):
             if inverts:
                 self._start_from(state.output, env)
             state = self._differentiate(plan, index, env, state.carry, state)
-            return replace(state, output=handed(t, rebuilt))
-
-        def handed(t, rebuilt):
-            """What the layer was given, which is the output of the one below."""
-            env = known(t, rebuilt)[1]
-            return [env[v] for v in self.carry_values] if inverts else None
+            return replace(state, output=given)
 
         def step(both, t):
             state, rebuilt = both
-            below = early(t - 1, state.carry, handed(t, rebuilt))
-            return (differentiate(t, state, rebuilt), below), None
+            index, env, given = known(t, rebuilt)
+            below = early(t - 1, state.carry, given)
+            return (differentiate(index, env, given, state), below), None
 
         rebuilt = early(last, state.carry, state.output)
         turns = range(1, segment.repeats)
         (state, rebuilt), _ = self._loop(step, (state, rebuilt), turns, reverse=True)
-        return differentiate(0, state, rebuilt)
+        return differentiate(*known(0, rebuilt), state)
 
     def _backward_group(self, segment: Segment, kept, state: "_Gradients", t):
         """Run a segment forward again, its layers keeping as said, then backward."""

@@ -7,6 +7,7 @@ import pytest
 import revremat as rr
 from revremat import INVERT, RECOMPUTE, SAVE, reversible
 from revremat._cli import main
+from revremat.policies import candidates
 from tests.reversible.examples import assert_close, quick_jit
 
 DEPTH, WIDTH, TOKENS = 8, 8, 64
@@ -168,6 +169,12 @@ def test_a_search_mixes_inverted_layers_with_stored_ones():
     plan = rr.search(loss, *specs, budget=(least + most) // 2, target="h100:1")
     assert plan.fits
     assert {"invert", "save"} <= {action.kind for action in plan.actions["stack"]}
+
+
+def test_undoing_layers_early_is_proposed_where_there_is_something_to_hide_under():
+    unit = rr.trace(stacked(None), *SPECS)["stack"]
+    names = [[c.name for c in candidates(unit, ahead=on)] for on in (False, True)]
+    assert ["invert, ahead" in found for found in names] == [False, True]
 
 
 PROGRAM = """
