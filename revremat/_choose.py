@@ -289,7 +289,7 @@ class Search:
             if choice is None:
                 break
             first = first or choice
-            row = self._try(choice)
+            row = self.try_mix(choice)
             error = row.bytes - choice.bytes
             if row.bytes > self.budget:
                 limit = min(limit, self.budget - error) - 1e-4 * self.budget
@@ -309,7 +309,7 @@ class Search:
             return
         pure = self._choose(limit, pure=True)
         if pure is not None:
-            self._try(pure)
+            self.try_mix(pure)
         seen = [choice.support]
         for _ in range(_NUM_RIVALS):
             rival = self._choose(limit, excluding=seen)
@@ -320,7 +320,7 @@ class Search:
             expected = rival.time_us + self._fixed_us(best)
             if best.plan is not None and expected > _NEAR * best.time_us:
                 return
-            self._try(rival)
+            self.try_mix(rival)
 
     def _polish(self, best: Row) -> float:
         """Other actions for the first and the last layer, which stand outside of loops.
@@ -403,7 +403,7 @@ class Search:
             for prices in self.prices:
                 prices.refine(used.get(prices.unit.name, ()))
 
-    def _try(self, choice: Choice) -> Row:
+    def try_mix(self, choice: Choice) -> Row:
         return self._try_all([(choice.counts, choice.bytes)])[0]
 
     def _try_all(self, mixes: Sequence[tuple[Counts, float]]) -> list[Row]:

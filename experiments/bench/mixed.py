@@ -1,0 +1,153 @@
+"""A plan that mixes the ways back against plans that know only one beside keeping.
+
+    python -m experiments.bench.mixed
+
+At each budget: the searched plan, and the best plans of the same candidates whose layers
+may only be kept or recomputed, kept or offloaded, kept or inverted; every one chosen by
+the same integer program and compiled whole until it fits. Writes
+`experiments/results/mixed.json`; 1 if no budget has a mix of three ways that is faster
+than every one of those.
+"""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+import revremat as rr
+from experiments.configs import gpt
+from revremat import policies
+from revremat._bytes import format_bytes, format_us
+from revremat._choose import Search
+from revremat._files import write_text
+from revremat._fitted import Row
+
+RESULT = Path(__file__).parents[1] / "results" / "mixed.json"
+ALONE = ("recompute", "offload", "invert")
+_MOST_TRIES = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which budgets, as shares of what the program takes as written."""
+
+    target: str = "h100:1"
+    budgets: tuple[float, ...] = (0.8, 0.65, 0.5)
+    num_layers: int = 12
+    batch_size: int = 4
+    out: Path = RESULT
+
+
+def main(options: Options) -> int:
+    """Runs all of it and prints a table."""
+    target = rr.target(options.target)
+    problem = gpt.problem(
+        target,
+        num_layers=options.num_layers,
+        batch_size=options.batch_size,
+        width=4096,
+        mlp_width=16_384,
+        num_heads=32,
+        seq_len=2048,
+        vocab_size=32_768,
+        **{"model.dtype": "bfloat16"},
+    )
+    search = Search(problem, target)
+    plain = search.add("as written", None)
+    print(f"as written: {format_bytes(plain.bytes)}, {format_us(plain.time_us)}")
+    results = []
+    for share in options.budgets:
+        budget = int(share * plain.bytes)
+        one = search.fit(budget)
+        used = ways(one.plan)
+        rows = {way: alone(search, way, budget) for way in ALONE}
+        times = {way: row.time_us if row else None for way, row in rows.items()}
+        rivals = [t for t in times.values() if t is not None]
+        mine = one.measurement.time.step_us
+        results.append(
+            {
+                "budget_bytes": budget,
+                "fits": one.plan.fits,
+                "bytes": one.plan.compiled_bytes,
+                "host_bytes": one.measurement.memory.host_bytes,
+                "step_us": mine,
+                "ways": sorted(used),
+                "plan": [str(unit) for unit in one.plan.units],
+                "alone_us": times,
+                "alone": {way: row.name for way, row in rows.items() if row},
+                "gain": min(rivals) / mine - 1 if rivals else None,
+            }
+        )
+        told = ", ".join(
+            f"{way} alone {format_us(t) if t else 'does not fit'}"
+            for way, t in times.items()
+        )
+        print(f"{format_bytes(budget)}: {format_us(mine)} ({', '.join(used)}); {told}")
+        print(f"  {'; '.join(results[-1]['plan'])}", flush=True)
+    record: dict[str, Any] = {
+        "program": "gpt, width 4096",
+        **{k: v for k, v in dataclasses.asdict(options).items() if k != "out"},
+        "versions": plain.measurement.versions,
+        "plain_bytes": plain.bytes,
+        "plain_us": plain.time_us,
+        "results": results,
+    }
+    write_text(options.out, json.dumps(record, indent=1) + "\n")
+    held = any(len(r["ways"]) >= 3 and (r["gain"] or 0) > 0 for r in results)
+    print("held" if held else "NOT held")
+    return 0 if held else 1
+
+
+def ways(plan: rr.Plan) -> list[str]:
+    """The ways back that a plan uses."""
+    found = set()
+    for actions in plan.actions.values():
+        for action in actions:
+            found |= _ways(action)
+    return sorted(found)
+
+
+def _ways(action: rr.Action) -> set[str]:
+    found = {action.kind}
+    if action.save:
+        found.add("save")
+    if action.offload:
+        found.add("offload")
+    return found
+
+
+def _knows_only(action: rr.Action, way: str) -> bool:
+    """What is offloaded alone: some values, and the others are made from those."""
+    if way == "offload":
+        return action.kind == "save" or bool(action.offload and not action.save)
+    return _ways(action) <= {"save", way}
+
+
+def alone(search: Search, way: str, budget: int) -> Row | None:
+    """The fastest plan that fits and knows only one way back beside keeping."""
+    limit, best = float(budget), None
+    for _ in range(_MOST_TRIES):
+        menus = []
+        for menu in search.menus():
+            actions = {c.name: c.action for c in search.candidates[menu.unit]}
+            prices = [p for p in menu.prices if _knows_only(actions[p.name], way)]
+            menus.append(dataclasses.replace(menu, prices=tuple(prices)))
+        if not all(menu.prices for menu in menus):
+            return best
+        host = search.target.host_bytes
+        choice = policies.choose(menus, limit, host_budget_bytes=host)
+        if choice is None:
+            return best
+        row = search.try_mix(choice)
+        if row.bytes <= budget:
+            return row if best is None else min(best, row, key=lambda r: r.time_us)
+        limit -= row.bytes - budget + 1e-3 * budget
+    return best
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Options, description=__doc__)))
