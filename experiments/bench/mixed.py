@@ -2,9 +2,9 @@
 
     python -m experiments.bench.mixed
 
-At each budget: the searched plan, and the best plans of the same candidates whose layers
-may only be kept or recomputed, kept or offloaded, kept or inverted; every one chosen by
-the same integer program and compiled whole until it fits. Writes
+At each budget: the searched plan, and the best plans of the same candidates whose
+layers may only be kept or recomputed, kept or offloaded, kept or inverted; every one
+chosen by the same integer program and compiled whole until it fits. Writes
 `experiments/results/mixed.json`; 1 if no budget has a mix of three ways that is faster
 than every one of those.
 """
