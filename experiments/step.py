@@ -1,5 +1,6 @@
 """The training step: what is measured and what is run are one function."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from experiments.configs.common import Experiment, OptimConfig
 from experiments.models.layout import Layout
 from revremat import Problem, UserError, sharding
 
-Loss = Callable[[Any, dict[str, jax.Array]], jax.Array]
+Loss = Callable[[Any, dict[str, Any]], Any]
 
 
 @jax.tree_util.register_dataclass
@@ -27,12 +28,15 @@ class TrainState:
       opt_state: Optax's state, with the moments laid out as the parameters.
       step: Steps done, int32 scalar.
       key: Key data uint32 [2]; a step's dropout key is this one folded with `step`.
+      model: What a step moves without a gradient, batch norm's running statistics;
+        empty for a model that has none.
     """
 
     params: Any
     opt_state: Any
     step: jax.Array
     key: jax.Array
+    model: Any = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,9 @@ class Program:
     Attributes:
       mesh: The devices.
       init: Key data to a fresh state.
-      loss: `loss(params, batch)`, pure; `batch["key"]` is key data for dropout.
-      valid: `valid(params, batch)`, the metrics of held-out data.
+      loss: `loss(params, batch)`, pure; `batch["key"]` is key data for dropout. Of a
+        model with state, `batch["state"]` is that, and `(loss, new state)` returned.
+      valid: `valid(params, batch)`, the metrics of held-out data; see `with_state`.
       make_step: Turns a loss into `step(state, batch) -> (state, metrics)`.
       state: Shapes, dtypes and shardings of the state.
       batch: The same of a batch as it comes from the data.
@@ -98,11 +103,13 @@ def build(config: Experiment, mesh: Mesh) -> Program:
     def init(key_data: jax.Array) -> TrainState:
         init_key, run_key = jax.random.split(jax.random.wrap_key_data(key_data))
         params = model.init(config.model, init_key)
+        stateful = hasattr(model, "init_state")
         return TrainState(
             params,
             optimizer.init(params),
             jnp.zeros((), jnp.int32),
             jax.random.key_data(run_key),
+            model.init_state(config.model) if stateful else {},
         )
 
     rules = sharding_rules(config, mesh)
@@ -127,8 +134,11 @@ def build(config: Experiment, mesh: Mesh) -> Program:
         make_step=make_step,
         state=state,
         batch=specs(config.data.batch_size),
-        micro_batch=specs(config.data.batch_size // config.optim.accumulate)
-        | {"key": sharding.with_shardings(_key_spec(), whole)},
+        micro_batch=with_state(
+            specs(config.data.batch_size // config.optim.accumulate)
+            | {"key": sharding.with_shardings(_key_spec(), whole)},
+            state.model,
+        ),
         learning_rate=schedule,
     )
 
@@ -161,7 +171,7 @@ def sharding_rules(config: Experiment, mesh: Mesh) -> tuple[sharding.Rule, ...]:
         table = models.module_of(config.model).tensor_parallel(config.model, "model")
         rules.append(sharding.ByPath(table))
     if mesh.shape["fsdp"] > 1:
-        scanned = r"(^|/)blocks/" if config.model.scan else None
+        scanned = r"(^|/)blocks/" if getattr(config.model, "scan", False) else None
         rules.append(sharding.FSDP("fsdp", config.sharding.fsdp_min_size, scanned))
     return tuple(rules)
 
@@ -210,7 +220,7 @@ def make_train_step(
     """Gradient (averaged over micro-batches), clip, update; state in, state out.
 
     Args:
-      loss: `loss(params, micro_batch)`.
+      loss: `loss(params, micro_batch)`; of a model with state, as in `Program`.
       optimizer: Its update includes clipping.
       schedule: For the learning rate in the metrics.
       accumulate: Micro-batches a step; they are visited by one scan.
@@ -220,29 +230,38 @@ def make_train_step(
       `step(state, batch) -> (state, metrics)`; donate the state.
     """
 
-    def gradients(params, batch):
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        return value, jax.lax.with_sharding_constraint(grads, shardings.params)
+    stateful = bool(jax.tree.leaves(shardings.model))
+    with_aux = loss if stateful else lambda params, batch: (loss(params, batch), {})
+
+    def gradients(params, model, batch):
+        differentiate = jax.value_and_grad(with_aux, has_aux=True)
+        (value, model), grads = differentiate(params, with_state(batch, model))
+        grads = jax.lax.with_sharding_constraint(grads, shardings.params)
+        return (value, grads), model
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         if accumulate == 1:
             batch = batch | {"key": jax.random.key_data(key)}
-            value, grads = gradients(state.params, batch)
+            (value, grads), model = gradients(state.params, state.model, batch)
         else:
             keys = jax.random.key_data(jax.random.split(key, accumulate))
             parts = jax.tree.map(lambda leaf: _cut(leaf, accumulate), batch)
 
-            def add(sums, part):
-                return jax.tree.map(jnp.add, sums, gradients(state.params, part)), None
+            def add(carry, part):
+                sums, model = carry
+                more, model = gradients(state.params, model, part)
+                return (jax.tree.map(jnp.add, sums, more), model), None
 
             zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
-            sums, _ = jax.lax.scan(add, zeros, parts | {"key": keys})
+            (sums, model), _ = jax.lax.scan(
+                add, (zeros, state.model), parts | {"key": keys}
+            )
             value, grads = jax.tree.map(lambda leaf: leaf / accumulate, sums)
         with jax.named_scope("update"):
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
             params = optax.apply_updates(state.params, updates)
-        state = TrainState(params, opt_state, state.step + 1, state.key)
+        state = TrainState(params, opt_state, state.step + 1, state.key, model)
         metrics = {
             "loss": value,
             "grad_norm": optax.tree.norm(grads),
@@ -251,6 +270,11 @@ def make_train_step(
         return jax.lax.with_sharding_constraint(state, shardings), metrics
 
     return step
+
+
+def with_state(batch: dict[str, Any], model: Any) -> dict[str, Any]:
+    """A batch with the model's state, for a model that has any."""
+    return batch | {"state": model} if jax.tree.leaves(model) else batch
 
 
 def _cut(leaf: jax.Array, parts: int) -> jax.Array:

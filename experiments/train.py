@@ -22,7 +22,7 @@ from experiments import cli, data, records
 from experiments.checkpoints import Checkpoints
 from experiments.configs.common import Experiment, known_keys
 from experiments.progress import MIB, Display, peak_bytes
-from experiments.step import build, mesh_axes
+from experiments.step import build, mesh_axes, with_state
 from revremat import UserError, sharding
 
 
@@ -113,7 +113,8 @@ def train(config: Experiment) -> None:
                 display.say(compare_peak(step, config.train.target))
             last, stopping = done == config.train.num_steps, bool(stop.requested)
             if held_out and (done % config.train.valid_every == 0 or last):
-                scores = [jax.device_get(valid(state.params, put(b))) for b in held_out]
+                given = (with_state(put(batch), state.model) for batch in held_out)
+                scores = [jax.device_get(valid(state.params, b)) for b in given]
                 for name in scores[0]:
                     row[f"valid_{name}"] = float(np.mean([s[name] for s in scores]))
             if done % config.train.log_every == 0 or last:

@@ -223,6 +223,35 @@ def test_micro_batches_are_a_partition_and_draw_their_own_keys():
     assert after.step == 6
 
 
+def test_a_models_state_moves_with_every_micro_batch_and_has_no_gradient():
+    """A running sum of the examples, which the loss reads as it was before."""
+    mesh = sharding.make_mesh({"data": 1}, jax.devices()[:1])
+
+    def loss(params, part):
+        total = part["state"]["total"]
+        return params["w"] * total, {"total": total + part["x"].sum()}
+
+    for accumulate, expected in ((1, 100.0), (3, (100 + 103 + 108) / 3)):
+        state = step.TrainState(
+            {"w": jnp.float32(1)},
+            optax.sgd(1.0).init({}),
+            jnp.int32(0),
+            jax.random.key_data(jax.random.key(0)),
+            {"total": jnp.float32(100)},
+        )
+        step_fn = step.make_train_step(
+            loss,
+            optax.sgd(1.0),
+            optax.constant_schedule(1.0),
+            accumulate,
+            sharding.resolve((), state, mesh),
+        )
+        after, metrics = jax.jit(step_fn)(state, {"x": jnp.arange(6.0)})
+        assert after.model["total"] == 115
+        np.testing.assert_allclose(metrics["loss"], expected, rtol=1e-6)
+        np.testing.assert_allclose(after.params["w"], 1 - expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize("axis", ["data", "fsdp"])
 def test_a_batch_that_does_not_split_is_refused_with_one_that_does(axis):
     config = override(GPT, {"batch_size": 20, "accumulate": 2})

@@ -3,8 +3,9 @@
     python -m experiments.papers.revbifpn.flops
 
 Counts the convolutions and matrix products of the training step of each RevBiFPN as
-traced, inverted and stored. With `--timed S0` that one's steps are timed as well, in
-turn, the fastest of each; say nothing about it that this machine was too busy for.
+traced, inverted and stored. With `--timed S0` that one's steps are timed as well, one
+of each in turn: the fastest and the median of each, and of the rounds' ratios. On a
+machine that does other things they say little; its load is written beside them.
 
 Expected: 1.27 to 1.30 times the multiply-accumulates of the plain twin.
 
@@ -14,14 +15,17 @@ Writes results/revbifpn-flops.json.
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 import jax
 import tyro
 from flax import nnx
 
+from experiments.models.depthwise import use_sums_of_products
 from experiments.papers.revbifpn.macs import num_macs
 from experiments.papers.revbifpn.networks import (
     HEAD_TOO,
@@ -46,7 +50,9 @@ class Cost:
       timed: Timed too, at `image_size` and `batch`.
       image_size: Of the timing; a multiple of 32.
       batch: Of the timing.
-      rounds: Of the timing.
+      rounds: Of the timing; a round is one step of each twin, either first in turn.
+      depthwise: Depthwise convolutions are XLA's, or sums of products, which a CPU is
+        faster at; of the timing.
       out: Folder for the results.
     """
 
@@ -55,6 +61,7 @@ class Cost:
     image_size: int = 128
     batch: int = 8
     rounds: int = 10
+    depthwise: Literal["xla", "sums"] = "xla"
     out: Path = RESULTS
 
 
@@ -69,35 +76,65 @@ def counted(name: str) -> dict[str, Any]:
 
 
 def timed(name: str, cost: Cost) -> dict[str, Any]:
-    """Seconds a step of the twins, in turn on this CPU; the fastest of each."""
-    steps = {}
-    for way in (STORED, INVERTED):
-        net = _resized(network(name, way), cost.image_size)
+    """Seconds a step of the twins, in turn on this CPU."""
+    load_before = os.getloadavg()[0]
+    twins = {way: _prepared(network(name, way), cost) for way in (STORED, INVERTED)}
+    net, size = twins[STORED], cost.image_size
+    params, state = nnx.split(net.make(nnx.Rngs(0)), nnx.Param, ...)[1:]
+    images = jax.random.normal(jax.random.key(0), (cost.batch, size, size, 3))
+    args = (params, state, images, jax.numpy.arange(cost.batch) % 1000)
+    runs = {}
+    for way, net in twins.items():
         step = training_step(net, cost.batch)
-        params, state = nnx.split(net.make(nnx.Rngs(0)), nnx.Param, ...)[1:]
-        size = net.image_size
-        images = jax.random.normal(jax.random.key(0), (cost.batch, size, size, 3))
-        labels = jax.numpy.arange(cost.batch) % 1000
-        args = (params, state, images, labels)
-        steps[way] = (jax.jit(step.function).lower(*args).compile(), args)
-    seconds: dict[str, float] = dict.fromkeys(steps, float("inf"))
-    for _ in range(1 + cost.rounds):
-        for way, (run, args) in steps.items():
+        runs[way] = jax.jit(step.function).lower(*args).compile()
+        jax.block_until_ready(runs[way](*args))
+    seconds: dict[str, list[float]] = {way: [] for way in runs}
+    for number in range(cost.rounds):
+        for way in sorted(runs, reverse=bool(number % 2)):
             start = time.perf_counter()
-            jax.block_until_ready(run(*args))
-            seconds[way] = min(seconds[way], time.perf_counter() - start)
+            jax.block_until_ready(runs[way](*args))
+            seconds[way].append(time.perf_counter() - start)
     return {
         "image_size": cost.image_size,
         "batch": cost.batch,
         "rounds": cost.rounds,
-        "seconds": {way: round(value, 4) for way, value in seconds.items()},
-        "ratio": round(seconds[INVERTED] / seconds[STORED], 3),
-        "load": round(os.getloadavg()[0], 1),
+        "depthwise": cost.depthwise,
+        "cpus": os.cpu_count(),
+        "load": [round(load, 1) for load in (load_before, os.getloadavg()[0])],
+        "temp_bytes": {
+            way: run.memory_analysis().temp_size_in_bytes for way, run in runs.items()
+        },
+        **ratios(seconds),
     }
 
 
-def _resized(net: Network, image_size: int) -> Network:
-    return replace(net, image_size=image_size)
+def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Minimum and median of each way's seconds, and what inverting takes of storing."""
+    inverted, stored = seconds[INVERTED], seconds[STORED]
+    return {
+        "seconds": {
+            way: {"min": round(min(each), 4), "median": round(median(each), 4)}
+            for way, each in seconds.items()
+        },
+        "ratio": {
+            "of_minima": round(min(inverted) / min(stored), 3),
+            "median_of_rounds": round(
+                median(a / b for a, b in zip(inverted, stored, strict=True)), 3
+            ),
+        },
+    }
+
+
+def _prepared(net: Network, cost: Cost) -> Network:
+    """At another size, perhaps with other depthwise convolutions."""
+
+    def make(rngs: nnx.Rngs) -> nnx.Module:
+        model = net.make(rngs)
+        if cost.depthwise == "sums":
+            use_sums_of_products(model)
+        return model
+
+    return replace(net, image_size=cost.image_size, make=make)
 
 
 def main() -> None:
@@ -111,9 +148,10 @@ def main() -> None:
             write_whole(path, json.dumps(found, indent=1) + "\n")
         print(name, found[name]["ratio"], flush=True)
     for name in cost.timed:
-        found.setdefault(name, {})["cpu"] = timed(name, cost)
+        key = "cpu" if cost.depthwise == "xla" else "cpu, sums of products"
+        found.setdefault(name, {})[key] = timed(name, cost)
         write_whole(path, json.dumps(found, indent=1) + "\n")
-        print(name, found[name]["cpu"], flush=True)
+        print(name, found[name][key], flush=True)
 
 
 if __name__ == "__main__":
