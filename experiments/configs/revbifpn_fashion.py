@@ -7,8 +7,8 @@ Command:
 `--model.reversible False` trains its plain twin; `python -m
 experiments.papers.revbifpn.accuracy` compares the two over three seeds.
 
-Expected: accuracy about 0.80 on held-out images after 200 steps, some minutes on two
-CPU cores.
+Expected: accuracy about 0.82 on held-out images after 200 steps: a minute or two of
+training on two CPU cores, after some minutes of compiling.
 """
 
 from typing import Any

@@ -85,13 +85,17 @@ def test_images_are_padded_alike_on_both_sides():
     assert revbifpn.padded(jnp.ones((1, 64, 33, 1))).shape == (1, 64, 64, 1)
 
 
-def test_checkpoints_hold_the_models_state(tmp_path):
+STATISTICS = {"list": {"1": {"norm": {"mean": jnp.arange(3.0), "var": jnp.ones(3)}}}}
+
+
+@pytest.mark.parametrize("model", [STATISTICS, {}], ids=["statistics", "none"])
+def test_checkpoints_hold_the_models_state(tmp_path, model):
     state = step.TrainState(
         {"list": {"0": {"kernel": jnp.arange(6.0)}}},
         optax.adam(1e-3).init({"list": {"0": {"kernel": jnp.arange(6.0)}}}),
         jnp.int32(5),
         jax.random.key_data(jax.random.key(3)),
-        {"list": {"1": {"norm": {"mean": jnp.arange(3.0), "var": jnp.ones(3)}}}},
+        model,
     )
     images = data.Images(np.zeros((8, 4, 4), np.uint8), np.arange(8), 1.0)
     batches = data.train_batches(images, 4, 0)

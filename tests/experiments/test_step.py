@@ -305,7 +305,16 @@ def test_sizes_that_do_not_suit_the_target_are_refused():
         gpt_problem(rr.target("cpu:8"), **{"sharding.model": 3})
 
 
-@pytest.mark.parametrize("name", configs.names())
+LONG_TO_TRACE = ("fcos_digits", "revbifpn_fashion")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LONG_TO_TRACE else ())
+        for name in configs.names()
+    ],
+)
 def test_every_experiment_is_a_problem_for_eight_cards_without_an_allocation(name):
     before = {id(array) for array in jax.live_arrays()}
     found = step.problem(configs.load(name), rr.target("h100:8"))

@@ -22,6 +22,8 @@ from statistics import median
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import tyro
 from flax import nnx
 
@@ -78,14 +80,11 @@ def counted(name: str) -> dict[str, Any]:
 def timed(name: str, cost: Cost) -> dict[str, Any]:
     """Seconds a step of the twins, in turn on this CPU."""
     load_before = os.getloadavg()[0]
-    twins = {way: _prepared(network(name, way), cost) for way in (STORED, INVERTED)}
-    net, size = twins[STORED], cost.image_size
-    params, state = nnx.split(net.make(nnx.Rngs(0)), nnx.Param, ...)[1:]
-    images = jax.random.normal(jax.random.key(0), (cost.batch, size, size, 3))
-    args = (params, state, images, jax.numpy.arange(cost.batch) % 1000)
-    runs = {}
-    for way, net in twins.items():
-        step = training_step(net, cost.batch)
+    runs, args = {}, ()
+    for way in (STORED, INVERTED):
+        step = training_step(_prepared(network(name, way), cost), cost.batch)
+        # The twins take the same arrays.
+        args = jax.tree.map(_filled, step.specs)
         runs[way] = jax.jit(step.function).lower(*args).compile()
         jax.block_until_ready(runs[way](*args))
     seconds: dict[str, list[float]] = {way: [] for way in runs}
@@ -123,6 +122,16 @@ def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
             ),
         },
     }
+
+
+def _filled(spec: jax.ShapeDtypeStruct) -> jax.Array:
+    """Numbers to compute with; which ones they are costs no time."""
+    if jnp.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), spec.shape)
+    if not jnp.issubdtype(spec.dtype, jnp.floating):
+        return jnp.zeros(spec.shape, spec.dtype)
+    draws = np.random.default_rng(0).normal(scale=0.1, size=spec.shape)
+    return jnp.asarray(draws, spec.dtype)
 
 
 def _prepared(net: Network, cost: Cost) -> Network:
