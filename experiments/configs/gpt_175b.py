@@ -42,7 +42,7 @@ config = Experiment(
     data=DataConfig(batch_size=8),
     optim=OptimConfig(learning_rate=6e-5, warmup_steps=375),
     train=TrainConfig(num_steps=100_000, save_every=1000, valid_every=1000),
-    sharding=ShardingConfig(data=1, fsdp=8, model=8),
+    sharding=ShardingConfig(data=1, fsdp=None, model=8),
 )
 
 
