@@ -188,8 +188,8 @@ class Search:
         )
 
     def menus(self) -> tuple[Menu, ...]:
-        """What is known of all prices."""
-        return tuple(prices.menu() for prices in self.prices)
+        """What is known of all prices; nothing before the first."""
+        return tuple(prices.menu() for prices in self.prices if prices.deep)
 
     # Compiles -------------------------------------------------------------------------
 

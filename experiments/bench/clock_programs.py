@@ -1,5 +1,6 @@
 """Programs and policies on which the clock is judged."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -53,9 +54,12 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
     room = max(0, number - 2 - splits)
     order = ["none", "full", *_spread(extra, unit, uniform, room)]
     chosen = {name: chosen[name] for name in order if name in chosen}
-    for k in sorted({round((j + 1) * n / (splits + 1)) for j in range(splits)}):
-        actions = (uniform["none"],) * k + (uniform["full"],) * (n - k)
-        chosen[f"{k} x none, {n - k} x full"] = actions
+    places = sorted({round((j + 1) * n / (splits + 1)) for j in range(splits)})
+    # Full beside the others only where there are few sets of names.
+    for other, k in itertools.product((n for n in order if n != "full"), places):
+        if len(chosen) < number:
+            actions = (uniform[other],) * k + (uniform["full"],) * (n - k)
+            chosen[f"{k} x {other}, {n - k} x full"] = actions
     found = []
     for name, actions in chosen.items():
         loss = rr.apply(problem.loss, graph.plan({unit.name: actions}))

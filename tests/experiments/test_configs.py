@@ -125,8 +125,8 @@ def test_the_command_line_takes_a_config_file(tmp_path):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("", "which experiment? gpt, "),
-        ("gtp", "unknown experiment 'gtp'; known are: gpt, "),
+        ("", "which experiment? fcos_digits, gpt, "),
+        ("gtp", "unknown experiment 'gtp'; known are: fcos_digits, gpt, "),
         ("missing.py", "there is no config file missing.py"),
         ("gpt --model.num-layer 3", "(did you mean --model.num-layers?); known are: "),
         ("gpt --nonsense", "unknown config key --nonsense; known are: --name, "),
