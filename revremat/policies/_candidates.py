@@ -99,7 +99,8 @@ def candidates(
         if offload or not action.offload
     ]
     others += [c for c in sets if c.action.offload]
-    others = _distinct(unit, others)[: most // 3]
+    # Of few, the first beside full and none is one that the model can judge.
+    others = _distinct(unit, others)[: (most - 2 if most < _FEW else most) // 3]
     sets = [c for c in sets if not c.action.offload] + _cuts(joint, names)
     sets = judged + sets
     cost = lambda c: joint.cost(
