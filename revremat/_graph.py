@@ -286,10 +286,10 @@ class Unit:
                     f"unit {self.name!r} can be computed in {ways} chunks, not "
                     f"{action.chunks}; `rr.block(..., split=...)` says how to split it."
                 )
-            if action.every > 1 and self.kind != "scan":
+            if action.every > 1 and not self.chained:
                 raise UserError(
-                    f"unit {self.name!r} is no loop, and {action!r} is for loops; "
-                    "write the layers as a `jax.lax.scan` or leave `every` away."
+                    f"unit {self.name!r} is no stack, so {action!r} has no neighbours "
+                    "to share an input with; leave `every` away."
                 )
             if action.every > 1 and not action.can_group:
                 raise UserError(

@@ -38,7 +38,7 @@ class Action:
         Mangalam, 2023, PaReprop).
       chunks: For a unit that can be split (`rr.block(..., split=...)`): how many pieces
         it is computed in, one after the other; 1 computes it whole.
-      every: For a loop: neighbouring layers of this action form segments of so many,
+      every: For a stack: neighbouring layers of this action form segments of so many,
         and only a segment's input is kept. In the backward pass a segment is run
         forward once more, and the rest of the action says what its layers keep from
         there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that

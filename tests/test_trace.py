@@ -49,6 +49,21 @@ def plain(w, x):
     return layer(at(w, 0), x).sum()
 
 
+def elementwise(w, x):
+    """Layers without a product, which make all there is."""
+    for k in range(LAYERS):
+        x = x + jnp.tanh(x * w["a"][k, 0]) * jax.nn.sigmoid(x)
+    return x.sum()
+
+
+def mostly_a_product(w, x):
+    """Three alike that make next to nothing beside one product."""
+    small = x[:1, :1]
+    for k in range(LAYERS):
+        small = small + jnp.tanh(small * w["a"][k, 0, 0])
+    return (layer(at(w, 0), x) * small).sum()
+
+
 @pytest.mark.parametrize(
     ("loss", "units"),
     [
@@ -58,6 +73,8 @@ def plain(w, x):
         (checkpointed, [("checkpoint_0", "checkpoint", LAYERS)]),
         (blocks, [("layer", "block", LAYERS), ("head", "block", 1)]),
         (plain, [("whole_0", "whole", 1)]),
+        (elementwise, [("repeat_0", "repeat", LAYERS)]),
+        (mostly_a_product, [("whole_0", "whole", 1)]),
         (
             lambda w, x: scanned(w, x) + scanned(w, 2 * x),
             [("scan_0", "scan", LAYERS), ("scan_1", "scan", LAYERS)],

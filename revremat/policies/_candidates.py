@@ -9,7 +9,7 @@ which the model knows little, always stay.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, zip_longest
 
 from revremat._bytes import format_bytes
@@ -91,8 +91,9 @@ def candidates(
     presets = [preset(unit, "full")]
     presets += [preset(unit, name) for name in PRESETS if name != "full"]
     presets, judged = (presets[:2], presets[2:]) if most < _FEW else (presets, [])
-    names = dear_names(unit)
-    others = _others(unit, names, offload=offload, ahead=ahead)
+    names, corners = dear_names(unit), front(joint)
+    beside = _light_names(unit, corners)
+    others = _others(unit, names, beside, offload=offload, ahead=ahead)
     sets = [
         Candidate(name, action)
         for name, action in named_sets(unit).items()
@@ -101,7 +102,9 @@ def candidates(
     others += [c for c in sets if c.action.offload]
     # Of few, the first beside full and none is one that the model can judge.
     others = _distinct(unit, others)[: (most - 2 if most < _FEW else most) // 3]
-    sets = [c for c in sets if not c.action.offload] + _cuts(joint, names)
+    sets = [c for c in sets if not c.action.offload] + _cuts(
+        joint, names, corners, beside
+    )
     sets = judged + sets
     cost = lambda c: joint.cost(
         unit.position[name] for name in unit.kept(c.action).saved
@@ -211,17 +214,19 @@ def _below(c: Cost, a: Cost, b: Cost) -> bool:
     return (a.traffic - b.traffic) * run > (a.traffic - c.traffic) * step
 
 
-def _cuts(joint: Joint, names: Sequence[str]) -> list[Candidate]:
+def _light_names(unit: Unit, corners: Sequence[Cut]) -> list[str]:
+    """What is small enough to be kept beside anything."""
+    smallest = corners[-1].cost.bytes
+    light = (c for c in corners if c.cost.bytes <= _LIGHT * smallest)
+    return [unit.values[k].name for k in max(light, key=lambda c: c.cost.bytes).kept]
+
+
+def _cuts(
+    joint: Joint, names: Sequence[str], corners: Sequence[Cut], beside: Sequence[str]
+) -> list[Candidate]:
     """Minimum cuts, then subsets of dear names with what is light beside them."""
     unit = joint.unit
     partitioner = cut(joint, Weights(rebuilding=0.0), bans(joint))
-    corners = front(joint)
-    smallest = corners[-1].cost.bytes
-    light = max(
-        (c for c in corners if c.cost.bytes <= _LIGHT * smallest),
-        key=lambda c: c.cost.bytes,
-    )
-    beside = [unit.values[k].name for k in light.kept]
     found = [Candidate("min-cut", _keep(joint, partitioner))]
     found += [Candidate(title(unit, c.kept), _keep(joint, c)) for c in corners]
     for subset in _best_subsets(unit, names):
@@ -339,7 +344,12 @@ def _subsets(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
 
 
 def _others(
-    unit: Unit, names: Sequence[str], *, offload: bool, ahead: bool
+    unit: Unit,
+    names: Sequence[str],
+    beside: Sequence[str],
+    *,
+    offload: bool,
+    ahead: bool,
 ) -> list[Candidate]:
     """What the cheap model cannot judge: the first of every kind, then the second."""
     products = _dots(unit, with_batch=False)
@@ -350,7 +360,7 @@ def _others(
     kinds = [
         _offloads(unit, names) if offload and unit.num_layers > 1 else [],
         [Candidate("full, ahead", RECOMPUTE(ahead=products))] if may_ahead else [],
-        _in_segments(unit),
+        _in_segments(unit, beside),
         inverts,
         _chunkings(unit),
     ]
@@ -369,25 +379,26 @@ def _chunkings(unit: Unit) -> list[Candidate]:
     ]
 
 
-def _in_segments(unit: Unit) -> list[Candidate]:
-    """Segments of long loops, each as long as it should be by the bytes alone.
+def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
+    """Segments of long stacks, each as long as it should be by the bytes alone.
 
     Of N layers in segments of k, N / k inputs are kept, and what k layers keep once
     theirs is run again: least at k = sqrt(N * input / kept) (Chen et al., 2016).
     """
-    if unit.kind != "scan" or unit.num_layers < _LONG:
+    if not unit.chained or unit.num_layers < _LONG:
         return []
     if any(op.pinned for op in unit.operations):
         return []
     found = []
     handed = sum(v.num_bytes for v in unit.values if v.role == "input")
-    for name, action in (("full", RECOMPUTE), ("none", SAVE)):
+    light = _without_unused(unit, RECOMPUTE(save=beside))
+    for name, action in (("light" if light.save else "full", light), ("none", SAVE)):
         kept = max(1, unit.kept(action).device_bytes)
         best = math.sqrt(unit.num_layers * handed / kept)
         every = 2 ** max(1, round(math.log2(max(best, 1))))
         if 4 * every <= unit.num_layers:
             label = f"{name}, every {every}"
-            found.append(Candidate(label, action(every=every)))
+            found.append(Candidate(label, replace(action, every=every)))
     return found
 
 

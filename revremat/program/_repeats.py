@@ -2,8 +2,10 @@
 
 The operations of a program are compared as tokens (what they do, on which shapes); the
 longest stretch that equals itself shifted by some period is a loop, if the values flow
-in the same way in every turn. Where in the period a turn begins is chosen so that the
-least is handed from turn to turn, which for a residual network is the residual stream.
+in the same way in every turn. Turns are layers if they have a product of matrices, or if they
+make a good part of what the program makes. Where in the period a turn begins is chosen so
+that the least is handed from turn to turn, which for a residual network is the residual
+stream.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,6 +30,8 @@ from revremat.program._ops import (
 )
 
 MOST_OPS = 20_000
+_FEWEST_LIGHT_TURNS = 3
+_LEAST_PART = 0.25
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,22 +51,25 @@ class Repeat:
     turns: tuple[Turn, ...]
 
 
-def find_repeats(ops: Sequence[Op], used_after: set[Value]) -> list[Repeat]:
+def find_repeats(
+    ops: Sequence[Op], used_after: set[Value], made_bytes: float
+) -> list[Repeat]:
     """The unrolled loops in a stretch of operations, in program order.
 
     Args:
       ops: A stretch without scans, blocks and checkpoints.
       used_after: What the rest of the program uses.
+      made_bytes: Of all that the program makes.
     """
     if len(ops) > MOST_OPS:
         return []
-    best = _longest(ops)
+    best = _longest(ops, _LEAST_PART * made_bytes)
     if best is None:
         return []
     start, period, length = best
     repeat, begin, end = _best_rotation(ops, start, period, length, used_after)
-    before = find_repeats(ops[:begin], used_after | _used(ops[begin:]))
-    after = find_repeats(ops[end:], used_after)
+    before = find_repeats(ops[:begin], used_after | _used(ops[begin:]), made_bytes)
+    after = find_repeats(ops[end:], used_after, made_bytes)
     return [*before, *([] if repeat is None else [repeat]), *after]
 
 
@@ -70,11 +77,20 @@ def _used(ops: Sequence[Op]) -> set[Value]:
     return {atom for op in ops for atom in op.inputs if isinstance(atom, Value)}
 
 
-def _longest(ops: Sequence[Op]) -> tuple[int, int, int] | None:
-    """Start, period and length of the stretch that repeats over most operations."""
+def made_by(op: Op) -> int:
+    """Bytes that an operation makes."""
+    return sum(num_bytes(out.aval) for out in op.outputs)
+
+
+def _longest(ops: Sequence[Op], least_bytes: float) -> tuple[int, int, int] | None:
+    """Start, period and length of the stretch that repeats over most operations.
+
+    Without a product of matrices it has to make so many bytes.
+    """
     numbers: dict[str, int] = {}
     tokens = np.array([numbers.setdefault(describe_op(op), len(numbers)) for op in ops])
     heavy = np.array([_is_heavy(op) for op in ops], dtype=bool)
+    made = np.cumsum([0, *map(made_by, ops)])
     best, best_covered = None, 0
     for period in range(1, len(ops) // 2 + 1):
         same = tokens[period:] == tokens[:-period]
@@ -84,7 +100,10 @@ def _longest(ops: Sequence[Op]) -> tuple[int, int, int] | None:
             covered = (matched // period + 1) * period
             if matched < period or covered <= best_covered:
                 continue
-            if heavy[start : start + period].any():
+            enough = covered >= _FEWEST_LIGHT_TURNS * period and (
+                made[stop + period] - made[start] >= least_bytes
+            )
+            if enough or heavy[start : start + period].any():
                 best, best_covered = (int(start), period, matched + period), covered
     return best
 

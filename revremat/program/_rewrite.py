@@ -58,8 +58,8 @@ def rewrite(
 def _steps(decision: Decision):
     """Where to run what instead of which operations."""
     unit, actions = decision.unit, decision.plan.actions
-    together = any(a.kind == "invert" or a.ahead for a in actions)
-    if unit.kind != "scan" and unit.chain and together and not decision.shortened:
+    together = any(a.kind == "invert" or a.ahead or a.every > 1 for a in actions)
+    if unit.kind != "scan" and unit.chain and together:
         ops = tuple(op for site in unit.sites for op in site.ops)
         # By then whatever the layers take beside one another's results has been made.
         yield unit.sites[-1].ops[0], ops, partial(_run_chain, unit, actions)
@@ -89,8 +89,12 @@ def _skip_site(site: Site, chain: Sequence[int], env: dict[Value, Any]) -> None:
 def _run_chain(
     unit: FoundUnit, actions: tuple[Action, ...], env: dict[Value, Any]
 ) -> None:
-    """Run sites that follow one another as one stack, whose weights are not stacked."""
-    first, last = unit.sites[0], unit.sites[-1]
+    """Run sites that follow one another as one stack, whose weights are not stacked.
+
+    Layers beyond the actions are left out: what comes in goes out.
+    """
+    sites, last = unit.sites[: len(actions)], unit.sites[-1]
+    first = sites[0]
     own = [k for k in range(len(first.inputs)) if k not in unit.chain]
     order = (*unit.chain, *own)
     reorder = lambda program: replace(
@@ -100,7 +104,7 @@ def _run_chain(
         body=reorder(first.body),
         num_consts=0,
         num_carry=len(unit.chain),
-        length=len(unit.sites),
+        length=len(sites),
         reverse=False,
         actions=actions,
         inverse=None if first.inverse is None else reorder(first.inverse),
@@ -109,7 +113,7 @@ def _run_chain(
         unrolled=True,
     )
     init = [read(env, first.inputs[k]) for k in unit.chain]
-    xs = [Each(tuple(read(env, site.inputs[k]) for site in unit.sites)) for k in own]
+    xs = [Each(tuple(read(env, site.inputs[k]) for site in sites)) for k in own]
     carry, _ = run_stack(stack, [], init, xs)
     env.update(zip(last.outputs, carry, strict=True))
 

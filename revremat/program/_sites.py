@@ -23,7 +23,7 @@ from revremat.program._ops import (
     lift_constants,
     with_inputs,
 )
-from revremat.program._repeats import find_repeats
+from revremat.program._repeats import find_repeats, made_by
 from revremat.program._split import Chunked, block_chunks
 from revremat.program._stack import carried_mask
 
@@ -182,12 +182,12 @@ def _repeat_sites(
             stretches.append([])
         elif not weights.issuperset(op.outputs):
             stretches[-1].append(op)
-    sites = []
+    sites, made_bytes = [], sum(map(made_by, program.ops))
     for stretch in stretches:
         inside = set(stretch)
         atoms = [a for op in program.ops if op not in inside for a in op.inputs]
         used = {a for a in (*atoms, *program.outputs) if isinstance(a, Value)}
-        for repeat in find_repeats(stretch, used):
+        for repeat in find_repeats(stretch, used, made_bytes):
             for turn in repeat.turns:
                 mask = tuple(atom in live for atom in turn.inputs)
                 if not any(mask):

@@ -80,11 +80,6 @@ class Stack:
                     "input on the device and rebuilds the others from it; `every` goes "
                     "with SAVE and RECOMPUTE, without `offload` and `ahead`."
                 )
-            if action.every != 1 and self.unrolled:
-                raise UserError(
-                    f"{self.name} is written out, layer by layer, and `every` is for "
-                    "loops; write it as a `jax.lax.scan` or leave `every` away."
-                )
             if action.chunks != 1:
                 raise UserError(
                     f"{self.name} is a stack, which cannot be split in {action.chunks} "

@@ -73,7 +73,13 @@ def closing_over(w, x):
     return (jax.lax.scan(step, x, w)[0] ** 2).sum()
 
 
-FORMS = [simple, backwards, with_dropout, with_a_key_carried, closing_over]
+def unrolled(w, x):
+    for k in range(w["a"].shape[0]):
+        x = layer(jax.tree.map(lambda a, k=k: a[k], w), x)
+    return (x**2).sum()
+
+
+FORMS = [unrolled, simple, backwards, with_dropout, with_a_key_carried, closing_over]
 
 
 def gradients(loss, *args):
@@ -97,6 +103,7 @@ def test_gradients_are_those_of_plain_autodiff_under_all_actions(loss):
         (backwards, ["a mix", "recompute"]),
         (with_a_key_carried, ["one name"]),
         (closing_over, ["save"]),
+        (unrolled, ["a mix", "one name"]),
     ],
 )
 def test_gradients_are_those_of_plain_autodiff(loss, names):
@@ -157,16 +164,18 @@ def test_only_the_inputs_of_segments_are_kept(every, turns):
     assert sorted(kept) == sorted([(turns, ROWS, WIDTH), (ROWS, WIDTH), (ROWS, WIDTH)])
 
 
-def test_segments_save_memory_on_the_target():
+@pytest.mark.parametrize("loss", [simple, unrolled])
+def test_segments_save_memory_on_the_target(loss):
     w = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((64, *a.shape[1:]), jnp.float32), arguments()[0]
     )
     specs = (w, jax.ShapeDtypeStruct((65536, WIDTH), jnp.float32))
-    graph = rr.trace(simple, *specs)
+    graph = rr.trace(loss, *specs)
+    (unit,) = graph.units
 
     def size(action):
-        loss = rr.apply(simple, graph.plan({"scan_0": action}))
-        step = jax.value_and_grad(loss)
+        planned = rr.apply(loss, graph.plan({unit.name: action}))
+        step = jax.value_and_grad(planned)
         return rr.measure(step, *specs, target="h100:1").memory.total_bytes
 
     one = 65536 * WIDTH * 4
@@ -201,16 +210,14 @@ def test_runs_are_cut_into_groups():
     ]
 
 
-def unrolled(w, x):
-    for k in range(LAYERS):
-        x = layer(jax.tree.map(lambda a, k=k: a[k], w), x)
-    return (x**2).sum()
+def without_layers(w, x):
+    return (jnp.tanh(x @ w["a"][0]) ** 2).sum()
 
 
 @pytest.mark.parametrize(
     ("loss", "action", "sentence"),
     [
-        (unrolled, RECOMPUTE(every=4), "is no loop"),
+        (without_layers, RECOMPUTE(every=4), "is no stack"),
         (simple, OFFLOAD(every=4), "`every` goes with SAVE and RECOMPUTE"),
         (simple, RECOMPUTE(ahead=["hidden"], every=4), "`every` goes with SAVE"),
         (simple, INVERT(every=4), "INVERT"),
