@@ -2,10 +2,10 @@
 
 The operations of a program are compared as tokens (what they do, on which shapes); the
 longest stretch that equals itself shifted by some period is a loop, if the values flow
-in the same way in every turn. Turns are layers if they have a product of matrices, or if they
-make a good part of what the program makes. Where in the period a turn begins is chosen so
-that the least is handed from turn to turn, which for a residual network is the residual
-stream.
+in the same way in every turn. Turns are layers if they have a product of matrices, or
+if they make a good part of what the program makes. Where in the period a turn begins is
+chosen so that the least is handed from turn to turn, which for a residual network is
+the residual stream.
 """
 
 from collections.abc import Iterator, Sequence
