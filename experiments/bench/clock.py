@@ -159,6 +159,19 @@ def _keep_freed_memory() -> None:
         mallopt(parameter, value)
 
 
+def start_with_large_pages() -> None:
+    """This command once more, its memory in pages of 2 MiB where the system has them.
+
+    Which small pages a process is given decides which of them share a place in the
+    caches: the same steps of a GPT took 66 to 79 ms, and 56 to 64 ms with large ones.
+    """
+    known = os.environ.get("GLIBC_TUNABLES", "")
+    if sys.platform == "linux" and "glibc.malloc.hugetlb" not in known:
+        wanted = ":".join(filter(None, [known, "glibc.malloc.hugetlb=1"]))
+        os.environ["GLIBC_TUNABLES"] = wanted  # of glibc 2.35 or later
+        os.execv(sys.executable, sys.orig_argv)
+
+
 def _start_with_one_thread() -> None:
     """JAX with a pool of one thread, which may then run on any core.
 
@@ -313,4 +326,5 @@ def table(name: str, rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
+    start_with_large_pages()
     sys.exit(main(tyro.cli(Options)))

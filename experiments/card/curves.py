@@ -248,20 +248,24 @@ def _fresh(quick: bool) -> list[tuple[float, float]]:
     small ones are kept by the process.
     """
     sizes = (0.25, 1) if quick else (1, 4, 16, 28, 36, 48, 64)
-    points, fastest = [], 0.0
+    points = []
     for size in sizes:
         elements = int(size * 2**18)
-        run = jax.jit(lambda x, n=elements: jnp.broadcast_to(x, (n,)))
-        jax.block_until_ready(run(1.0))
-        seconds = float("inf")
+        fill = lambda x, n=elements: jnp.broadcast_to(x, (n,))
+        anew = jax.jit(fill)
+        over = lambda old, x, fill=fill: fill(x)  # the result takes over its memory
+        again = jax.jit(over, donate_argnums=0, keep_unused=True)
+        there = again(anew(1.0), 1.0)
+        new_seconds, seconds = float("inf"), float("inf")
         for _ in range(_ROUNDS):
             began = time.process_time()  # the system's share is part of it
-            jax.block_until_ready(run(1.0))
-            seconds = min(seconds, time.process_time() - began)
-        num_bytes = 4.0 * elements
-        fastest = max(fastest, num_bytes / seconds)
-        beyond = max(seconds - num_bytes / fastest, 0.01 * seconds)
-        points.append((num_bytes, num_bytes / beyond))
+            jax.block_until_ready(anew(1.0))
+            between = time.process_time()
+            there = jax.block_until_ready(again(there, 1.0))
+            seconds = min(seconds, time.process_time() - between)
+            new_seconds = min(new_seconds, between - began)
+        beyond = max(new_seconds - seconds, 0.01 * new_seconds)
+        points.append((4.0 * elements, 4.0 * elements / beyond))
     return points
 
 
