@@ -91,12 +91,21 @@ class Search:
 
     def _propose(self, most: int) -> dict[str, tuple[policies.Candidate, ...]]:
         """Candidates of every unit, at most so many each; sets what is priced."""
+        card = self.target.card
+        moved = card.memory_efficiency * card.memory_bandwidth
+        rates = policies.Rates(
+            product_flops=card.matmul_efficiency
+            * max(card.peak_flops.values())
+            / moved,
+            other_flops=card.peak_flops["float32"] / moved,
+        )
         every = {
             u.name: policies.candidates(
                 u,
                 offload=self.target.platform != "cpu",
                 ahead=self.target.num_devices > 1,
                 most=most,
+                rates=rates,
             )
             for u in self.graph.units
             if not u.inside  # its outer unit decides

@@ -196,4 +196,5 @@ def table(name: str, found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    clock.start_with_large_pages()
     sys.exit(main(tyro.cli(Options, description=__doc__)))
