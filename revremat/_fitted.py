@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from revremat._bytes import format_bytes, format_us
 from revremat._measurement import Measurement
 from revremat._plan import Plan
 from revremat.policies import Menu
@@ -63,3 +64,15 @@ class Fit:
     greedy_us: float | None
     num_compiles: int
     left: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        size, budget = self.measurement.memory.total_bytes, self.plan.budget_bytes
+        of = "" if budget is None else f" of {format_bytes(budget)}"
+        took = format_us(self.measurement.time.step_us)
+        return (
+            f"<Fit for {self.plan.target}: {format_bytes(size)}{of}, {took} a step, "
+            f"{self.num_compiles} compiles>"
+        )
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.plan}\nrr.render(fit) says how it was chosen"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from revremat._bytes import format_bytes, format_us
 from revremat._history import Curve, Span
 from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
 
@@ -344,6 +345,13 @@ class Measurement:
     cached: bool = False
     versions: str = ""
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        size, took = self.memory.total_bytes, self.time.step_us
+        return (
+            f"<Measurement of {self.program!r} on {self.target}: {format_bytes(size)} "
+            f"of {format_bytes(self.usable_bytes)}, {format_us(took)} a step>"
+        )
 
     @property
     def usable_bytes(self) -> int:

@@ -108,6 +108,14 @@ def test_the_loss_that_comes_back_computes_the_same():
         assert jnp.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+def test_what_is_printed_by_hand_is_a_few_lines(searched):
+    _, found = searched
+    first, *plan, last = str(found[0.6]).splitlines()
+    assert first.startswith("<Fit for h100:1: ")
+    assert "\n".join(plan) == str(found[0.6].plan)
+    assert "rr.render" in last
+
+
 def test_a_plan_is_applied_from_its_file(searched, tmp_path):
     _, found = searched
     one = found[0.45]

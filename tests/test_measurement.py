@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
+from revremat._bytes import format_us
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, MIB, changed
 
 MEMORY = MEASUREMENT.memory
@@ -14,6 +15,13 @@ MEMORY = MEASUREMENT.memory
 
 def test_total_is_argument_plus_output_minus_alias_plus_temp():
     assert MEMORY.total_bytes == 11 * GIB + 256 * MIB
+
+
+def test_what_is_printed_by_hand_is_one_line():
+    one = changed(program="step", target="h100:1")
+    took = format_us(one.time.step_us)
+    assert repr(one).startswith("<Measurement of 'step' on h100:1: 11.2 GiB of ")
+    assert repr(one).endswith(f", {took} a step>")
 
 
 def test_it_fits_when_step_and_reserve_fit():
