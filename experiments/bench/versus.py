@@ -3,6 +3,7 @@
     python -m experiments.bench.versus --programs gpt2_xl vit_l_384
     python -m experiments.bench.versus --most 60
     python -m experiments.bench.versus --largest-batch gpt2_xl
+    python -m experiments.bench.versus --markdown
 
 Of every program at real size, at eight budgets from just under what it takes as it is
 written to the least there is: estimated throughput of the searched plan over that of
@@ -62,6 +63,7 @@ class Options:
       again: Programs that are done are run again.
       largest_batch: A program: the largest batch that fits its target as it is written
         and with searched plans, at no more than 5 % of throughput.
+      markdown: Nothing is compiled: the results there are, as the table of the README.
       out: The folder of the results.
     """
 
@@ -72,6 +74,7 @@ class Options:
     most: float = math.inf
     again: bool = False
     largest_batch: str = ""
+    markdown: bool = False
     out: Path = RESULTS
 
 
@@ -93,6 +96,9 @@ def main(options: Options) -> int:
         print(f"no program {unknown[0]!r}; there are {', '.join(PROGRAMS)}")
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.markdown:
+        print(markdown(read(options.out)))
+        return 0
     # Compiles are found again from wherever they are asked for.
     frames = jax.config.jax_include_full_tracebacks_in_locations
     jax.config.update("jax_include_full_tracebacks_in_locations", False)
@@ -242,6 +248,30 @@ def summary(done: Mapping[str, Mapping[str, Any]]) -> str:
             reason = REASONS.get(program, "the reason is not known")
             lines.append(f"{program} is below {', '.join(below)}: {reason}")
     return "\n".join(lines)
+
+
+def markdown(done: Mapping[str, Mapping[str, Any]]) -> str:
+    """The README's table: a program, the searched plans, and gains over the rest."""
+    names = [r.name for r in RIVALS[1:]]
+    head = ["program", "as written", "searched", "with least memory", *names]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for program, found in done.items():
+        plans = [at["search"] for at in found["budgets"] if at["search"] is not None]
+        fastest = min(plans, key=lambda p: (p["step_us"], p["bytes"]), default=None)
+        least = min(plans, key=lambda p: p["bytes"], default=None)
+        cells = [_plan_cell(p) for p in (found["as_written"], fastest, least)]
+        cells += [_mean_cell(gains(found, n)) for n in names]
+        label = f"{program} ({found['target']}, {len(found['budgets'])})"
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    means = [_mean_cell([g for f in done.values() for g in gains(f, n)]) for n in names]
+    lines.append(f"| geometric mean | | | | {' | '.join(means)} |")
+    return "\n".join(lines)
+
+
+def _plan_cell(plan: Mapping[str, Any] | None) -> str:
+    if plan is None:
+        return "none fits"
+    return f"{format_bytes(plan['bytes'])}, {format_us(plan['step_us'])}"
 
 
 def _mean_cell(listed: list[float | None]) -> str:
