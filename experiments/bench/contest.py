@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,21 +18,25 @@ from revremat.policies import PRESETS, Candidate, Menu, preset
 
 Tell = Callable[[str], None]
 _JUST_UNDER = 0.999
-_TO_SPARE = 1.01
+_TO_SPARE = 1.001
 
 
 def budgets_of(search: Search, number: int) -> list[int]:
-    """Evenly spaced by ratio, from just under plain to the smallest the prices allow.
+    """Evenly spaced by ratio, from just under plain to the smallest that was compiled.
 
     Args:
       search: Prepared.
       number: How many, 2 or more.
     """
     plain = _JUST_UNDER * search.add("as written", None).bytes
-    # The prices may be a little low: the smallest has something to spare.
-    smallest = min(_TO_SPARE * policies.smallest_bytes(search.menus()), plain)
+    limit = _TO_SPARE * policies.smallest_bytes(search.menus())
+    host_bytes = search.target.host_bytes
+    choice = policies.choose(search.menus(), limit, host_budget_bytes=host_bytes)
+    if choice is not None:
+        search.try_mix(choice)
+    smallest = min(plain, search.best(0).bytes)
     ratio = (smallest / plain) ** (1 / (number - 1))
-    return [int(plain * ratio**k) for k in range(number)]
+    return [*(int(plain * ratio**k) for k in range(number - 1)), math.ceil(smallest)]
 
 
 def arena_of(search: Search) -> Arena:
