@@ -6,6 +6,7 @@ the clock will use.
 """
 
 import glob
+import itertools
 import statistics
 import tempfile
 import time
@@ -50,7 +51,7 @@ def measure(quick: bool = False) -> Curves:
     found |= _reductions(quick)
     found |= _products(quick)
     found |= _convolutions(quick)
-    found["strided"] = _strided(quick)
+    found |= _across(quick)
     return {name: points for name, points in found.items() if points}
 
 
@@ -227,18 +228,30 @@ def _convolutions(quick: bool) -> Curves:
     return {name: _smooth(points) for name, points in found.items()}
 
 
-def _strided(quick: bool) -> list[tuple[float, float]]:
-    """Arithmetic on transposed arrays: reads that step over rows."""
-    points = []
-    for rows in (64, 256) if quick else (32, 128, 512, 1024, 4096):
-        for operands in (1, 2, 4):
-            arrays = [_normal(rows, 384) for _ in range(operands)]
-            run = lambda *xs: sum(x.T * 1.5 for x in xs) + 1.0
-            for _, cost, seconds in timed(run, *arrays):
-                reads = sum(n for n, _ in cost.strided)
-                if reads:
-                    points.append((cost.strided[0][1], reads / seconds))
-    return _smooth(points)
+def _across(quick: bool) -> Curves:
+    """Arithmetic on transposed arrays: reads or writes that step over rows.
+
+    With one array the reads do; with several LLVM turns the loops around. Rows of 400
+    numbers fill all sets of a cache, rows of 512 one in 32.
+    """
+    found: Curves = defaultdict(list)
+    run = lambda *xs: jnp.square(sum(x.T * 1.5 for x in xs)) + xs[0].T * 0.5
+    sides = itertools.product((64, 256), (400, 512))
+    if not quick:
+        sides = itertools.chain(
+            itertools.product((32, 128, 256, 400, 512), (400, 512)),
+            itertools.product((1024, 2048), (64, 128, 256, 400, 512)),
+        )
+    for rows, width in sides:
+        for arrays in (1, 3):
+            xs = [_normal(rows, width) for _ in range(arrays)]
+            for _, cost, seconds in timed(run, *xs):
+                for number, needed in cost.strided:
+                    found["strided"].append((needed, number / seconds))
+                way = "scattered.aligned" if cost.aligned else "scattered"
+                for number, needed in cost.scattered:
+                    found[way].append((needed, number / seconds))
+    return {name: _smooth(points) for name, points in found.items()}
 
 
 def _fresh(quick: bool) -> list[tuple[float, float]]:

@@ -1,14 +1,24 @@
-"""How the innermost loop of a fusion walks over its operands.
+"""How the innermost loop of a fusion walks over its operands and its result.
 
 A loop over the result's fastest dimension that steps over an operand's rows touches a
-cache line for every element; on a CPU that costs many times the bytes it reads.
+cache line for every element; on a CPU that costs many times the bytes it reads. The
+next element of the rows is in the same lines, if a cache still has them. Rows a
+multiple of many lines apart, though, share few of a cache's sets, and so do operands
+that lie so far apart: they take as much of it as if the lines between were read, too.
+
+Where that pays, LLVM turns the loops around, and steps over the result's rows instead:
+with several such operands, if there is none that only an outer loop moves along.
 """
 
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
-from revremat.xla._hlo import Module, elements_of, size_of
+from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
+from revremat.xla._placement import place_of
 
 LINE_BYTES = 64
+_FIRST_LEVEL_SETS, _MOST_SETS = 64, 2048  # of the caches of a CPU's core
 _SAME = {
     "slice",
     "dynamic-slice",
@@ -24,31 +34,49 @@ _SAME = {
 }
 
 
-def strided_reads(i: Any, module: Module) -> tuple[tuple[float, float], ...]:
-    """Reads of a loop fusion that step over rows.
+Accesses = tuple[tuple[float, float], ...]
+"""How many there are, and the bytes of cache in which their lines would be found again
+in the next turn of the loop; for each array."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a loop fusion does that steps over rows.
+
+    Attributes:
+      reads: Of each operand that is read so.
+      writes: Of the result, if it is written so.
+      aligned: Whether the written lines all fall on one set of the first-level cache.
+    """
+
+    reads: Accesses = ()
+    writes: Accesses = ()
+    aligned: bool = False
+
+
+def steps_over_rows(i: Any, module: Module) -> Steps:
+    """Reads and writes of a loop fusion that step over rows.
 
     Args:
       i: Any instruction; only fusions that compute something besides moving it count.
       module: Its module.
-
-    Returns:
-      For each operand so read: the number of reads, and the bytes of the cache lines
-      that the innermost loop touches, of all such operands together.
     """
     if i.opcode != "fusion" or i.fusion_kind != "kLoop":
-        return ()
+        return Steps()
     inside = module.called(i)[0].instructions
     if not any(x.opcode in ("transpose", "copy") for x in inside):
-        return ()
+        return Steps()
     if all(x.opcode in _MOVERS for x in inside):
-        return ()
+        return Steps()
+    if not any(x.opcode in _NOT_TILED for x in inside):
+        return Steps()
     root = module.called(i)[0].root
     while root.opcode in ("bitcast", "tuple", "dynamic-update-slice"):
         number = 1 if root.opcode == "dynamic-update-slice" else 0
         root = module.operands(root)[number]
     fastest = _fastest(root.shape)
     if fastest is None:
-        return ()
+        return Steps()
     found: dict[int, int] = {}
     _walk(root, fastest, module, found, set())
     # The bitcast around the root may have joined dimensions that are walked as one.
@@ -57,10 +85,65 @@ def strided_reads(i: Any, module: Module) -> tuple[tuple[float, float], ...]:
     length = root.shape.dimensions[fastest]
     if joined is not None:
         length = max(length, outside.dimensions[joined])
-    reads = float(elements_of(root.shape))
-    footprint = sum(length * min(stride, LINE_BYTES) for stride in found.values())
-    return tuple((reads, float(footprint)) for _ in found)
+    elements = float(elements_of(root.shape))
+    if _turns_around(i, module, found):
+        first = module.instructions[next(iter(found))].shape
+        along = _fastest(first)
+        rows = first.dimensions[along] if along is not None else 1
+        pitch = length * (size_of(root.shape) // elements_of(root.shape))
+        spread = _spread(pitch)
+        writes = ((elements, float(rows * LINE_BYTES * spread)),)
+        return Steps(writes=writes, aligned=spread >= _FIRST_LEVEL_SETS)
+    needed = _cache_bytes(i, length, found, module)
+    return Steps(reads=tuple((elements, needed[k]) for k in found))
 
+
+def _turns_around(i: Any, module: Module, strides: dict[int, int]) -> bool:
+    """Whether the loop runs along the operands' rows and over the result's instead."""
+    arrays = [
+        p.id
+        for p in module.called(i)[0].parameters.values()
+        if elements_of(p.shape) > 1 and "float" in dtype_of(p.shape)
+    ]
+    return len(strides) > 1 and set(arrays) == set(strides)
+
+
+def _spread(pitch: int) -> int:
+    """Sets of a cache from one row's line to the next one's, none of them used."""
+    apart, uneven = divmod(pitch, LINE_BYTES)
+    return 1 if uneven or not apart else min(apart & -apart, _MOST_SETS)
+
+
+def _cache_bytes(
+    i: Any, length: int, strides: dict[int, int], module: Module
+) -> dict[int, float]:
+    """Bytes of cache for each operand's lines, by the parameter inside the fusion.
+
+    Args:
+      i: The fusion.
+      length: Of its innermost loop.
+      strides: Bytes from one read to the next.
+      module: Its module.
+    """
+    outside = module.operands(i)
+    lines: dict[Any, float] = defaultdict(float)
+    groups = {}
+    for k, stride in strides.items():
+        spread = _spread(stride)
+        place = place_of(outside[module.instructions[k].parameter_number], module)
+        # Operands whose lines fall on the same sets, as far as can be told.
+        sets = (place[0], place[1] // LINE_BYTES % spread) if place else k
+        groups[k] = (spread, sets)
+        lines[groups[k]] += length * min(stride, LINE_BYTES) / LINE_BYTES
+    total = LINE_BYTES * sum(lines.values())
+    return {
+        k: max(total, LINE_BYTES * lines[group] * group[0])
+        for k, group in groups.items()
+    }
+
+
+_NOT_TILED = {"constant", "broadcast", "dynamic-slice"}
+"""With none of these inside, XLA turns such a fusion over tile by tile."""
 
 _MOVERS = {
     "parameter",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from revremat.xla._access import strided_reads
+from revremat.xla._access import Accesses, steps_over_rows
 from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
 
 _FREE = {
@@ -92,11 +92,16 @@ class Cost:
       matmul_flops: In matrix units, a multiply-add as two, by dtype of the operands.
       other_flops: Elsewhere.
       bytes: Read from and written to device memory.
+      cold_bytes: Of these, entries of what a loop carries for all its turns, and first
+        writes: no cache has them.
+      step_bytes: What the whole step has in memory beside its arguments.
       matmuls: What `matmul_flops` is made of.
       functions: Elements by transcendental function (`tanh`); in `other_flops`, too.
       reduced_bytes: Read by reductions, along `rows` or over `columns`.
-      strided: Reads across the rows of an operand: how many, and over how many bytes
-        of cache lines the innermost loop goes.
+      strided: Reads across the rows of an operand: how many, and the bytes of cache in
+        which their lines would be found again; see `Accesses`.
+      scattered: Writes across the rows of the result, likewise.
+      aligned: Whether those all fall on one set of the first-level cache.
     """
 
     matmul_flops: dict[str, float]
@@ -105,7 +110,11 @@ class Cost:
     matmuls: tuple[Matmul, ...] = ()
     functions: dict[str, float] = field(default_factory=dict)
     reduced_bytes: dict[str, float] = field(default_factory=dict)
-    strided: tuple[tuple[float, float], ...] = ()
+    strided: Accesses = ()
+    scattered: Accesses = ()
+    aligned: bool = False
+    cold_bytes: float = 0.0
+    step_bytes: float = 0.0
 
     @property
     def flops(self) -> float:
@@ -130,6 +139,7 @@ def cost_of(i: Any, module: Module) -> Cost:
     by_dtype: dict[str, float] = {}
     for m in tally.matmuls:
         by_dtype[m.dtype] = by_dtype.get(m.dtype, 0.0) + m.flops
+    steps = steps_over_rows(i, module)
     return Cost(
         by_dtype,
         tally.other_flops,
@@ -137,7 +147,11 @@ def cost_of(i: Any, module: Module) -> Cost:
         tuple(tally.matmuls),
         tally.functions,
         tally.reduced_bytes,
-        strided_reads(i, module),
+        steps.reads,
+        steps.writes,
+        steps.aligned,
+        _cold_bytes(i, module),
+        module.temp_bytes,
     )
 
 
@@ -276,6 +290,22 @@ def _bytes(i: Any, module: Module) -> float:
             return float(size_of(i.shape))
         case _:
             return float(size_of(i.shape) + sum(size_of(o.shape) for o in operands))
+
+
+_FILLS = {"broadcast", "constant", "parameter", "bitcast"}
+
+
+def _cold_bytes(i: Any, module: Module) -> float:
+    inside = module.called(i)[0].instructions if i.opcode == "fusion" else [i]
+    if all(x.opcode in _FILLS for x in inside):
+        return float(size_of(i.shape))
+    total = 0.0
+    for x in inside:
+        if x.opcode == "dynamic-slice":
+            total += size_of(x.shape)
+        elif x.opcode == "dynamic-update-slice":
+            total += size_of(module.operands(x)[1].shape)
+    return total
 
 
 def _fusion_bytes(i: Any, module: Module) -> float:

@@ -180,6 +180,37 @@ class Module:
             for i in c.instructions
         }
 
+    @cached_property
+    def temp_bytes(self) -> float:
+        """Of all allocations that are neither arguments nor constants."""
+        allocations = self.proto.buffer_assignment.buffer_allocations
+        return float(
+            sum(
+                a.size
+                for a in allocations
+                if not (a.is_entry_computation_parameter or a.is_constant)
+                and not a.is_thread_local
+            )
+        )
+
+    @cached_property
+    def places(self) -> dict[tuple[int, tuple[int, ...]], tuple[int, int]]:
+        """Allocation and offset of the values that instructions make.
+
+        By the instruction's id and the index into its tuple.
+        """
+        assignment = self.proto.buffer_assignment
+        where = {
+            assigned.logical_buffer_id: (allocation.index, assigned.offset)
+            for allocation in assignment.buffer_allocations
+            for assigned in allocation.assigned
+        }
+        return {
+            (b.defined_at.instruction_id, tuple(b.defined_at.shape_index)): where[b.id]
+            for b in assignment.logical_buffers
+            if b.id in where
+        }
+
     def operands(self, instruction: Any) -> list[Any]:
         """The instructions whose values `instruction` reads."""
         return [self.instructions[i] for i in instruction.operand_ids]

@@ -12,11 +12,14 @@ logarithmic axes:
 
 - `matmul.DTYPE`, `convolution.DTYPE`, `filter_gradient.DTYPE`: FLOP/s by FLOPs of one
   product; `dot.DTYPE`: FLOP/s by elements of one result.
-- `stream`: bytes/s by bytes of a kernel that does little else.
+- `stream`: bytes/s by bytes of a kernel that does little else; what no cache has is
+  moved as if the kernel moved all that the step has in memory.
 - `reduce.rows`, `reduce.columns`: bytes/s by bytes read.
 - `arithmetic`: FLOP/s outside of matrix units.
 - `function.NAME`: elements/s of a transcendental function, beyond its traffic.
-- `strided`: reads/s across the rows of an operand, by bytes of cache lines touched.
+- `strided`, `scattered`: reads/s across the rows of an operand, writes/s across those
+  of the result, by bytes of cache in which the lines would be found again;
+  `scattered.aligned` where those all fall on one set of the first-level cache.
 - `fresh`: bytes/s of memory that is used for the first time, by bytes of the piece
   it is part of: what that takes beyond writing to it.
 """
@@ -67,15 +70,22 @@ def traffic_us(cost: Cost, card: Card) -> float:
     """Time of a kernel's memory traffic alone."""
     stream = card.curves.get("stream")
     bandwidth = card.memory_bandwidth * card.memory_efficiency
-    seconds = cost.bytes / (rate(stream, cost.bytes) if stream else bandwidth)
+    seconds = cost.bytes / bandwidth
+    if stream:
+        warm = rate(stream, cost.bytes)
+        cold = min(warm, rate(stream, max(cost.bytes, cost.step_bytes)))
+        cold_bytes = min(cost.cold_bytes, cost.bytes)
+        seconds = (cost.bytes - cold_bytes) / warm + cold_bytes / cold
     for way, size in cost.reduced_bytes.items():
         curve = card.curves.get(f"reduce.{way}")
         if curve:
             seconds = max(seconds, size / rate(curve, size))
-    curve = card.curves.get("strided")
-    if curve:
-        across = sum(reads / rate(curve, lines) for reads, lines in cost.strided)
-        seconds = max(seconds, across)
+    scattered = "scattered.aligned" if cost.aligned else "scattered"
+    for way, accesses in (("strided", cost.strided), (scattered, cost.scattered)):
+        curve = card.curves.get(way)
+        if curve:
+            across = sum(number / rate(curve, needed) for number, needed in accesses)
+            seconds = max(seconds, across)
     return 1e6 * seconds
 
 

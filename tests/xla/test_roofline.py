@@ -100,30 +100,51 @@ def test_tiles_fill_a_card_or_do_not(shape, share):
     assert matmul_rate(product(*shape), H100) == pytest.approx(whole * share)
 
 
-def fusion(layout, shape=(64, 256), opcode="add"):
-    """A fusion that adds an array and a transposed one."""
+def fusion(layout, shape=(64, 256), opcode="add", turned=1, tiled=False):
+    """A fusion that adds an array and transposed ones."""
     program = Program()
     inner = program.computation("fused")
-    one = inner.add("parameter", shape)
-    two = inner.add("parameter", shape[::-1], parameter_number=1)
-    turned = inner.add("transpose", shape, two, dimensions=[1, 0])
-    inner.add(opcode, shape, one, turned)
+    shapes = [*([shape] if turned < 2 else []), *[shape[::-1]] * turned]
+    inside = [
+        inner.add("parameter", s, parameter_number=n) for n, s in enumerate(shapes)
+    ]
+    if not tiled:
+        inner.add("constant", ())
+    turns = [
+        inner.add("transpose", shape, two, dimensions=[1, 0])
+        for two in inside[-turned:]
+    ]
+    inner.add(opcode, shape, *inside[:-turned], *turns)
     arguments = [
         program.entry.add("parameter", s, parameter_number=n)
-        for n, s in enumerate((shape, shape[::-1]))
+        for n, s in enumerate(shapes)
     ]
     call = program.entry.add(
         "fusion", shape, *arguments, calls=[inner], fusion_kind="kLoop"
     )
-    for i in (one, turned, *inner.proto.instructions, call, *arguments):
+    for i in (*inner.proto.instructions, call, *arguments):
         i.shape.layout.minor_to_major[:] = [1, 0]
-    two.shape.layout.minor_to_major[:] = layout
+    for two in inside[-turned:]:
+        two.shape.layout.minor_to_major[:] = layout
     return cost_of(call, program.module())
 
 
 def test_reads_across_rows_are_noticed():
-    # 256 elements of the innermost loop, each on a line of its own.
-    assert fusion([1, 0]).strided == ((64 * 256.0, 256 * 64.0),)
+    # 256 elements of the innermost loop, each on a line of its own, on every fourth
+    # set of a cache because rows are four lines apart.
+    assert fusion([1, 0]).strided == ((64 * 256.0, 4 * 256 * 64.0),)
+
+
+def test_several_arrays_read_so_are_read_along_their_rows_and_written_across():
+    found = fusion([1, 0], turned=2)
+    # 64 writes in a row, 256 numbers (16 lines) apart.
+    assert found.scattered == ((64 * 256.0, 64 * 64.0 * 16),)
+    assert found.strided == ()
+
+
+def test_what_is_turned_over_in_tiles_is_neither():
+    found = fusion([1, 0], tiled=True)
+    assert (found.strided, found.scattered) == ((), ())
 
 
 def test_a_layout_that_is_turned_as_well_is_read_along_its_rows():
