@@ -132,8 +132,11 @@ def _stream(quick: bool) -> list[tuple[float, float]]:
     points = []
     for size in _sizes(quick, KIB, 16 * KIB * KIB):
         x, y = (_normal(size // 4) for _ in range(2))
-        _, cost, seconds = _largest(timed(lambda x, y: x * 2.0 + y, x, y))
-        points.append((cost.bytes, cost.bytes / seconds))
+        # What lies in no cache has to share its way with whoever else is there.
+        tries = 3 if size >= KIB * KIB else 1
+        found = [_largest(timed(lambda x, y: x * 2.0 + y, x, y)) for _ in range(tries)]
+        seconds = min(seconds for *_, seconds in found)
+        points.append((found[0][1].bytes, found[0][1].bytes / seconds))
     return points
 
 
@@ -187,6 +190,7 @@ def _products(quick: bool) -> Curves:
         shapes += [(64, 64, 64, 16), (64, 16, 16, 24), (32, 128, 128, 32)]
         # Gradients of weights: long sums, small results.
         shapes += [(1, 64, 1024, 96), (1, 96, 1024, 256), (1, 128, 768, 384)]
+        shapes += [(1, 64, 128, 2048), (1, 128, 256, 1024)]
     for dtype in ("float32", "bfloat16"):
         for batch, i, k, j in shapes:
             for form in _FORMS if dtype == "float32" else _FORMS[:1]:

@@ -68,6 +68,7 @@ class Matmul:
 
     Attributes:
       kind: `matmul` (a library's, or in a fusion of one), `dot` (a plain one),
+        `turned_dot` (a plain one both of whose operands are transposed),
         `convolution`, `filter_gradient` (a convolution with as large a window).
       dtype: Of the operands.
       flops: A multiply-add as two.
@@ -193,7 +194,8 @@ def _matmul(i: Any, module: Module, fused: bool) -> Matmul | None:
         out = elements_of(i.shape)
         rows = elements_of(lhs) // max(1, batch * contracted)
         columns = out // max(1, batch * rows)
-        kind, flops = "matmul" if fused else "dot", 2.0 * out * contracted
+        plain = "turned_dot" if _turned(i, module) else "dot"
+        kind, flops = "matmul" if fused else plain, 2.0 * out * contracted
         return Matmul(kind, dtype_of(lhs), flops, batch, rows, columns)
     if i.opcode == "convolution":
         dtype = dtype_of(module.operands(i)[0].shape)
@@ -246,6 +248,17 @@ def _library_flops(i: Any, module: Module) -> float:
                 batch = math.prod(out.dimensions[:-2])
             return 2.0 * c * math.sqrt(a * b / c / batch)
     return 0.0
+
+
+def _turned(dot: Any, module: Module) -> bool:
+    """Whether neither operand of a product lies as a library wants it.
+
+    That is by rows on the left, summed along each; by columns on the right.
+    """
+    left, right = (o.shape for o in module.operands(dot))
+    along = lambda shape, dims: shape.layout.minor_to_major[:1] == list(dims)
+    one = along(left, dot.dot.lhs_contracting)
+    return not one and along(right, dot.dot.rhs_contracting)
 
 
 def _convolution_flops(i: Any, module: Module) -> float:

@@ -11,7 +11,8 @@ Curves, each a list of (size, rate), between which rates are interpolated on
 logarithmic axes:
 
 - `matmul.DTYPE`, `convolution.DTYPE`, `filter_gradient.DTYPE`: FLOP/s by FLOPs of one
-  product; `dot.DTYPE`: FLOP/s by elements of one result.
+  product; `dot.DTYPE`: FLOP/s by elements of one result; `turned_dot.DTYPE`: FLOP/s
+  by length of the sums.
 - `stream`: bytes/s by bytes of a kernel that does little else; what no cache has is
   moved as if the kernel moved all that the step has in memory.
 - `reduce.rows`, `reduce.columns`: bytes/s by bytes read.
@@ -128,7 +129,11 @@ def matmul_rate(m: Matmul, card: Card) -> float:
 
 def size_of_product(m: Matmul) -> float:
     """What a product's rate depends on most."""
-    return float(m.rows * m.columns) if m.kind == "dot" else m.flops / max(1, m.batch)
+    if m.kind == "turned_dot":
+        return m.flops / max(1, 2 * m.batch * m.rows * m.columns)
+    if m.kind == "dot":
+        return float(m.rows * m.columns)
+    return m.flops / max(1, m.batch)
 
 
 _TILE = 128
