@@ -42,6 +42,9 @@ KEPT = Path(__file__).parents[2] / "runs" / "clock"
 # Parameters of `mallopt`, as malloc.h numbers them.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 
+_IN_A_ROW = 5
+"""Steps of one policy before it is the next one's turn; in training there is one."""
+
 Row = dict[str, Any]
 
 
@@ -63,7 +66,7 @@ class Options:
 
     programs: tuple[str, ...] = ()
     policies: int = 10
-    rounds: int = 30
+    rounds: int = 15
     one_thread: bool = True
     card: Path | None = None
     again: bool = False
@@ -234,13 +237,13 @@ def race(
         print(f"  compiled {policy.name}", file=sys.stderr, flush=True)
     for number in range(rounds + 1):
         for compiled, arguments, times in running:
-            for warm in (False, True):
+            for step in range(_IN_A_ROW):
                 began = watch()
                 first, *others = compiled(*arguments)
                 jax.block_until_ready((first, others))
                 took = watch() - began
                 arguments[0] = first
-                if number and warm:  # the first of each pair finds other data cached
+                if number and step > 1:  # the first ones find other data in the caches
                     times.append(1e6 * took)
     for row, (_, _, times) in zip(rows, running, strict=True):
         row["measured_us"] = min(times)
