@@ -130,7 +130,8 @@ def _cache_bytes(
     groups = {}
     for k, stride in strides.items():
         spread = _spread(stride)
-        place = place_of(outside[module.instructions[k].parameter_number], module)
+        number = module.instructions[k].parameter_number
+        place = place_of(outside[number], module) if number < len(outside) else None
         # Operands whose lines fall on the same sets, as far as can be told.
         sets = (place[0], place[1] // LINE_BYTES % spread) if place else k
         groups[k] = (spread, sets)
