@@ -52,6 +52,17 @@ class Action:
     chunks: int = 1
     every: int = 1
 
+    def __post_init__(self):
+        if isinstance(self.every, bool) or not isinstance(self.every, int):
+            raise UserError(
+                f"every={self.every!r} is no number of layers; write 2 or 8"
+            )
+        if self.every < 1:
+            raise UserError(
+                f"every={self.every} forms no segments: write 1 for none, or how many "
+                "layers a segment has"
+            )
+
     def __call__(
         self,
         save: Iterable[str] = (),

@@ -115,3 +115,9 @@ def test_a_missing_file_is_a_users_mistake(tmp_path):
 def test_a_plan_that_cannot_be_is_refused(actions, message):
     with pytest.raises(UserError, match=message):
         graph().plan(actions)
+
+
+@pytest.mark.parametrize("every", [0, -3, True, 2.0, "4"])
+def test_segments_have_a_whole_number_of_layers(every):
+    with pytest.raises(UserError, match=f"every={every}|every='{every}'"):
+        RECOMPUTE(every=every)

@@ -135,6 +135,52 @@ def test_reads_across_rows_are_noticed():
     assert fusion([1, 0]).strided == ((64 * 256.0, 4 * 256 * 64.0),)
 
 
+def test_what_no_cache_has_moves_at_the_rate_of_the_whole_steps_memory():
+    card = with_curves(stream=((1e3, 1e9), (1e9, 1e8)))
+    warm = Cost({}, 1.0, 1e3, step_bytes=1e9)
+    half = dataclasses.replace(warm, cold_bytes=500.0)
+    assert roofline_us(warm, card) == pytest.approx(card.launch_us + 1.0)
+    assert roofline_us(half, card) == pytest.approx(card.launch_us + 0.5 + 5.0)
+
+
+@pytest.mark.parametrize(("apart", "shared"), [(2048, 2), (2048 + 64, 1)])
+def test_operands_a_multiple_of_the_rows_pitch_apart_share_a_caches_sets(apart, shared):
+    """Two arrays that a loop carries, read across rows of 2 KiB; one along its rows."""
+    rows, width = 64, 512
+    program = Program()
+    inner, body = program.computation("fused"), program.computation("body")
+    shapes = [(width, rows), (rows, width), (rows, width)]
+    inside = [
+        inner.add("parameter", s, parameter_number=n) for n, s in enumerate(shapes)
+    ]
+    inner.add("constant", ())
+    turned = [
+        inner.add("transpose", shapes[0], one, dimensions=[1, 0]) for one in inside[1:]
+    ]
+    inner.add("add", shapes[0], inside[0], *turned)
+    state = body.add("parameter", list(shapes))
+    carried = [
+        body.add("get-tuple-element", s, state, tuple_index=n)
+        for n, s in enumerate(shapes)
+    ]
+    call = body.add("fusion", shapes[0], *carried, calls=[inner], fusion_kind="kLoop")
+    made = [program.entry.add("custom-call", s) for s in shapes]
+    init = program.entry.add("tuple", list(shapes), *made)
+    program.entry.add("while", list(shapes), init, calls=[body])
+    assignment = program.proto.buffer_assignment
+    heap = assignment.buffer_allocations.add(index=7, size=1 << 20)
+    for n, one in enumerate(made):
+        buffer = assignment.logical_buffers.add(id=n + 1)
+        buffer.defined_at.instruction_id = one.id
+        heap.assigned.add(logical_buffer_id=n + 1, offset=n * (2**17 + apart - 2048))
+    for i in (*inner.proto.instructions, *body.proto.instructions):
+        i.shape.layout.minor_to_major[:] = [1, 0]
+    found = cost_of(call, program.module()).strided
+    # Rows are 32 lines apart: of the sets of a cache each array fills one in 32.
+    needed = shared * rows * 64.0 * 32
+    assert found == ((rows * width * 1.0, needed),) * 2
+
+
 def test_several_arrays_read_so_are_read_along_their_rows_and_written_across():
     found = fusion([1, 0], turned=2)
     # 64 writes in a row, 256 numbers (16 lines) apart.
