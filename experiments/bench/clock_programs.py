@@ -182,7 +182,7 @@ def _mixer(target: Any, size: int) -> rr.Problem:
     """MLPs over patches and over features in turn (Tolstikhin et al. 2021)."""
     rows, patches, width, depth = (
         (2, 8, 16, 2),
-        (16, 64, 128, 4),
+        (8, 64, 256, 4),
         (128, 256, 1024, 12),
     )[size]
     dtype = jnp.bfloat16 if size == 2 else jnp.float32

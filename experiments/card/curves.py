@@ -6,7 +6,6 @@ the clock will use.
 """
 
 import glob
-import itertools
 import statistics
 import tempfile
 import time
@@ -19,6 +18,7 @@ import jax.numpy as jnp
 from jax.profiler import ProfileData, ProfileOptions
 
 from revremat.xla import Module, read_compiled
+from revremat.xla._access import SETS
 from revremat.xla._cost import Cost, cost_of
 from revremat.xla._roofline import rate, size_of_product
 
@@ -235,26 +235,34 @@ def _convolutions(quick: bool) -> Curves:
 def _across(quick: bool) -> Curves:
     """Arithmetic on transposed arrays: reads or writes that step over rows.
 
-    With one array the reads do; with several LLVM turns the loops around. Rows of 400
-    numbers fill all sets of a cache, rows of 512 one in 32.
+    With one array the reads do; with several LLVM turns the loops around. The lines of
+    rows of 400 numbers fall on all sets of a cache, those of longer or shorter ones by
+    powers of two on few.
     """
     found: Curves = defaultdict(list)
     run = lambda *xs: jnp.square(sum(x.T * 1.5 for x in xs)) + xs[0].T * 0.5
-    sides = itertools.product((64, 256), (400, 512))
-    if not quick:
-        sides = itertools.chain(
-            itertools.product((32, 128, 256, 400, 512), (400, 512)),
-            itertools.product((1024, 2048), (64, 128, 256, 400, 512)),
-        )
-    for rows, width in sides:
-        for arrays in (1, 3):
+    lengths = (48, 400) if quick else (48, 80, 144, 272, 400, 528, 1040, 2064)
+    shapes = {1: [(n, 400) for n in lengths], 3: [(400, n) for n in lengths]}
+    for pitch in (256, 1024) if quick else (64, 96, 128, 256, 384, 512, 768, 1024):
+        for others in (256,) if quick else (256, 512, 768):
+            shapes[1].append((others, pitch))
+            shapes[3].append((pitch, others))
+    sizes = [(arrays, size) for arrays, those in shapes.items() for size in those]
+    kept = []  # where arrays lie has a say: the next ones lie elsewhere
+    for _ in range(1 if quick else 5):
+        for arrays, (rows, width) in sizes:
             xs = [_normal(rows, width) for _ in range(arrays)]
+            kept += xs
             for _, cost, seconds in timed(run, *xs):
-                for number, needed in cost.strided:
-                    found["strided"].append((needed, number / seconds))
-                way = "scattered.aligned" if cost.aligned else "scattered"
-                for number, needed in cost.scattered:
-                    found[way].append((needed, number / seconds))
+                ways = ("strided", cost.strided), ("scattered", cost.scattered)
+                for way, accesses in ways:
+                    number = sum(a.number for a in accesses)
+                    for a in accesses[:1]:
+                        if a.sets == SETS:
+                            found[way].append((a.lines_bytes, number / seconds))
+                        elif a.crowded:
+                            point = (float(a.sets), number / seconds)
+                            found[f"{way}.crowded"].append(point)
     return {name: _smooth(points) for name, points in found.items()}
 
 

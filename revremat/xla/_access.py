@@ -4,13 +4,12 @@ A loop over the result's fastest dimension that steps over an operand's rows tou
 cache line for every element; on a CPU that costs many times the bytes it reads. The
 next element of the rows is in the same lines, if a cache still has them. Rows a
 multiple of many lines apart, though, share few of a cache's sets, and so do operands
-that lie so far apart: they take as much of it as if the lines between were read, too.
+that lie so far apart: the fewer sets the lines come and go in, the longer each takes.
 
 Where that pays, LLVM turns the loops around, and steps over the result's rows instead:
 with several such operands, if there is none that only an outer loop moves along.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
 from revremat.xla._placement import place_of
 
 LINE_BYTES = 64
-_FIRST_LEVEL_SETS, _MOST_SETS = 64, 2048  # of the caches of a CPU's core
+SETS, WAYS = 64, 8  # of the first-level cache of a CPU's core, or a little more
 _SAME = {
     "slice",
     "dynamic-slice",
@@ -34,9 +33,25 @@ _SAME = {
 }
 
 
-Accesses = tuple[tuple[float, float], ...]
-"""How many there are, and the bytes of cache in which their lines would be found again
-in the next turn of the loop; for each array."""
+@dataclass(frozen=True)
+class Access:
+    """Reads of one operand, or writes of the result, that step over rows.
+
+    Attributes:
+      number: How many there are.
+      lines_bytes: All lines that the innermost loop touches, which it comes back to in
+        its next turn.
+      sets: Of the first-level cache, on which those fall.
+    """
+
+    number: float
+    lines_bytes: float
+    sets: int = SETS
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the lines are too many for those sets."""
+        return self.lines_bytes > self.sets * WAYS * LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -46,12 +61,10 @@ class Steps:
     Attributes:
       reads: Of each operand that is read so.
       writes: Of the result, if it is written so.
-      aligned: Whether the written lines all fall on one set of the first-level cache.
     """
 
-    reads: Accesses = ()
-    writes: Accesses = ()
-    aligned: bool = False
+    reads: tuple[Access, ...] = ()
+    writes: tuple[Access, ...] = ()
 
 
 def steps_over_rows(i: Any, module: Module) -> Steps:
@@ -91,11 +104,9 @@ def steps_over_rows(i: Any, module: Module) -> Steps:
         along = _fastest(first)
         rows = first.dimensions[along] if along is not None else 1
         pitch = length * (size_of(root.shape) // elements_of(root.shape))
-        spread = _spread(pitch)
-        writes = ((elements, float(rows * LINE_BYTES * spread)),)
-        return Steps(writes=writes, aligned=spread >= _FIRST_LEVEL_SETS)
-    needed = _cache_bytes(i, length, found, module)
-    return Steps(reads=tuple((elements, needed[k]) for k in found))
+        return Steps(writes=(Access(elements, rows * LINE_BYTES, _sets(pitch)),))
+    lines_bytes, sets = _cache_use(i, length, found, module)
+    return Steps(reads=(Access(elements, lines_bytes, sets),) * len(found))
 
 
 def _turns_around(i: Any, module: Module, strides: dict[int, int]) -> bool:
@@ -108,39 +119,34 @@ def _turns_around(i: Any, module: Module, strides: dict[int, int]) -> bool:
     return len(strides) > 1 and set(arrays) == set(strides)
 
 
-def _spread(pitch: int) -> int:
-    """Sets of a cache from one row's line to the next one's, none of them used."""
+def _sets(pitch: int) -> int:
+    """On how many sets of the first-level cache lines fall that lie so far apart."""
     apart, uneven = divmod(pitch, LINE_BYTES)
-    return 1 if uneven or not apart else min(apart & -apart, _MOST_SETS)
+    return SETS if uneven or not apart else SETS // min(apart & -apart, SETS)
 
 
-def _cache_bytes(
+def _cache_use(
     i: Any, length: int, strides: dict[int, int], module: Module
-) -> dict[int, float]:
-    """Bytes of cache for each operand's lines, by the parameter inside the fusion.
+) -> tuple[float, int]:
+    """Bytes of the lines that the innermost loop touches, and the sets they fall on.
 
     Args:
       i: The fusion.
       length: Of its innermost loop.
-      strides: Bytes from one read to the next.
+      strides: Bytes from one read to the next, by the parameter inside the fusion.
       module: Its module.
     """
     outside = module.operands(i)
-    lines: dict[Any, float] = defaultdict(float)
-    groups = {}
+    lines_bytes, groups = 0.0, set()
     for k, stride in strides.items():
-        spread = _spread(stride)
+        lines_bytes += length * min(stride, LINE_BYTES)
+        sets = _sets(stride)
         number = module.instructions[k].parameter_number
         place = place_of(outside[number], module) if number < len(outside) else None
         # Operands whose lines fall on the same sets, as far as can be told.
-        sets = (place[0], place[1] // LINE_BYTES % spread) if place else k
-        groups[k] = (spread, sets)
-        lines[groups[k]] += length * min(stride, LINE_BYTES) / LINE_BYTES
-    total = LINE_BYTES * sum(lines.values())
-    return {
-        k: max(total, LINE_BYTES * lines[group] * group[0])
-        for k, group in groups.items()
-    }
+        same = (place[0], place[1] // LINE_BYTES % (SETS // sets)) if place else k
+        groups.add((sets, same))
+    return lines_bytes, min(SETS, sum(sets for sets, _ in groups))
 
 
 _NOT_TILED = {"constant", "broadcast", "dynamic-slice"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from revremat.xla._access import Accesses, steps_over_rows
+from revremat.xla._access import Access, steps_over_rows
 from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
 
 _FREE = {
@@ -99,10 +99,8 @@ class Cost:
       matmuls: What `matmul_flops` is made of.
       functions: Elements by transcendental function (`tanh`); in `other_flops`, too.
       reduced_bytes: Read by reductions, along `rows` or over `columns`.
-      strided: Reads across the rows of an operand: how many, and the bytes of cache in
-        which their lines would be found again; see `Accesses`.
-      scattered: Writes across the rows of the result, likewise.
-      aligned: Whether those all fall on one set of the first-level cache.
+      strided: Reads across the rows of operands.
+      scattered: Writes across the rows of the result.
     """
 
     matmul_flops: dict[str, float]
@@ -111,9 +109,8 @@ class Cost:
     matmuls: tuple[Matmul, ...] = ()
     functions: dict[str, float] = field(default_factory=dict)
     reduced_bytes: dict[str, float] = field(default_factory=dict)
-    strided: Accesses = ()
-    scattered: Accesses = ()
-    aligned: bool = False
+    strided: tuple[Access, ...] = ()
+    scattered: tuple[Access, ...] = ()
     cold_bytes: float = 0.0
     step_bytes: float = 0.0
 
@@ -150,7 +147,6 @@ def cost_of(i: Any, module: Module) -> Cost:
         tally.reduced_bytes,
         steps.reads,
         steps.writes,
-        steps.aligned,
         _cold_bytes(i, module),
         module.temp_bytes,
     )

@@ -19,8 +19,9 @@ logarithmic axes:
 - `arithmetic`: FLOP/s outside of matrix units.
 - `function.NAME`: elements/s of a transcendental function, beyond its traffic.
 - `strided`, `scattered`: reads/s across the rows of an operand, writes/s across those
-  of the result, by bytes of cache in which the lines would be found again;
-  `scattered.aligned` where those all fall on one set of the first-level cache.
+  of the result, by bytes of the lines that a turn of the loop comes back to;
+  `strided.crowded`, `scattered.crowded`: where those are too many for the sets of the
+  first-level cache that they fall on, by the number of sets.
 - `fresh`: bytes/s of memory that is used for the first time, by bytes of the piece
   it is part of: what that takes beyond writing to it.
 """
@@ -29,6 +30,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from revremat.xla._access import Access
 from revremat.xla._cards import Card
 from revremat.xla._cost import TRANSCENDENTAL_FLOPS, Cost, Matmul
 
@@ -37,31 +39,37 @@ def roofline_us(cost: Cost, card: Card) -> float:
     """Time of one kernel: its arithmetic or its traffic, whichever is longer."""
     if cost.flops == 0 and cost.bytes == 0:
         return 0.0
-    arithmetic, traffic = arithmetic_us(cost, card), traffic_us(cost, card)
-    if cost.strided and "strided" in card.curves:
-        # Such a loop is not vectorized, and what it loads is needed at once.
-        return card.launch_us + _LANES * arithmetic + traffic
-    return card.launch_us + max(arithmetic, traffic)
-
-
-_LANES = 8
-"""Numbers that a CPU's vector instructions work on at once (256 bits of float32)."""
+    functions, arithmetic = _functions_us(cost, card), _plain_arithmetic_us(cost, card)
+    return card.launch_us + max(arithmetic, traffic_us(cost, card)) + functions
 
 
 def arithmetic_us(cost: Cost, card: Card) -> float:
     """Time of a kernel's arithmetic alone."""
+    return _plain_arithmetic_us(cost, card) + _functions_us(cost, card)
+
+
+def _functions_us(cost: Cost, card: Card) -> float:
+    """Time of the functions that were measured, beyond traffic."""
+    seconds = sum(
+        elements / rate(card.curves[f"function.{name}"], elements)
+        for name, elements in cost.functions.items()
+        if f"function.{name}" in card.curves
+    )
+    return 1e6 * seconds
+
+
+def _plain_arithmetic_us(cost: Cost, card: Card) -> float:
     seconds = 0.0
     if cost.matmuls:
         seconds += sum(m.flops / matmul_rate(m, card) for m in cost.matmuls)
     else:
         for dtype, flops in cost.matmul_flops.items():
             seconds += flops / (matmul_peak(dtype, card) * card.matmul_efficiency)
-    other = cost.other_flops
-    for name, elements in cost.functions.items():
-        curve = card.curves.get(f"function.{name}")
-        if curve:
-            seconds += elements / rate(curve, elements)
-            other -= TRANSCENDENTAL_FLOPS * elements
+    other = cost.other_flops - TRANSCENDENTAL_FLOPS * sum(
+        elements
+        for name, elements in cost.functions.items()
+        if f"function.{name}" in card.curves
+    )
     curve = card.curves.get("arithmetic")
     peak = rate(curve, other) if curve else card.peak_flops["float32"]
     return 1e6 * (seconds + max(0.0, other) / peak)
@@ -81,13 +89,18 @@ def traffic_us(cost: Cost, card: Card) -> float:
         curve = card.curves.get(f"reduce.{way}")
         if curve:
             seconds = max(seconds, size / rate(curve, size))
-    scattered = "scattered.aligned" if cost.aligned else "scattered"
-    for way, accesses in (("strided", cost.strided), (scattered, cost.scattered)):
-        curve = card.curves.get(way)
-        if curve:
-            across = sum(number / rate(curve, needed) for number, needed in accesses)
-            seconds = max(seconds, across)
+    for way, accesses in (("strided", cost.strided), ("scattered", cost.scattered)):
+        seconds = max(seconds, sum(_across_seconds(a, way, card) for a in accesses))
     return 1e6 * seconds
+
+
+def _across_seconds(access: Access, way: str, card: Card) -> float:
+    seconds = 0.0
+    if curve := card.curves.get(way):
+        seconds = access.number / rate(curve, access.lines_bytes)
+    if access.crowded and (curve := card.curves.get(f"{way}.crowded")):
+        seconds = max(seconds, access.number / rate(curve, access.sets))
+    return seconds
 
 
 def first_touch_us(num_bytes: float, card: Card) -> float:

@@ -77,7 +77,9 @@ def test_rank_correlation_is_scipys(one, data):
 
 
 def row(measured, estimated):
-    return {"measured_us": measured, "calibrated_us": estimated, "sheet_us": 1.0}
+    halves = [measured, -measured]
+    us = {"measured_us": measured, "calibrated_us": estimated, "sheet_us": 1.0}
+    return us | {"halves_us": halves}
 
 
 def test_a_choice_is_judged_by_what_it_measures():
@@ -85,6 +87,7 @@ def test_a_choice_is_judged_by_what_it_measures():
     assert found["choice_is_slower_by"] == pytest.approx(0.03)
     assert found["spread"] == pytest.approx(1.0)
     assert found["rank_correlation"] == pytest.approx(0.5)
+    assert found["measured_twice"] == pytest.approx(-1)
 
 
 def test_instructions_are_timed_with_the_work_that_the_clock_counts():

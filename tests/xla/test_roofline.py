@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revremat.xla import estimate, load_card
+from revremat.xla._access import Access
 from revremat.xla._cost import Cost, Matmul, cost_of
 from revremat.xla._roofline import first_touch_us, matmul_rate, rate, roofline_us
 from tests.xla.modules import CARD, Program, machine
@@ -53,6 +54,10 @@ def test_functions_cost_what_was_measured():
     card = with_curves(function__tanh=((1.0, 1e9),), arithmetic=((1.0, 1e12),))
     cost = Cost({}, 8e6 + 1e6, 0.0, functions={"tanh": 1e6})
     assert roofline_us(cost, card) == pytest.approx(1000 + 1)
+    # They were measured beyond traffic, under which plain arithmetic hides.
+    moved = dataclasses.replace(cost, bytes=1e6)
+    alone = roofline_us(dataclasses.replace(moved, functions={}), card)
+    assert roofline_us(moved, card) == pytest.approx(1000 + alone, rel=0.01)
 
 
 def test_reductions_and_strided_reads_are_traffic_of_their_own_kind():
@@ -62,9 +67,20 @@ def test_reductions_and_strided_reads_are_traffic_of_their_own_kind():
     assert roofline_us(
         Cost({}, 1.0, 1e6, reduced_bytes={"columns": 1e6}), card
     ) == pytest.approx(1e3)
-    strided = Cost({}, 1.0, 1e6, strided=((1e6, 1e3),))
+    strided = Cost({}, 1.0, 1e6, strided=(Access(1e6, 1e3),))
     assert roofline_us(strided, card) == pytest.approx(1e4)
     assert roofline_us(Cost({}, 1.0, 1e6), card) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "sets", "us"), [(512, 64, 10), (513, 64, 20), (16, 2, 10), (17, 2, 40)]
+)
+def test_lines_too_many_for_their_sets_cost_what_so_few_sets_were_measured_to(
+    lines, sets, us
+):
+    card = with_curves(strided=((1.0, 1e8),), strided__crowded=((2, 25e6), (64, 5e7)))
+    cost = Cost({}, 1.0, 1.0, strided=(Access(1000.0, lines * 64.0, sets),))
+    assert roofline_us(cost, card) == pytest.approx(us)
 
 
 def test_memory_used_for_the_first_time_costs_only_where_it_was_measured():
@@ -131,8 +147,8 @@ def fusion(layout, shape=(64, 256), opcode="add", turned=1, tiled=False):
 
 def test_reads_across_rows_are_noticed():
     # 256 elements of the innermost loop, each on a line of its own, on every fourth
-    # set of a cache because rows are four lines apart.
-    assert fusion([1, 0]).strided == ((64 * 256.0, 4 * 256 * 64.0),)
+    # of the 64 sets because rows are four lines apart.
+    assert fusion([1, 0]).strided == (Access(64 * 256.0, 256 * 64.0, 16),)
 
 
 def test_what_no_cache_has_moves_at_the_rate_of_the_whole_steps_memory():
@@ -143,8 +159,8 @@ def test_what_no_cache_has_moves_at_the_rate_of_the_whole_steps_memory():
     assert roofline_us(half, card) == pytest.approx(card.launch_us + 0.5 + 5.0)
 
 
-@pytest.mark.parametrize(("apart", "shared"), [(2048, 2), (2048 + 64, 1)])
-def test_operands_a_multiple_of_the_rows_pitch_apart_share_a_caches_sets(apart, shared):
+@pytest.mark.parametrize(("apart", "sets"), [(2048, 2), (2048 + 64, 4)])
+def test_operands_a_multiple_of_the_rows_pitch_apart_share_a_caches_sets(apart, sets):
     """Two arrays that a loop carries, read across rows of 2 KiB; one along its rows."""
     rows, width = 64, 512
     program = Program()
@@ -177,14 +193,13 @@ def test_operands_a_multiple_of_the_rows_pitch_apart_share_a_caches_sets(apart, 
         i.shape.layout.minor_to_major[:] = [1, 0]
     found = cost_of(call, program.module()).strided
     # Rows are 32 lines apart: of the sets of a cache each array fills one in 32.
-    needed = shared * rows * 64.0 * 32
-    assert found == ((rows * width * 1.0, needed),) * 2
+    assert found == (Access(rows * width * 1.0, 2 * rows * 64.0, sets),) * 2
 
 
 def test_several_arrays_read_so_are_read_along_their_rows_and_written_across():
     found = fusion([1, 0], turned=2)
     # 64 writes in a row, 256 numbers (16 lines) apart.
-    assert found.scattered == ((64 * 256.0, 64 * 64.0 * 16),)
+    assert found.scattered == (Access(64 * 256.0, 64 * 64.0, 4),)
     assert found.strided == ()
 
 
