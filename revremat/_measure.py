@@ -247,7 +247,7 @@ def read_artifact(
         compile_seconds=artifact.seconds,
         cached=artifact.cached,
         versions=artifact.versions,
-        notes=_NOTES[target.platform],
+        notes=(*_NOTES[target.platform], *artifact.remarks),
     )
 
 

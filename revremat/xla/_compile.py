@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import tempfile
 import threading
@@ -15,7 +16,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Artifact:
       seconds: Time the compile took.
       cached: It came from the disk.
       versions: Of the compiler.
+      remarks: What was done differently than asked, and why.
     """
 
     hlo: bytes
@@ -54,6 +56,7 @@ class Artifact:
     seconds: float
     cached: bool
     versions: str
+    remarks: tuple[str, ...] = ()
 
 
 def cache_folder() -> Path:
@@ -90,10 +93,43 @@ class Lowered:
         if cache and (found := _read(path, key)) is not None:
             return found
         with _kernels(target, cache) as kernels:
-            made = _compile(self.program, target, {**self.options, **kernels})
+            options = {**self.options, **kernels}
+            try:
+                made = _compile(self.program, target, options)
+            except jax.errors.JaxRuntimeError as error:
+                changes, remark = way_around(error, options)
+                if not changes:
+                    raise
+                made = _compile(self.program, target, {**options, **changes})
+                made = replace(made, remarks=(remark,))
         if cache:
             _write(path, key, made)
         return made
+
+
+_TRITON = "xla_gpu_enable_triton_gemm"
+
+
+def way_around(
+    error: Exception, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Options with which a compile that failed would go through, and a remark.
+
+    XLA makes one kernel of a product of matrices and what is fused into it by trying
+    out ways to tile it. For some no way compiles, and without a card to ask it does not
+    take the library's product instead; with this option it takes that for all of them.
+
+    Returns:
+      Nothing where there is no way.
+    """
+    found = re.search(r"No supported config found for HLO: %(\S+)", str(error))
+    if not found or _TRITON in options:
+        return {}, ""
+    return {_TRITON: False}, (
+        f"XLA could tile the product {found[1]} in no way, so all products of matrices "
+        f"were compiled as calls of the library ({_TRITON}=false): their workspaces "
+        "are in the figures, and the card itself may take less"
+    )
 
 
 def lower_step(
@@ -353,6 +389,7 @@ def _read(path: Path, key: str) -> Artifact | None:
                 about["seconds"],
                 True,
                 about["versions"],
+                tuple(about.get("remarks", ())),
             )
     except (OSError, LookupError, ValueError, TypeError, RuntimeError, EOFError):
         return None  # absent or damaged: compiled again and replaced
@@ -366,6 +403,7 @@ def _write(path: Path, key: str, artifact: Artifact) -> None:
         "stats": dict(artifact.stats),
         "seconds": artifact.seconds,
         "versions": artifact.versions,
+        "remarks": artifact.remarks,
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -66,9 +66,17 @@ def assign_buffers(
     if cache and (found := _compile._read(path, key)) is not None:
         return found
     start = time.perf_counter()
-    hlo = _first_dump(lowered, options)
+    remarks: tuple[str, ...] = ()
+    try:
+        hlo = _first_dump(lowered, options)
+    except jax.errors.JaxRuntimeError as error:
+        changes, remark = _compile.way_around(error, options)
+        if not changes:
+            raise
+        hlo, remarks = _first_dump(lowered, {**options, **changes}), (remark,)
     seconds = time.perf_counter() - start
-    made = Artifact(hlo, totals(hlo), seconds, False, _compile.versions())
+    versions = _compile.versions()
+    made = Artifact(hlo, totals(hlo), seconds, False, versions, remarks)
     if cache:
         _compile._write(path, key, made)
     return made

@@ -144,3 +144,19 @@ PROGRAMS: dict[str, Callable[[Target], Problem]] = {
         vit,
     )
 }
+
+
+def enlarged(x, narrow, wide):
+    """Bilinear enlargement between two convolutions; see `NO_TILING`."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    convolve = lambda x, k: jax.lax.conv_general_dilated(
+        x, k, (1, 1), "SAME", dimension_numbers=dims
+    )
+    x = convolve(x, narrow)
+    shape = (x.shape[0], 2 * x.shape[1], 2 * x.shape[2], x.shape[3])
+    x = jax.nn.hard_swish(jax.image.resize(x, shape, "bilinear"))
+    return (convolve(x, wide) ** 2).sum()
+
+
+NO_TILING = spec(16, 50, 84, 160), spec(1, 1, 160, 160), spec(3, 3, 160, 32)
+"""Arguments of `enlarged` for which XLA tiles one product of its gradient in no way."""

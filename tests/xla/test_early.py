@@ -7,6 +7,7 @@ import pytest
 import revremat as rr
 from revremat import xla
 from revremat.xla._early import assign_buffers, totals
+from tests.xla.programs import NO_TILING, enlarged
 
 
 def step(w, x):
@@ -41,3 +42,11 @@ def test_what_was_read_early_is_in_the_cache(tmp_path, monkeypatch):
 def test_a_machine_that_is_here_is_refused():
     with pytest.raises(rr.UserError, match="cpu:1 is no GPU that is elsewhere"):
         assign_buffers(step, SPECS, rr.target("cpu:1"))
+
+
+def test_a_product_that_xla_tiles_in_no_way_is_the_librarys():
+    step, target = jax.grad(enlarged, (0, 1, 2)), rr.target("h100:1")
+    early = assign_buffers(step, NO_TILING, target, cache=False)
+    whole = xla.compile_step(step, NO_TILING, target, cache=False)
+    assert early.remarks == whole.remarks != ()
+    assert early.stats["temp"] == whole.stats["temp"]

@@ -1,4 +1,4 @@
-"""RevBiFPN's memory against EfficientNet's, by the compilers of the GPUs.
+"""RevBiFPN's memory against EfficientNet's and HRNet's, by the compilers of the GPUs.
 
     python -m experiments.papers.revbifpn
 
@@ -10,7 +10,8 @@ batch 16 to 64. Convolution workspaces are not in any figure: they are in the ta
 reserve.
 
 Expected: S4, S5 and S6 take at least 19.8 times less than B5, B6 and B7 (the paper
-measured 13, 11 and 19.8 times on a GPU).
+measured 13, 11 and 19.8 times on a GPU), and Faster R-CNN on S3 2.4 times less than on
+HRNetV2p-W18.
 
 Writes results/revbifpn-memory.json and results/revbifpn-memory.txt.
 """
@@ -26,6 +27,7 @@ from typing import Any
 import tyro
 
 from experiments.models.efficientnet import EFFICIENTNET
+from experiments.papers.revbifpn.detectors import DETECTORS
 from experiments.papers.revbifpn.networks import HEAD_TOO, INVERTED, STORED
 from experiments.papers.revbifpn.table import KEY, table
 from experiments.records import write_whole
@@ -65,6 +67,7 @@ def rows(paper: Paper) -> Iterator[tuple[str, str, int, str]]:
         order.append((name, INVERTED if name in REVBIFPN else STORED))
     order += [(name, HEAD_TOO) for name in (*pairs, *others) if name in REVBIFPN]
     order += [(name, STORED) for name in REVBIFPN]
+    order += [(name, way) for name, (_, ways) in DETECTORS.items() for way in ways]
     for target in paper.targets:
         for batch in paper.batches:
             for name, way in order:

@@ -65,7 +65,7 @@ class Step:
     """A training step in the abstract.
 
     Attributes:
-      function: The gradient of the mean cross-entropy, and the new state.
+      function: The gradient of the mean loss, and the new state.
       specs: What it takes: parameters, state, images, labels.
       own_bytes: Of parameters and state, and of the gradients and the new state, which
         are no sample's.
@@ -79,19 +79,31 @@ class Step:
 def training_step(net: Network, batch: int) -> Step:
     """The gradient of the cross-entropy, dropout and batch statistics on."""
     model = nnx.eval_shape(lambda: net.make(nnx.Rngs(0)))
-    graph, params, state = nnx.split(model, nnx.Param, ...)
     size = net.image_size
     images = jax.ShapeDtypeStruct((batch, size, size, 3), jnp.float32)
     labels = jax.ShapeDtypeStruct((batch,), jnp.int32)
 
-    def loss(params: Any, state: Any, images: jax.Array, labels: jax.Array):
-        model: Any = nnx.merge(graph, params, state, copy=True)
-        model.train()
+    def loss(model: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
         losses = optax.losses.softmax_cross_entropy_with_integer_labels(
             model(images), labels
         )
-        return losses.mean(), nnx.split(model, nnx.Param, ...)[2]
+        return losses.mean()
 
-    step = partial(jax.grad(loss, has_aux=True))
+    return gradient_step(model, loss, (images, labels))
+
+
+def gradient_step(
+    model: nnx.Module, loss: Callable[..., jax.Array], batch: tuple[Any, ...]
+) -> Step:
+    """The gradient of `loss(model, *batch)` for the parameters, and the new state."""
+    graph, params, state = nnx.split(model, nnx.Param, ...)
+
+    def of_parameters(params: Any, state: Any, *batch: Any):
+        model: Any = nnx.merge(graph, params, state, copy=True)
+        model.train()
+        value = loss(model, *batch)
+        return value, nnx.split(model, nnx.Param, ...)[2]
+
+    step = partial(jax.grad(of_parameters, has_aux=True))
     own = 2 * sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((params, state)))
-    return Step(step, (params, state, images, labels), own)
+    return Step(step, (params, state, *batch), own)

@@ -13,13 +13,17 @@ import time
 from typing import Any
 
 import revremat as rr
+from experiments.papers.revbifpn.detectors import DETECTORS, detection_step
 from experiments.papers.revbifpn.networks import network, training_step
 from revremat.xla._early import assign_buffers
 
 
 def measure(name: str, way: str, batch: int, spec: str) -> dict[str, Any]:
     """Compile one network's step; bytes on one device."""
-    step = training_step(network(name, way), batch)
+    if name in DETECTORS:
+        step = detection_step(name, way, batch)
+    else:
+        step = training_step(network(name, way), batch)
     target = rr.target(spec)
     start = time.perf_counter()
     found = assign_buffers(step.function, step.specs, target)

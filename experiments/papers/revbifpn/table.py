@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.models.efficientnet import EFFICIENTNET
+from experiments.papers.revbifpn.detectors import DETECTORS
 from experiments.papers.revbifpn.networks import HEAD_TOO, INVERTED, STORED, WAYS
 from revremat.reversible import REVBIFPN
 
@@ -15,6 +16,7 @@ PUBLISHED = {
     ("S4", "B5"): 13.0,
     ("S5", "B6"): 11.0,
     ("S6", "B7"): 19.8,
+    ("S3 detector", "W18 detector"): 2.4,
 }
 
 
@@ -41,7 +43,7 @@ def table(found: Sequence[Row]) -> str:
         batches = sorted({row["batch"] for row in found if row["target"] == target})
         heads = "".join(f"{f'batch {batch}':>11}" for batch in batches)
         lines += [f"{target}: MiB a sample", f"{'':30}{heads}{'slope':>11}"]
-        for name in (*REVBIFPN, *EFFICIENTNET):
+        for name in (*REVBIFPN, *EFFICIENTNET, *DETECTORS):
             for way in WAYS:
                 if rows := by.get((target, name, way)):
                     lines.append(_line(name, way, rows, batches))
@@ -63,7 +65,7 @@ def _pairs(
     batches: Sequence[int],
 ) -> list[str]:
     """How many times less, at each batch and by the slopes."""
-    lines = [f"{target}: times less than the EfficientNet it is paired with"]
+    lines = [f"{target}: times less than what it is paired with"]
     for (name, peer), published in PUBLISHED.items():
         theirs = {row["batch"]: row for row in by.get((target, peer, STORED), ())}
         for way in (INVERTED, HEAD_TOO):
