@@ -71,6 +71,7 @@ def main(options: Options) -> int:
     cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu"
     if options.one_thread and cpu:
         clock._start_with_one_thread()  # pyright: ignore[reportPrivateUsage]
+    clock._keep_freed_memory()  # pyright: ignore[reportPrivateUsage]
     jax.config.update("jax_compiler_enable_remat_pass", False)
     cpu = jax.devices()[0].platform == "cpu"
     target = rr.target("local")
