@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from revremat._compat import jax_version
 from revremat._errors import UserError
 from revremat._graph import Graph
 from revremat._plan import RECOMPUTE, Action, Plan, UnitPlan
@@ -101,12 +102,13 @@ def shorten(
 def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
     found = {unit.name: unit for unit in traced.units}
     for unit in plan.units:
-        _check(unit, found)
+        if difference := _difference(unit, found):
+            raise _another_program(plan, difference)
     if plan.program != traced.fingerprint:
-        raise UserError(
-            "the plan was made for another program: the units agree, but the code "
-            f"around them does not (fingerprint {traced.fingerprint}, the plan has "
-            f"{plan.program}); search again."
+        raise _another_program(
+            plan,
+            "the units agree, but the code around them does not (fingerprint "
+            f"{traced.fingerprint}, the plan has {plan.program})",
         )
     for unit in plan.units:
         outer = found[unit.name].inside
@@ -120,21 +122,31 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
     return [Decision(unit=found[unit.name], plan=unit) for unit in plan.units]
 
 
-def _check(unit: UnitPlan, found: dict[str, FoundUnit]) -> None:
+def _difference(unit: UnitPlan, found: dict[str, FoundUnit]) -> str:
     if unit.name not in found:
-        raise UserError(
-            f"the plan was made for another program: it has a unit {unit.name!r}, this "
-            f"one has {', '.join(found)}; search again."
-        )
+        return f"it has a unit {unit.name!r}, this one has {', '.join(found)}"
     here = found[unit.name]
     if len(unit.actions) != here.num_layers:
-        raise UserError(
-            f"the plan was made for another program: it has {len(unit.actions)} layers "
-            f"in unit {unit.name!r}, this one {here.num_layers}; search again."
+        return (
+            f"it has {len(unit.actions)} layers in unit {unit.name!r}, this one "
+            f"{here.num_layers}"
         )
     if unit.fingerprint != here.fingerprint:
-        raise UserError(
-            f"the plan was made for another program: unit {unit.name!r} computes "
-            "something else, or on other shapes, than when the plan was made; search "
-            "again."
+        return (
+            f"unit {unit.name!r} computes something else, or on other shapes, than "
+            "when the plan was made"
         )
+    return ""
+
+
+def _another_program(plan: Plan, difference: str) -> UserError:
+    here, there = jax_version(), plan.jax_version
+    versions = (
+        f" It was made with JAX {there} and this is {here}, which may trace the same "
+        "program differently."
+        if there not in ("", here)
+        else ""
+    )
+    return UserError(
+        f"the plan was made for another program: {difference}; search again.{versions}"
+    )

@@ -135,6 +135,16 @@ def test_a_plan_for_another_program_is_refused(loss, args, message):
     with pytest.raises(UserError, match=message) as caught:
         rr.apply(loss, plan)(*args)
     assert "\n" not in str(caught.value)
+    assert "JAX" not in str(caught.value)
+
+
+def test_a_plan_of_another_jax_that_does_not_hold_says_so():
+    args = arguments()
+    plan = rr.trace(scanned, *args).plan({"scan_0": RECOMPUTE})
+    older = dataclasses.replace(plan, jax_version="0.1.2")
+    assert_same_gradient(scanned, rr.apply(scanned, older), *args)
+    with pytest.raises(UserError, match=f"JAX 0.1.2 and this is {jax.__version__}"):
+        rr.apply(by_block, older)(*args)
 
 
 def test_a_plan_survives_other_names_and_another_jit():
