@@ -1,6 +1,7 @@
 """search and fit: a plan for a budget, proven by the target's own compiler."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from revremat._errors import UserError
 from revremat._fitted import Fit as Fit
 from revremat._fitted import Row as Row
 from revremat._frontier import Frontier, Point
+from revremat._measure import remarks
 from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat._render import new_table, print_noun
@@ -250,6 +252,9 @@ def _(noun: Fit, console: Console) -> None:
             f"{len(noun.left)} units with less than 0.5 % of the bytes at stake were "
             "left as they are written"
         )
+    unusual = Counter(n for row in noun.rows for n in remarks(row.measurement))
+    for remark, number in unusual.items():
+        console.print(Text(f"{number} of {len(noun.rows)} programs: {remark}"))
     for unit in plan.units:
         console.print(Text(str(unit)))
 

@@ -251,6 +251,12 @@ def read_artifact(
     )
 
 
+def remarks(measurement: Measurement) -> tuple[str, ...]:
+    """Notes that are not of every compile: what was done differently than asked."""
+    usual = {note for notes in _NOTES.values() for note in notes}
+    return tuple(note for note in measurement.notes if note not in usual)
+
+
 def _name_of(step: Any) -> str:
     while not hasattr(step, "__name__") and hasattr(step, "func"):
         step = step.func

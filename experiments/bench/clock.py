@@ -77,6 +77,9 @@ class Options:
 
 def main(options: Options) -> int:
     """Runs all of it; 1 if a figure misses what is promised."""
+    if options.rounds < 2:
+        print(f"--rounds {options.rounds}: two or more, one half is held to the other")
+        return 2
     if options.one_thread and os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
         _start_with_one_thread()
     _keep_freed_memory()
@@ -98,6 +101,9 @@ def main(options: Options) -> int:
         folder = options.keep / name
         if options.again:
             rows = json.loads((folder / "rows.json").read_text())
+            if any("halves_us" not in row for row in rows):
+                print(f"{folder} was measured by an older version: leave out --again")
+                return 2
         else:
             size = "tiny" if options.quick else "cpu" if cpu else "gpu"
             problem = programs.make(name, Here(), size)

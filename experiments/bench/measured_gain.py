@@ -68,6 +68,9 @@ class Options:
 
 def main(options: Options) -> int:
     """Runs all of it; 1 if less is gained than is promised."""
+    if options.rounds < 2:
+        print(f"--rounds {options.rounds}: two or more, one half is held to the other")
+        return 2
     cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu"
     if options.one_thread and cpu:
         clock._start_with_one_thread()  # pyright: ignore[reportPrivateUsage]

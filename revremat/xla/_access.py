@@ -10,6 +10,7 @@ Where that pays, LLVM turns the loops around, and steps over the result's rows i
 with several such operands, if there is none that only an outer loop moves along.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,8 @@ class Access:
       number: How many there are.
       lines_bytes: All lines that the innermost loop touches, which it comes back to in
         its next turn.
-      sets: Of the first-level cache, on which those fall.
+      sets: Of the first-level cache, on which those fall that are too many for theirs;
+        all of them if none are.
     """
 
     number: float
@@ -50,8 +52,9 @@ class Access:
 
     @property
     def crowded(self) -> bool:
-        """Whether the lines are too many for those sets."""
-        return self.lines_bytes > self.sets * WAYS * LINE_BYTES
+        """Whether only some sets are used, and the lines are too many for those."""
+        few = self.sets < SETS
+        return few and self.lines_bytes > self.sets * WAYS * LINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,7 @@ def steps_over_rows(i: Any, module: Module) -> Steps:
         rows = first.dimensions[along] if along is not None else 1
         pitch = length * (size_of(root.shape) // elements_of(root.shape))
         return Steps(writes=(Access(elements, rows * LINE_BYTES, _sets(pitch)),))
-    lines_bytes, sets = _cache_use(i, length, found, module)
-    return Steps(reads=(Access(elements, lines_bytes, sets),) * len(found))
+    return Steps(reads=_reads(i, elements, length, found, module))
 
 
 def _turns_around(i: Any, module: Module, strides: dict[int, int]) -> bool:
@@ -125,28 +127,36 @@ def _sets(pitch: int) -> int:
     return SETS if uneven or not apart else SETS // min(apart & -apart, SETS)
 
 
-def _cache_use(
-    i: Any, length: int, strides: dict[int, int], module: Module
-) -> tuple[float, int]:
-    """Bytes of the lines that the innermost loop touches, and the sets they fall on.
+def _reads(
+    i: Any, elements: float, length: int, strides: dict[int, int], module: Module
+) -> tuple[Access, ...]:
+    """Those of each operand.
 
     Args:
       i: The fusion.
+      elements: Read of each.
       length: Of its innermost loop.
       strides: Bytes from one read to the next, by the parameter inside the fusion.
       module: Its module.
     """
     outside = module.operands(i)
-    lines_bytes, groups = 0.0, set()
+    groups: dict[int, Any] = {}
+    lines_bytes: dict[Any, float] = defaultdict(float)
     for k, stride in strides.items():
-        lines_bytes += length * min(stride, LINE_BYTES)
         sets = _sets(stride)
         number = module.instructions[k].parameter_number
         place = place_of(outside[number], module) if number < len(outside) else None
         # Operands whose lines fall on the same sets, as far as can be told.
         same = (place[0], place[1] // LINE_BYTES % (SETS // sets)) if place else k
-        groups.add((sets, same))
-    return lines_bytes, min(SETS, sum(sets for sets, _ in groups))
+        groups[k] = (sets, same)
+        lines_bytes[groups[k]] += length * min(stride, LINE_BYTES)
+    all_bytes = sum(lines_bytes.values())
+    crowded = {g for g, b in lines_bytes.items() if Access(0, b, g[0]).crowded}
+    shared = min(SETS, sum(sets for sets, _ in crowded))
+    return tuple(
+        Access(elements, all_bytes, shared if group in crowded else SETS)
+        for group in groups.values()
+    )
 
 
 _NOT_TILED = {"constant", "broadcast", "dynamic-slice"}

@@ -217,11 +217,13 @@ def with_changes(card: Card, found: dict[str, Any]) -> Card:
     """A card with measured fields in place of its own.
 
     Raises:
-      ValueError: A value is no positive number.
+      ValueError: A value is no positive number, or means something else by now.
       TypeError: A value is no number at all.
     """
     changes = {k: _checked(k, found[k]) for k in MEASURABLE if k in found}
     if "curves" in changes:
+        if {"strided", "strided.crowded"} & set(changes["curves"]) == {"strided"}:
+            raise ValueError("its curves are of an older version, by other sizes")
         changes["curves"] = {
             name: tuple((float(size), float(rate)) for size, rate in sorted(points))
             for name, points in changes["curves"].items()

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import platform
-import re
 import shutil
 import tempfile
 import threading
@@ -122,13 +121,12 @@ def way_around(
     Returns:
       Nothing where there is no way.
     """
-    found = re.search(r"No supported config found for HLO: %(\S+)", str(error))
-    if not found or _TRITON in options:
+    if "No supported config found for HLO" not in str(error) or _TRITON in options:
         return {}, ""
     return {_TRITON: False}, (
-        f"XLA could tile the product {found[1]} in no way, so all products of matrices "
-        f"were compiled as calls of the library ({_TRITON}=false): their workspaces "
-        "are in the figures, and the card itself may take less"
+        "XLA could tile a product of matrices in no way, so all of them were compiled "
+        f"as calls of the library ({_TRITON}=false): unlike otherwise, their "
+        "workspaces are in the total, and the card itself may take less"
     )
 
 

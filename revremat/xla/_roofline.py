@@ -1,6 +1,7 @@
 """The roofline: how long a card needs for the work of one kernel.
 
-Arithmetic or memory traffic, whichever takes longer, and the time to start it. How
+Arithmetic or memory traffic, whichever takes longer, functions that were measured
+beyond their traffic, and the time to start it. How
 much of its peaks a card reaches depends on what is done and on how much of it, so a
 measured card brings curves: rates by class of work and size, measured instruction by
 instruction. A card that nobody measured has its data sheet, one efficiency for each
@@ -36,7 +37,7 @@ from revremat.xla._cost import TRANSCENDENTAL_FLOPS, Cost, Matmul
 
 
 def roofline_us(cost: Cost, card: Card) -> float:
-    """Time of one kernel: its arithmetic or its traffic, whichever is longer."""
+    """Time of one kernel: its arithmetic or its traffic, and measured functions."""
     if cost.flops == 0 and cost.bytes == 0:
         return 0.0
     functions, arithmetic = _functions_us(cost, card), _plain_arithmetic_us(cost, card)

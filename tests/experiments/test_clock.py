@@ -105,6 +105,7 @@ def test_measured_curves_become_part_of_a_card():
     measured = with_changes(load_card("cpu"), card)
     assert measured.measured
     assert measured.curves == {"matmul.float32": ((1e3, 1e10), (1e9, 1e11))}
-    for broken in ({"stream": [[1, -1]]}, {"stream": [[1, "x"]]}, {"stream": 3}):
+    older = {"strided": [[1, 1]]}
+    for broken in ({"stream": [[1, -1]]}, {"stream": [[1, "x"]]}, {"stream": 3}, older):
         with pytest.raises((ValueError, TypeError)):
             with_changes(load_card("cpu"), {"curves": broken})

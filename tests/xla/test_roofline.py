@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revremat.xla import estimate, load_card
+from revremat.xla import _access, estimate, load_card
 from revremat.xla._access import Access
 from revremat.xla._cost import Cost, Matmul, cost_of
 from revremat.xla._roofline import first_touch_us, matmul_rate, rate, roofline_us
@@ -55,9 +55,9 @@ def test_functions_cost_what_was_measured():
     cost = Cost({}, 8e6 + 1e6, 0.0, functions={"tanh": 1e6})
     assert roofline_us(cost, card) == pytest.approx(1000 + 1)
     # They were measured beyond traffic, under which plain arithmetic hides.
-    moved = dataclasses.replace(cost, bytes=1e6)
-    alone = roofline_us(dataclasses.replace(moved, functions={}), card)
-    assert roofline_us(moved, card) == pytest.approx(1000 + alone, rel=0.01)
+    moved = dataclasses.replace(cost, bytes=card.memory_bandwidth * 1e-3)
+    traffic_us = 1000 / card.memory_efficiency
+    assert roofline_us(moved, card) == pytest.approx(1000 + traffic_us)
 
 
 def test_reductions_and_strided_reads_are_traffic_of_their_own_kind():
@@ -73,12 +73,20 @@ def test_reductions_and_strided_reads_are_traffic_of_their_own_kind():
 
 
 @pytest.mark.parametrize(
-    ("lines", "sets", "us"), [(512, 64, 10), (513, 64, 20), (16, 2, 10), (17, 2, 40)]
+    ("lines", "sets", "us"),
+    [
+        (512, 64, 10),
+        (513, 64, 10),
+        (256, 32, 10),
+        (257, 32, 20),
+        (16, 2, 10),
+        (17, 2, 40),
+    ],
 )
 def test_lines_too_many_for_their_sets_cost_what_so_few_sets_were_measured_to(
     lines, sets, us
 ):
-    card = with_curves(strided=((1.0, 1e8),), strided__crowded=((2, 25e6), (64, 5e7)))
+    card = with_curves(strided=((1.0, 1e8),), strided__crowded=((2, 25e6), (32, 5e7)))
     cost = Cost({}, 1.0, 1.0, strided=(Access(1000.0, lines * 64.0, sets),))
     assert roofline_us(cost, card) == pytest.approx(us)
 
@@ -194,6 +202,21 @@ def test_operands_a_multiple_of_the_rows_pitch_apart_share_a_caches_sets(apart, 
     found = cost_of(call, program.module()).strided
     # Rows are 32 lines apart: of the sets of a cache each array fills one in 32.
     assert found == (Access(rows * width * 1.0, 2 * rows * 64.0, sets),) * 2
+
+
+def test_an_operand_that_crowds_its_sets_does_so_beside_one_that_does_not():
+    wide = _access._sets(4096), _access._sets(1600)
+    assert wide == (1, 64)
+    program = Program()
+    inner = program.computation("fused")
+    strides = {
+        inner.add("parameter", (200, n), parameter_number=k).id: 4 * n
+        for k, n in enumerate((1024, 400))
+    }
+    call = program.entry.add("fusion", (200,), calls=[inner])
+    found = _access._reads(call, 9.0, 200, strides, program.module())
+    assert [(a.sets, a.crowded) for a in found] == [(1, True), (64, False)]
+    assert {a.lines_bytes for a in found} == {2 * 200 * 64.0}
 
 
 def test_several_arrays_read_so_are_read_along_their_rows_and_written_across():

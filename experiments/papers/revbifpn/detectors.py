@@ -39,7 +39,9 @@ def detector(name: str, way: str, *, rngs: nnx.Rngs) -> FasterRCNN:
     backbone, ways = DETECTORS.get(name, ("", ()))
     if way not in ways:
         known = ", ".join(f"{n} {' or '.join(w)}" for n, (_, w) in DETECTORS.items())
-        raise UserError(f"{name!r} {way} is no detector of this comparison: {known}.")
+        raise UserError(
+            f"{name!r} {way} is no detector of this comparison; choose one of {known}."
+        )
     if backbone in HRNET:
         config = replace(HRNET[backbone], num_classes=None)
         neck: Any = Pyramid(config.channels, dtype=None, rngs=rngs)

@@ -66,7 +66,7 @@ class Step:
 
     Attributes:
       function: The gradient of the mean loss, and the new state.
-      specs: What it takes: parameters, state, images, labels.
+      specs: What it takes: parameters, state, and the batch.
       own_bytes: Of parameters and state, and of the gradients and the new state, which
         are no sample's.
     """

@@ -13,14 +13,14 @@ import time
 from typing import Any
 
 import revremat as rr
-from experiments.papers.revbifpn.detectors import DETECTORS, detection_step
+from experiments.papers.revbifpn.detectors import detection_step
 from experiments.papers.revbifpn.networks import network, training_step
 from revremat.xla._early import assign_buffers
 
 
 def measure(name: str, way: str, batch: int, spec: str) -> dict[str, Any]:
     """Compile one network's step; bytes on one device."""
-    if name in DETECTORS:
+    if name.endswith("detector"):
         step = detection_step(name, way, batch)
     else:
         step = training_step(network(name, way), batch)
@@ -37,6 +37,7 @@ def measure(name: str, way: str, batch: int, spec: str) -> dict[str, Any]:
         "total_bytes": total,
         "own_bytes": step.own_bytes,
         "seconds": round(time.perf_counter() - start, 1),
+        "remarks": found.remarks,
         "versions": found.versions,
     }
 
