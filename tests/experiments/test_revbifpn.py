@@ -83,6 +83,13 @@ def test_the_table_compares_the_pairs_of_the_paper():
     assert "20.0 at batch 16, 20.0 at batch 64, 20.0 by slope (published 19.8)" in text
 
 
+def test_a_row_that_was_compiled_differently_is_marked():
+    assert "*" not in table(FOUND)
+    text = table([*FOUND[:3], FOUND[3] | {"remarks": ["by other means"]}])
+    assert "B7 stored *" in text
+    assert text.endswith("* by other means\n")
+
+
 def test_the_most_telling_rows_come_first():
     found = list(rows(Paper(targets=("h100:1",))))
     assert [name for name, *_ in found[:6]] == ["S6", "B7", "S5", "B6", "S4", "B5"]

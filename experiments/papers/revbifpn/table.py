@@ -1,6 +1,7 @@
 """The table of the comparison, from its rows."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from experiments.models.efficientnet import EFFICIENTNET
@@ -48,14 +49,17 @@ def table(found: Sequence[Row]) -> str:
                 if rows := by.get((target, name, way)):
                     lines.append(_line(name, way, rows, batches))
         lines += ["", *_pairs(target, by, batches)]
-    return "\n".join(lines)
+    remarks = dict.fromkeys(text for row in found for text in row.get("remarks", ()))
+    lines += [fill(f"* {text}", 88, subsequent_indent="  ") for text in remarks]
+    return "\n".join(lines) + ("\n" if remarks else "")
 
 
 def _line(name: str, way: str, rows: Sequence[Row], batches: Sequence[int]) -> str:
     size = {row["batch"]: sample_bytes(row) for row in rows}
     cells = [size.get(batch) for batch in batches] + [slope_bytes(rows)]
     texts = ("" if cell is None else f"{cell / 2**20:.1f}" for cell in cells)
-    label = f"{name} {way}"
+    star = " *" if any(row.get("remarks") for row in rows) else ""
+    label = f"{name} {way}{star}"
     return f"{label:30}" + "".join(f"{text:>11}" for text in texts)
 
 
