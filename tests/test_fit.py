@@ -1,5 +1,7 @@
 """A searched plan stays within its budget, says so truly, and computes the same."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -114,6 +116,18 @@ def test_what_is_printed_by_hand_is_a_few_lines(searched):
     assert first.startswith("<Fit for h100:1: ")
     assert "\n".join(plan) == str(found[0.6].plan)
     assert "rr.render" in last
+
+
+def test_programs_that_were_compiled_differently_are_counted(searched):
+    _, found = searched
+    fit = found[0.6]
+    first, *others = fit.rows
+    told = dataclasses.replace(first.measurement, notes=(*first.measurement.notes, "Q"))
+    odd = dataclasses.replace(
+        fit, rows=(dataclasses.replace(first, measurement=told), *others)
+    )
+    assert "programs: " not in rr.render(fit)
+    assert f"1 of {len(fit.rows)} programs: Q" in rr.render(odd)
 
 
 def test_a_plan_is_applied_from_its_file(searched, tmp_path):
