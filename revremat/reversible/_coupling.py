@@ -367,7 +367,9 @@ class Halves(Coupling):
     def pull_back(
         self, params: Any, y: Any, cotangent: Any, rest: Any = None
     ) -> tuple[Any, Any, Any]:
-        x, grads, ct = self.inner.pull_back(params, _split(y), _split(cotangent), rest)
+        # All halves at once, or the whole stays for the half that is needed last.
+        y, cotangent = in_order(_split(y), _split(cotangent))
+        x, grads, ct = self.inner.pull_back(params, y, cotangent, rest)
         return jnp.concatenate(x, axis=-1), grads, jnp.concatenate(ct, axis=-1)
 
     def log_det(self, params: Any, x: Any, rest: Any = None) -> jax.Array:

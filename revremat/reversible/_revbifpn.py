@@ -4,6 +4,7 @@ Images are `[batch, height, width, channels]`. The stack is reversible; the neck
 computed again in the backward pass; the classifier's head is stored.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -134,7 +135,11 @@ class ConvNormAct(nnx.Module):
         self.activate = activate
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = self.norm(self.conv(x))
+        return self.after(self.conv(x))
+
+    def after(self, x: jax.Array) -> jax.Array:
+        """What follows the convolution."""
+        x = self.norm(x)
         return jax.nn.hard_swish(x) if self.activate else x
 
 
@@ -158,6 +163,9 @@ class MBConv(nnx.Module):
     """Expand, depthwise convolution, squeeze and excite, project; no skip.
 
     The squeezed width is a share of the input's channels, before they are expanded.
+    With `recompute` what follows the depthwise convolution is computed again in the
+    backward pass, after the projection's; without an expansion, where that is cheap,
+    from the input on.
     """
 
     def __init__(
@@ -170,10 +178,12 @@ class MBConv(nnx.Module):
         stride: int = 1,
         squeeze: float = 0.0,
         drop: float = 0.0,
+        recompute: bool = False,
         dtype: Any = None,
         rngs: nnx.Rngs,
     ):
         conv = partial(ConvNormAct, dtype=dtype, rngs=rngs)
+        self.recompute = recompute
         inner = inputs * expand
         self.expand = conv(inputs, inner, 1) if expand != 1 else None
         self.depthwise = conv(inner, inner, kernel, stride=stride, groups=inner)
@@ -190,11 +200,18 @@ class MBConv(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.expand is not None:
             x = self.expand(x)
-        x = self.depthwise(x)
-        if self.squeeze is not None:
-            x = self.squeeze(x)
+        if not self.recompute:
+            x = self._after(self.depthwise.conv(x))
+        elif self.expand is None:
+            x = recomputed(self, x, lambda self, x: self._after(self.depthwise.conv(x)))
+        else:
+            x = recomputed(self, self.depthwise.conv(x), MBConv._after)
         x = self.project(x)
         return x if self.drop is None else self.drop(x)
+
+    def _after(self, x: jax.Array) -> jax.Array:
+        x = self.depthwise.after(x)
+        return x if self.squeeze is None else self.squeeze(x)
 
 
 class UpMBConv(nnx.Module):
@@ -269,7 +286,10 @@ def _silo(
 
 
 class Neck(nnx.Module):
-    """An MBConv on each stream, computed again in the backward pass if so asked."""
+    """An MBConv on each stream, computed again in the backward pass if so asked.
+
+    `neck(streams)` are all its outputs; `neck.on(i, stream)` is one of them.
+    """
 
     def __init__(self, config: RevBiFPNConfig, *, recompute: bool, rngs: nnx.Rngs):
         self.recompute = recompute
@@ -280,6 +300,7 @@ class Neck(nnx.Module):
                 HEAD_KERNEL,
                 expand=HEAD_EXPAND[i],
                 squeeze=HEAD_SQUEEZE[i],
+                recompute=recompute,
                 dtype=config.dtype,
                 rngs=rngs,
             )
@@ -287,8 +308,12 @@ class Neck(nnx.Module):
         )
 
     def __call__(self, streams: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        pairs = zip(self.maps, streams, strict=True)
-        return tuple(recomputed(f, x) if self.recompute else f(x) for f, x in pairs)
+        return tuple(self.on(i, stream) for i, stream in enumerate(streams))
+
+    def on(self, i: int, stream: jax.Array) -> jax.Array:
+        """The output for stream `i`."""
+        f = self.maps[i]
+        return recomputed(f, stream) if self.recompute else f(stream)
 
 
 class Head(nnx.Module):
@@ -304,6 +329,7 @@ class Head(nnx.Module):
                 HEAD_KERNEL,
                 expand=HEAD_EXPAND[i],
                 squeeze=HEAD_SQUEEZE[i],
+                recompute=config.recompute_head,
                 stride=2,
                 dtype=config.dtype,
                 rngs=rngs,
@@ -322,12 +348,18 @@ class Head(nnx.Module):
             rngs=rngs,
         )
 
-    def __call__(self, streams: tuple[jax.Array, ...]) -> jax.Array:
+    def __call__(self, streams: tuple[jax.Array, ...], neck: Neck) -> jax.Array:
+        """Logits `[batch, num_classes]` from the streams, each through its neck."""
         # Map by map: recomputed as a whole it would all be there at once after all.
         run = recomputed if self.recompute else lambda f, x: f(x)
-        x = streams[0]
-        for f, stream in zip(self.down, streams[1:], strict=True):
-            x = stream + run(f, x)
+        x = neck.on(0, streams[0])
+        for i, (f, stream) in enumerate(zip(self.down, streams[1:], strict=True), 1):
+            y = run(f, x)
+            if self.recompute:
+                # Both maps wait for one gradient: computed again together, both would
+                # be there at once. So this one's waits for the end of the neck's.
+                stream, y = jax.lax.optimization_barrier((stream, y))
+            x = neck.on(i, stream) + y
         x = self.dropout(run(self.conv, x).mean(axis=(1, 2)))
         return self.linear(x)
 
@@ -389,9 +421,9 @@ class RevBiFPN(nnx.Module):
           UserError: Height and width that 32 does not divide.
         """
         streams = self.streams(images)
-        if self.neck is not None:
-            streams = self.neck(streams)
-        return streams if self.head is None else self.head(streams)
+        if self.neck is None:
+            return streams
+        return self.neck(streams) if self.head is None else self.head(streams, self.neck)
 
     def streams(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """The four streams at a 4th, 8th, 16th and 32nd of the resolution."""
@@ -417,14 +449,16 @@ def stem(images: jax.Array, config: RevBiFPNConfig) -> jax.Array:
     return space_to_depth(STEM_BLOCK).forward(None, tiled)
 
 
-def recomputed(module: nnx.Module, x: Any) -> Any:
+def recomputed(
+    module: Any, x: Any, call: Callable[[Any, Any], Any] = lambda module, x: module(x)
+) -> Any:
     """Call a module so that its residuals are computed again, its state moved once."""
     graph, params, state = nnx.split(module, nnx.Param, ...)
 
     @jax.checkpoint
     def run(params: Any, x: Any, state: Any) -> tuple[Any, Any]:
         one: Any = nnx.merge(graph, params, state, copy=True)
-        y = one(x)
+        y = call(one, x)
         return y, nnx.split(one, nnx.Param, ...)[2]
 
     y, state = run(params, x, state)

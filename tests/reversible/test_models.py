@@ -113,7 +113,7 @@ def test_a_gpt_whose_layers_are_stored_and_inverted_in_turn(float64):
 
 
 @pytest.mark.slow
-def test_a_search_mixes_inverted_layers_of_a_gpt_with_stored_ones():
+def test_a_search_mixes_inverted_layers_of_a_gpt_with_others():
     config = RevGPTConfig(
         width=2048, num_layers=8, num_heads=16, mlp_width=8192, vocab_size=256
     )
@@ -121,18 +121,19 @@ def test_a_search_mixes_inverted_layers_of_a_gpt_with_stored_ones():
     graph, params, state = nnx.split(model, nnx.Param, ...)
     loss = lambda *args: loss_of(graph)(*args)[0]
     specs = (params, state, jax.ShapeDtypeStruct((16, 128), jnp.int32))
-    graph = rr.trace(loss, *specs)
-    least, most = (
+    traced = rr.trace(loss, *specs)
+    inverted, recomputed = (
         rr.measure(
-            jax.grad(rr.apply(loss, graph.plan({"layers": action}))),
+            jax.grad(rr.apply(loss, traced.plan({"layers": action}))),
             *specs,
             target="h100:1",
         ).memory.total_bytes
-        for action in (rr.INVERT, rr.SAVE)
+        for action in (rr.INVERT, rr.RECOMPUTE)
     )
-    plan = rr.search(loss, *specs, budget=(least + most) // 2, target="h100:1")
-    assert plan.fits
-    assert {"invert", "save"} <= {action.kind for action in plan.actions["layers"]}
+    budget = (inverted + recomputed) // 2
+    plan = rr.search(loss, *specs, budget=budget, target="h100:1")
+    kinds = {action.kind for action in plan.actions["layers"]}
+    assert plan.fits and "invert" in kinds and len(kinds) > 1
 
 
 MISTAKES = {

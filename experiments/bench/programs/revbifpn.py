@@ -69,7 +69,7 @@ class Scanned(nnx.Module):
             coupling, params, rest = part.parts()
             streams, state = coupling.run(params, streams, rest)
             part.put(jax.lax.stop_gradient(state))
-        return self.head(self.neck(streams))
+        return self.head(streams, self.neck)
 
 
 def _revbifpn(target: Any, size: Size) -> rr.Problem:
