@@ -86,6 +86,19 @@ def test_every_map_of_a_silo_is_evaluated_once_forward_and_once_backward():
     assert count_products(gradient(inverted([silo] * 2)), params, x) == 4 * maps
 
 
+def test_halves_let_go_of_the_whole():
+    """Three streams beside the result; a half more while the whole stayed for its end."""
+    tokens, width = 4096, 128
+    half = lambda w, x: dense(w, dense(w, x))
+    layer = reversible.Halves(reversible.additive(half, half))
+    loss = lambda p, x: (reversible.chain([layer] * 3, p, x) ** 2).sum()
+    own = jax.ShapeDtypeStruct((width // 2, width // 2), jnp.float32)
+    x = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
+    step = jax.grad(loss, argnums=(0, 1))
+    found = rr.measure(step, [{"f": own, "g": own}] * 3, x, target="h100:1")
+    assert found.memory.temp_bytes <= 3 * 4 * tokens * width
+
+
 def repeated(depth):
     layer = reversible.additive(dense, dense)
     run = inverted([reversible.Repeat(layer, depth)])

@@ -92,6 +92,11 @@ def ask(row: Sequence[Any], seconds: float) -> dict[str, Any] | str:
 def main() -> int:
     """Compile what is missing, write after each."""
     paper = tyro.cli(Paper, description=__doc__)
+    known_names = (*REVBIFPN, *EFFICIENTNET, *DETECTORS)
+    if unknown := sorted({*paper.networks} - {*known_names}):
+        names = ", ".join(known_names)
+        print(f"no network {unknown[0]!r}; there are {names}", file=sys.stderr)
+        return 2
     path = paper.out / "revbifpn-memory.json"
     found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     known = {tuple(row[key] for key in KEY) for row in found}
