@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import batched, groupby, product
 from typing import Any
 
@@ -165,6 +165,9 @@ class Search:
         bound_us, greedy_us = float("inf"), None
         if choice is not None:
             self._rivals(choice)
+        if self.best(budget_bytes).bytes > budget_bytes:
+            choice = self._try_smallest() or choice
+        if choice is not None:
             best = self.best(self.budget)
             if best.plan is not None:
                 fixed_us = self._fixed_us(best)
@@ -312,11 +315,13 @@ class Search:
 
     def _rivals(self, choice: Choice) -> None:
         """The nearest competitors, and the best that treats all layers alike."""
-        over = [r.bytes - r.predicted_bytes for r in self.rows.values() if r.plan]
-        limit = self.budget - max(0.0, *over)
+        rows = [row for row in self.rows.values() if row.plan]
+        limit = self.budget - _over(rows)
         if not self._room_for(1 + _NUM_RIVALS):
             return
-        pure = self._choose(limit, pure=True)
+        # Mixes may need copies of weights that no price has and these do not need.
+        alike_limit = self.budget - _over(filter(_treats_alike, rows))
+        pure = self._choose(alike_limit, pure=True)
         if pure is not None:
             self.try_mix(pure)
         seen = [choice.support]
@@ -330,6 +335,19 @@ class Search:
             if best.plan is not None and expected > _NEAR * best.time_us:
                 return
             self.try_mix(rival)
+
+    def _try_smallest(self) -> Choice | None:
+        """What needs least by its prices, where nothing compiled so far fits.
+
+        Returns:
+          The fastest by prices that needs no more.
+        """
+        if not self._room_for(1):
+            return None
+        counts = policies.smallest(self.menus())
+        least = policies.predict_bytes(self.menus(), counts)
+        self._try_all([(counts, least)])
+        return self._choose(max(least, self.budget))
 
     def _polish(self, best: Row) -> float:
         """Other actions for the first and the last layer, which stand outside of loops.
@@ -434,6 +452,17 @@ class Search:
         if fitting:
             return min(fitting, key=lambda r: (r.time_us, r.bytes))
         return min(rows, key=lambda r: r.bytes)
+
+
+def _treats_alike(row: Row) -> bool:
+    """Whether no unit has layers of two kinds."""
+    assert row.plan is not None
+    return all(len(set(unit.actions)) == 1 for unit in row.plan.units)
+
+
+def _over(rows: Iterable[Row]) -> float:
+    """By how much the worst came out above its prices."""
+    return max([0.0, *(row.bytes - row.predicted_bytes for row in rows)])
 
 
 def _known(predicted: float) -> int | None:

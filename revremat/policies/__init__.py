@@ -6,6 +6,7 @@ from revremat.policies._candidates import Candidate as Candidate
 from revremat.policies._candidates import candidates as candidates
 from revremat.policies._candidates import preset as preset
 from revremat.policies._greedy import choose_greedily as choose_greedily
+from revremat.policies._greedy import smallest as smallest
 from revremat.policies._greedy import smallest_bytes as smallest_bytes
 from revremat.policies._joint import Cost as Cost
 from revremat.policies._joint import Joint as Joint

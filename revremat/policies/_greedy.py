@@ -54,10 +54,14 @@ def choose_greedily(menus: Sequence[Menu], budget_bytes: float) -> Choice | None
     )
 
 
+def smallest(menus: Sequence[Menu]) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Every layer takes what needs least, per device."""
+    return {m.unit: ((_least(m).name, m.num_layers),) for m in menus}
+
+
 def smallest_bytes(menus: Sequence[Menu]) -> float:
-    """The peak where every layer takes what needs least, per device."""
-    counts = {m.unit: ((_least(m).name, m.num_layers),) for m in menus}
-    return predict_bytes(menus, counts)
+    """The peak of the smallest mix, per device."""
+    return predict_bytes(menus, smallest(menus))
 
 
 def _least(menu: Menu) -> Price:

@@ -113,7 +113,7 @@ def test_a_gpt_whose_layers_are_stored_and_inverted_in_turn(float64):
 
 
 @pytest.mark.slow
-def test_a_search_mixes_inverted_layers_of_a_gpt_with_others():
+def test_a_search_inverts_layers_of_a_gpt_where_nothing_else_fits():
     config = RevGPTConfig(
         width=2048, num_layers=8, num_heads=16, mlp_width=8192, vocab_size=256
     )
@@ -133,7 +133,7 @@ def test_a_search_mixes_inverted_layers_of_a_gpt_with_others():
     budget = (inverted + recomputed) // 2
     plan = rr.search(loss, *specs, budget=budget, target="h100:1")
     kinds = {action.kind for action in plan.actions["layers"]}
-    assert plan.fits and "invert" in kinds and len(kinds) > 1
+    assert plan.fits and "invert" in kinds
 
 
 MISTAKES = {

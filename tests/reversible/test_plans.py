@@ -171,6 +171,25 @@ def test_a_search_mixes_inverted_layers_with_stored_ones():
     assert {"invert", "save"} <= {action.kind for action in plan.actions["stack"]}
 
 
+def test_all_layers_are_inverted_where_a_mix_would_need_copies_of_their_weights():
+    """A mix fits by its prices and not as it comes out: then there is still this."""
+    weights = jax.ShapeDtypeStruct((DEPTH, 2048, 2048), jnp.float32)
+    streams = (jax.ShapeDtypeStruct((256, 2048), jnp.float32),) * 2
+    specs, loss = ({"f": weights, "g": weights}, streams), stacked(None)
+    graph = rr.trace(loss, *specs)
+    inverted, rebuilt = (
+        rr.measure(
+            jax.grad(rr.apply(loss, graph.plan({"stack": action}))),
+            *specs,
+            target="h100:1",
+        ).memory.total_bytes
+        for action in (INVERT, RECOMPUTE)
+    )
+    plan = rr.search(loss, *specs, budget=(inverted + rebuilt) // 2, target="h100:1")
+    assert plan.fits
+    assert {action.kind for action in plan.actions["stack"]} == {"invert"}
+
+
 def test_undoing_layers_early_is_proposed_where_there_is_something_to_hide_under():
     unit = rr.trace(stacked(None), *SPECS)["stack"]
     names = [[c.name for c in candidates(unit, ahead=on)] for on in (False, True)]
