@@ -59,6 +59,7 @@ class Search:
         self.priced = False
         self.done, self.expected = 0, 0
         self.rows: dict[Any, Row] = {}
+        self.reference: Row | None = None
         self.graph: Graph = trace(problem.loss, *problem.specs)
         again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
         if trace_loss(again, problem.specs).fingerprint != self.graph.fingerprint:
@@ -166,13 +167,15 @@ class Search:
         if choice is not None:
             self._rivals(choice)
         if self.best(budget_bytes).bytes > budget_bytes:
-            choice = self._try_smallest() or choice
-        if choice is not None:
-            best = self.best(self.budget)
-            if best.plan is not None:
-                fixed_us = self._fixed_us(best)
-                greedy_us = self._greedy_us(fixed_us)
-                bound_us = choice.bound_us + fixed_us + self._polish(best)
+            smallest = self._try_smallest()
+            choice = choice or smallest
+        best = self.best(self.budget)
+        if choice is not None and best.plan is not None:
+            fixed_us = self._fixed_us(best)
+            greedy_us = self._greedy_us(fixed_us)
+            bound_us = choice.bound_us + fixed_us
+            if best.bytes <= self.budget:
+                bound_us += self._polish(best)
         return self._answer(bound_us, greedy_us=greedy_us)
 
     def _answer(
@@ -255,7 +258,7 @@ class Search:
         full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
         predicted = policies.predict_bytes(self.menus(), full)
         actions = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
-        row = self.add(_summary(full), actions, predicted)
+        row = self.reference = self.add(_summary(full), actions, predicted)
         for prices in self.prices:
             prices.correction = row.bytes - predicted
 
@@ -315,12 +318,13 @@ class Search:
 
     def _rivals(self, choice: Choice) -> None:
         """The nearest competitors, and the best that treats all layers alike."""
-        rows = [row for row in self.rows.values() if row.plan]
+        # Prices were set right by the reference: what that took is no error of theirs.
+        rows = [r for r in self.rows.values() if r is not self.reference]
         limit = self.budget - _over(rows)
         if not self._room_for(1 + _NUM_RIVALS):
             return
         # Mixes may need copies of weights that no price has and these do not need.
-        alike_limit = self.budget - _over(filter(_treats_alike, rows))
+        alike_limit = self.budget - _over(r for r in rows if r.alike)
         pure = self._choose(alike_limit, pure=True)
         if pure is not None:
             self.try_mix(pure)
@@ -337,17 +341,18 @@ class Search:
             self.try_mix(rival)
 
     def _try_smallest(self) -> Choice | None:
-        """What needs least by its prices, where nothing compiled so far fits.
+        """Compiles what needs least by its prices, where nothing so far fits.
 
         Returns:
-          The fastest by prices that needs no more.
+          What the prices say is the fastest that needs no more.
         """
         if not self._room_for(1):
             return None
-        counts = policies.smallest(self.menus())
-        least = policies.predict_bytes(self.menus(), counts)
+        menus, host_bytes = self.menus(), self.target.host_bytes
+        counts = policies.smallest(menus, host_bytes)
+        least = policies.predict_bytes(menus, counts)
         self._try_all([(counts, least)])
-        return self._choose(max(least, self.budget))
+        return policies.choose(menus, least, host_budget_bytes=host_bytes)
 
     def _polish(self, best: Row) -> float:
         """Other actions for the first and the last layer, which stand outside of loops.
@@ -454,15 +459,10 @@ class Search:
         return min(rows, key=lambda r: r.bytes)
 
 
-def _treats_alike(row: Row) -> bool:
-    """Whether no unit has layers of two kinds."""
-    assert row.plan is not None
-    return all(len(set(unit.actions)) == 1 for unit in row.plan.units)
-
-
 def _over(rows: Iterable[Row]) -> float:
-    """By how much the worst came out above its prices."""
-    return max([0.0, *(row.bytes - row.predicted_bytes for row in rows)])
+    """By how much the worst came out above its prices, where there were any."""
+    errors = (row.bytes - row.predicted_bytes for row in rows)
+    return max([0.0, *(error for error in errors if not math.isnan(error))])
 
 
 def _known(predicted: float) -> int | None:

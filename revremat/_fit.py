@@ -46,7 +46,7 @@ def search(
       strict: Raise where no plan fits; else the smallest found is returned, whose
         `fits` is False and whose `held_by` says what holds the memory.
       most_compiles: Compile no more than so many programs, cut ones included: fewer
-        ways back are priced, and nothing is tried beside the choice.
+        ways back are priced, and nothing is tried beside the choice, or after it.
       progress: Told before each compile.
 
     Returns:

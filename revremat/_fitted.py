@@ -38,6 +38,12 @@ class Row:
         """Estimated time of a step."""
         return self.measurement.time.step_us
 
+    @property
+    def alike(self) -> bool:
+        """Whether there is a plan, and in it no unit with layers of two kinds."""
+        units = self.plan.units if self.plan else ()
+        return bool(units) and all(len(set(unit.actions)) == 1 for unit in units)
+
 
 @dataclass(frozen=True)
 class Fit:

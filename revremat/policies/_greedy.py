@@ -1,6 +1,8 @@
 """The greedy mix: what saves most time per byte first, as most tools decide."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from revremat.policies._milp import Choice, Menu, Price, predict_bytes
 
@@ -54,9 +56,41 @@ def choose_greedily(menus: Sequence[Menu], budget_bytes: float) -> Choice | None
     )
 
 
-def smallest(menus: Sequence[Menu]) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Every layer takes what needs least, per device."""
-    return {m.unit: ((_least(m).name, m.num_layers),) for m in menus}
+def smallest(
+    menus: Sequence[Menu], host_budget_bytes: float = math.inf
+) -> dict[str, tuple[tuple[str, int], ...]]:
+    """One candidate for all layers of a unit, so that the peak is low.
+
+    Each unit begins with what takes least by itself and without the host. Peaks are of
+    all units together, so one after another takes what lowers that, until none does.
+
+    Args:
+      menus: The units in the order they run.
+      host_budget_bytes: Per device.
+    """
+    on_device = [tuple(p for p in m.prices if not p.host_bytes) for m in menus]
+    prices = {
+        menu.unit: _least(replace(menu, prices=found or menu.prices))
+        for menu, found in zip(menus, on_device, strict=True)
+    }
+
+    def peak_bytes(prices: dict[str, Price]) -> float:
+        return predict_bytes(menus, _alike(menus, prices))
+
+    while True:
+        changed = [{**prices, m.unit: p} for m in menus for p in m.prices]
+        on_host = lambda one: sum(m.num_layers * one[m.unit].host_bytes for m in menus)
+        allowed = [one for one in changed if on_host(one) <= host_budget_bytes]
+        best = min(allowed, key=peak_bytes, default=prices)
+        if peak_bytes(best) >= peak_bytes(prices):
+            return _alike(menus, prices)
+        prices = best
+
+
+def _alike(
+    menus: Sequence[Menu], prices: dict[str, Price]
+) -> dict[str, tuple[tuple[str, int], ...]]:
+    return {m.unit: ((prices[m.unit].name, m.num_layers),) for m in menus}
 
 
 def smallest_bytes(menus: Sequence[Menu]) -> float:

@@ -1,7 +1,7 @@
 """RevBiFPN, a reversible pyramid of four streams (Chiley et al. 2023, MLSys).
 
 Images are `[batch, height, width, channels]`. The stack is reversible; the neck is
-computed again in the backward pass; the classifier's head is stored.
+computed again in the backward pass; the classifier's head is stored unless asked.
 """
 
 from collections.abc import Callable
@@ -163,9 +163,9 @@ class MBConv(nnx.Module):
     """Expand, depthwise convolution, squeeze and excite, project; no skip.
 
     The squeezed width is a share of the input's channels, before they are expanded.
-    With `recompute` what follows the depthwise convolution is computed again in the
-    backward pass, after the projection's; without an expansion, where that is cheap,
-    from the input on.
+    With `recompute` what follows the depthwise convolution is computed again after the
+    projection's gradients, so that nothing of it is there before; without an expansion,
+    where that is cheap, the convolution is as well.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class MBConv(nnx.Module):
         if not self.recompute:
             x = self._after(self.depthwise.conv(x))
         elif self.expand is None:
-            x = recomputed(self, x, lambda self, x: self._after(self.depthwise.conv(x)))
+            x = recomputed(self, x, lambda copy, x: copy._after(copy.depthwise.conv(x)))
         else:
             x = recomputed(self, self.depthwise.conv(x), MBConv._after)
         x = self.project(x)
@@ -308,7 +308,8 @@ class Neck(nnx.Module):
         )
 
     def __call__(self, streams: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        return tuple(self.on(i, stream) for i, stream in enumerate(streams))
+        numbers = range(len(self.maps))
+        return tuple(self.on(i, x) for i, x in zip(numbers, streams, strict=True))
 
     def on(self, i: int, stream: jax.Array) -> jax.Array:
         """The output for stream `i`."""
@@ -357,7 +358,7 @@ class Head(nnx.Module):
             y = run(f, x)
             if self.recompute:
                 # Both maps wait for one gradient: computed again together, both would
-                # be there at once. So this one's waits for the end of the neck's.
+                # be there at once. So this one's waits for the streams' gradients.
                 stream, y = jax.lax.optimization_barrier((stream, y))
             x = neck.on(i, stream) + y
         x = self.dropout(run(self.conv, x).mean(axis=(1, 2)))
@@ -423,7 +424,9 @@ class RevBiFPN(nnx.Module):
         streams = self.streams(images)
         if self.neck is None:
             return streams
-        return self.neck(streams) if self.head is None else self.head(streams, self.neck)
+        return (
+            self.neck(streams) if self.head is None else self.head(streams, self.neck)
+        )
 
     def streams(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """The four streams at a 4th, 8th, 16th and 32nd of the resolution."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from experiments.papers.revbifpn.__main__ import Paper, rows
+from experiments.papers.revbifpn.__main__ import Paper, main, rows
 from experiments.papers.revbifpn.macs import num_macs
 from experiments.papers.revbifpn.networks import (
     INVERTED,
@@ -101,3 +101,10 @@ def test_an_unknown_network_is_one_sentence():
         network("S9")
     with pytest.raises(UserError, match="'B0' inverted is no network"):
         network("B0", INVERTED)
+
+
+def test_a_table_of_an_unknown_network_is_one_sentence(monkeypatch, capsys, tmp_path):
+    arguments = ["revbifpn", "--networks", "S9", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", arguments)
+    assert main() == 2
+    assert "no network 'S9'; choose from S0" in capsys.readouterr().err

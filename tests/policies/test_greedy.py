@@ -11,6 +11,7 @@ from revremat.policies import (
     choose,
     choose_greedily,
     predict_bytes,
+    smallest,
     smallest_bytes,
 )
 
@@ -49,6 +50,30 @@ def test_within_the_budget_and_no_faster_than_the_exact_mix(menus, budget):
         assert sum(n for _, n in greedy.counts[menu.unit]) == menu.num_layers
     assert exact is not None
     assert exact.time_us <= greedy.time_us * (1 + 1e-3)
+
+
+def test_the_smallest_mix_counts_what_other_units_take_at_the_peak():
+    few_kept = Price("a", kept_bytes=10, base_bytes=100, host_bytes=0, time_us=1)
+    less_alone = Price("b", kept_bytes=60, base_bytes=40, host_bytes=0, time_us=1)
+    after = Menu("v", 1, (Price("c", 0, 105, 0, 1),))
+    found = smallest([Menu("u", 1, (few_kept, less_alone)), after])
+    assert found == {"u": (("a", 1),), "v": (("c", 1),)}
+
+
+def test_the_smallest_mix_stays_within_the_host():
+    menu = Menu("u", 4, (Price("on host", 0, 5, 3, 1), Price("again", 1, 5, 0, 9)))
+    assert smallest([menu], 12) == {"u": (("on host", 4),)}
+    assert smallest([menu], 11) == {"u": (("again", 4),)}
+
+
+@settings(deadline=None)
+@given(menus)
+def test_no_other_candidate_for_a_unit_is_smaller(menus):
+    found, least = smallest(menus), smallest_bytes(menus)
+    for menu in menus:
+        for price in menu.prices:
+            other = {**found, menu.unit: ((price.name, menu.num_layers),)}
+            assert predict_bytes(menus, other) >= least
 
 
 def test_the_smallest_mix_is_where_greed_begins():

@@ -87,7 +87,7 @@ def test_every_map_of_a_silo_is_evaluated_once_forward_and_once_backward():
 
 
 def test_halves_let_go_of_the_whole():
-    """Three streams beside the result; a half more while the whole stayed for its end."""
+    """Three streams beside the result; half of one more while the whole stayed."""
     tokens, width = 4096, 128
     half = lambda w, x: dense(w, dense(w, x))
     layer = reversible.Halves(reversible.additive(half, half))

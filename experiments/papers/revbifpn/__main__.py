@@ -92,10 +92,10 @@ def ask(row: Sequence[Any], seconds: float) -> dict[str, Any] | str:
 def main() -> int:
     """Compile what is missing, write after each."""
     paper = tyro.cli(Paper, description=__doc__)
-    known_names = (*REVBIFPN, *EFFICIENTNET, *DETECTORS)
-    if unknown := sorted({*paper.networks} - {*known_names}):
-        names = ", ".join(known_names)
-        print(f"no network {unknown[0]!r}; there are {names}", file=sys.stderr)
+    names = (*REVBIFPN, *EFFICIENTNET, *DETECTORS)
+    if unknown := sorted({*paper.networks} - {*names}):
+        known = ", ".join(names)
+        print(f"no network {unknown[0]!r}; choose from {known}", file=sys.stderr)
         return 2
     path = paper.out / "revbifpn-memory.json"
     found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
