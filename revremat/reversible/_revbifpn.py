@@ -424,9 +424,9 @@ class RevBiFPN(nnx.Module):
         streams = self.streams(images)
         if self.neck is None:
             return streams
-        return (
-            self.neck(streams) if self.head is None else self.head(streams, self.neck)
-        )
+        if self.head is None:
+            return self.neck(streams)
+        return self.head(streams, self.neck)
 
     def streams(self, images: jax.Array) -> tuple[jax.Array, ...]:
         """The four streams at a 4th, 8th, 16th and 32nd of the resolution."""
