@@ -74,7 +74,7 @@ class Options:
     family_seeds: int = 5
     """How many instances there are of each family."""
 
-    family_seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 10.0
+    family_seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 60.0
     """How long each of these may take."""
 
     programs: bool = True
