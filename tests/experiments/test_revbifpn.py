@@ -17,6 +17,7 @@ from experiments.papers.revbifpn.networks import (
 from experiments.papers.revbifpn.table import sample_bytes, slope_bytes, table
 from revremat import UserError
 from revremat.reversible import RevBiFPN, RevBiFPNConfig
+from revremat.reversible._revbifpn import HEAD_KERNEL
 
 SMALL = RevBiFPNConfig(32, 1 / 3, 0, num_classes=10)
 
@@ -28,6 +29,7 @@ def small(reversible):
 
 @pytest.mark.slow
 def test_inverting_costs_one_more_pass_through_stack_and_neck():
+    """And the depthwise convolution of the neck's finest map, which comes twice."""
     stored, inverted = (
         num_macs(step.function, *step.specs)
         for step in (training_step(small(on), 1) for on in (False, True))
@@ -40,8 +42,9 @@ def test_inverting_costs_one_more_pass_through_stack_and_neck():
         model = nnx.merge(graph, state, copy=True)
         return model.neck(model.streams(x))
 
+    twice = HEAD_KERNEL**2 * SMALL.channels[0] * (SMALL.image_size // 4) ** 2
     assert inverted - stored == pytest.approx(
-        num_macs(pyramid, state, images), rel=0.02
+        num_macs(pyramid, state, images) + twice, rel=0.02
     )
 
 
