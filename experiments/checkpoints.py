@@ -8,10 +8,12 @@ array's bits are summed on the device before they are saved and after they are l
 
 import atexit
 import contextlib
+import inspect
 import logging
 import shutil
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +191,31 @@ def _one_sentence(subject: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # The library leaves coroutines behind that it will not await any more.
-        warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+        _end_coroutines_quietly()
         advice = f"; {advice}" if advice else ""
         raise UserError(f"{subject}: {_reason(error)}{advice}") from error
+
+
+def _end_coroutines_quietly() -> None:
+    """Say nothing of coroutines that end after their event loop has been closed.
+
+    When one read fails, the library closes the loop on all others, begun or not. What
+    the collector then finds in them would be printed under the sentence.
+    """
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+    if not isinstance(sys.unraisablehook, _AllButCoroutines):
+        sys.unraisablehook = _AllButCoroutines(sys.unraisablehook)
+
+
+class _AllButCoroutines:
+    """Hands what nobody can catch to the hook before, but for what coroutines raise."""
+
+    def __init__(self, before: Callable[[Any], Any]):
+        self._before = before
+
+    def __call__(self, found: Any) -> None:
+        if not inspect.iscoroutine(found.object):
+            self._before(found)
 
 
 def _reason(error: BaseException) -> str:
