@@ -353,6 +353,47 @@ def test_another_batch_is_the_same_program_on_more_data():
     assert jax.eval_shape(step, *specs)[0].shape == ()
 
 
+@pytest.mark.parametrize(
+    ("slowed_by", "most_bytes", "factor"),
+    [
+        (lambda factor: 1.0, 10**9, 8.0),
+        (lambda factor: 1.0, 2 * ROWS, 2.0),
+        (lambda factor: 1.0 + factor / 100, 10**9, 4.0),
+        (lambda factor: 1.1, 10**9, 1.0),
+    ],
+    ids=["all fit", "memory ends it", "time ends it", "none holds"],
+)
+def test_the_largest_batch_fits_at_no_more_than_five_percent_lost(
+    monkeypatch, slowed_by, most_bytes, factor
+):
+    """Every batch as large as its bytes, a sample 1 us as the program is written."""
+
+    def measured(size: int, slower: float):
+        time = SimpleNamespace(step_us=slower * size)
+        memory = SimpleNamespace(total_bytes=size)
+        return SimpleNamespace(time=time, memory=memory)
+
+    class Searched:
+        def __init__(self, problem, target, tell):
+            self.size = batches.batch_of(problem)
+
+        def fit(self, budget):
+            fits = self.size <= min(budget, most_bytes)
+            plan = SimpleNamespace(compiled_bytes=self.size, fits=fits, units=("plan",))
+            measurement = measured(self.size, slowed_by(self.size / ROWS))
+            return SimpleNamespace(plan=plan, measurement=measurement)
+
+    written = SimpleNamespace(size=ROWS, step=1, measurement=measured(ROWS, 1.0))
+    monkeypatch.setattr(batches, "Search", Searched)
+    monkeypatch.setattr(rr, "largest", lambda *_, **__: written)
+    found = batches.largest(problem(), rr.target("cpu:1"))
+    assert found["factor"] == factor
+    assert found["as_written"]["us_per_sample"] == 1.0
+    tried = [one["batch"] for one in found["searched"]]
+    assert tried == sorted(set(tried))
+    assert len(tried) <= 4
+
+
 def test_measured_gains_are_paired_with_estimated_ones(search):
     slow = lambda policies: [
         {"policy": p.name, "measured_us": 10.0 * (n + 1)}
