@@ -192,14 +192,18 @@ class _Rows:
         ]
 
     def peaks(self, budget: float) -> "scipy.optimize.LinearConstraint":
+        """What is kept up to a candidate, and beside it its own working space.
+
+        A row whose candidate has no layers asks for no more than the row of the last
+        one before it that has some, so it needs no slack.
+        """
         kept = np.array([p.kept_bytes for p in self.prices])
         base = np.array([p.base_bytes for p in self.prices])
-        loose = float(sum(k * n for k, n in zip(kept, self.most, strict=True)))
-        loose += float(base.max())
         before = np.tril(np.ones((self.size, self.size))) * kept
-        scale = max(1.0, loose)  # the solver's tolerances are for numbers around 1
-        matrix = np.hstack([before, np.diag(base + loose)]) / scale
-        return scipy.optimize.LinearConstraint(matrix, ub=(budget + loose) / scale)
+        scale = max(1.0, budget)  # the solver's tolerances are for numbers around 1
+        slack = max(0.0, -float(base.min()))
+        matrix = np.hstack([before, np.diag(base + slack)]) / scale
+        return scipy.optimize.LinearConstraint(matrix, ub=(budget + slack) / scale)
 
     def without(
         self, support: frozenset[tuple[str, str]]

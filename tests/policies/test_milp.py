@@ -130,3 +130,28 @@ def test_ninety_six_layers_and_twelve_candidates_take_moments():
     assert found is not None
     assert found.bytes <= 6e10
     assert found.time_us == pytest.approx(found.bound_us, rel=0.01)
+
+
+def test_a_long_recurrence_is_chosen_for_without_a_word_of_the_solver(capfd):
+    """With loose bounds on its peaks HiGHS wrote to standard output here."""
+    kept_base_host_time = [
+        (0, 63960783037, 0, 723.606),
+        (0, 63944625601, 0, 734.209),
+        (939, 63944625601, 30935040, 1652.942),
+        (250450, 65958907314, 0, 883.682),
+        (1001801, 65958910943, 0, 1188.797),
+        (6026883, 63944625601, 0, 723.669),
+        (22055289, 63880514624, 0, 709.307),
+        (24043820, 63944625601, 6187008, 729.363),
+        (30069696, 63880515386, 0, 697.45),
+        (38068435, 63880514375, 0, 679.756),
+        (38084104, 63880516396, 0, 683.584),
+        (128262749, 63944625601, 0, 966.441),
+    ]
+    prices = [Price(f"c{n}", *p) for n, p in enumerate(kept_base_host_time)]
+    menu = Menu("steps", 1024, tuple(prices), shortest_run=2)
+    choice = choose([menu], 83_332_366_336, host_budget_bytes=64e9)
+    assert choice is not None
+    assert choice.time_us == pytest.approx(718_600, rel=1e-3)
+    assert choice.bytes <= 83_332_366_336 * (1 + 1e-6)
+    assert capfd.readouterr().out == ""
