@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import scipy  # its parts are imported when they are first used
 
+from revremat.policies._silence import without_lines
+
 
 @dataclass(frozen=True)
 class Price:
@@ -123,13 +125,14 @@ def choose(
         *(rows.without(support) for support in excluding),
     ]
     limits = np.append([float(n) for n in rows.most], np.ones(size))
-    found = scipy.optimize.milp(
-        cost,
-        integrality=np.ones(2 * size),
-        bounds=scipy.optimize.Bounds(np.zeros(2 * size), limits),  # pyright: ignore[reportArgumentType]
-        constraints=constraints,
-        options={"mip_rel_gap": 1e-6, "time_limit": 10.0},
-    )
+    with without_lines(b"HighsMipSolverData::"):
+        found = scipy.optimize.milp(
+            cost,
+            integrality=np.ones(2 * size),
+            bounds=scipy.optimize.Bounds(np.zeros(2 * size), limits),  # pyright: ignore[reportArgumentType]
+            constraints=constraints,
+            options={"mip_rel_gap": 1e-6, "time_limit": 10.0},
+        )
     if found.x is None:
         return None
     counts = np.rint(found.x[:size]).astype(int)
@@ -192,18 +195,14 @@ class _Rows:
         ]
 
     def peaks(self, budget: float) -> "scipy.optimize.LinearConstraint":
-        """What is kept up to a candidate, and beside it its own working space.
-
-        A row whose candidate has no layers asks for no more than the row of the last
-        one before it that has some, so it needs no slack.
-        """
         kept = np.array([p.kept_bytes for p in self.prices])
         base = np.array([p.base_bytes for p in self.prices])
+        loose = float(sum(k * n for k, n in zip(kept, self.most, strict=True)))
+        loose += float(base.max())
         before = np.tril(np.ones((self.size, self.size))) * kept
-        scale = max(1.0, budget)  # the solver's tolerances are for numbers around 1
-        slack = max(0.0, -float(base.min()))
-        matrix = np.hstack([before, np.diag(base + slack)]) / scale
-        return scipy.optimize.LinearConstraint(matrix, ub=(budget + slack) / scale)
+        scale = max(1.0, loose)  # the solver's tolerances are for numbers around 1
+        matrix = np.hstack([before, np.diag(base + loose)]) / scale
+        return scipy.optimize.LinearConstraint(matrix, ub=(budget + loose) / scale)
 
     def without(
         self, support: frozenset[tuple[str, str]]
