@@ -28,6 +28,7 @@ import tyro
 
 import revremat as rr
 from experiments.bench import clock_programs as programs
+from experiments.bench.programs import refusal
 from experiments.card import curves, facts, kernels
 from experiments.card.jobs import Here
 from experiments.card.jobs import seconds as fastest_of
@@ -77,6 +78,10 @@ class Options:
 
 def main(options: Options) -> int:
     """Runs all of it; 1 if a figure misses what is promised."""
+    unknown = refusal(options.programs, programs.NAMES)
+    if unknown:
+        print(unknown)
+        return 2
     if options.rounds < 2:
         print(f"--rounds {options.rounds}: two or more, one half is held to the other")
         return 2

@@ -7,7 +7,8 @@ between what it takes as it is written and the least there is: the searched plan
 the fastest uniform preset that fits. The machine is calibrated first and the search
 uses those figures. Plans and presets of a program then run in turn, round after round,
 on one thread and by its own time, and the fastest round of each counts (as in
-`experiments/bench/clock.py`). Writes `experiments/results/measured-gain.json`.
+`experiments/bench/clock.py`). Writes `experiments/results/measured-gain.json`
+after each program; by the same card (`--card`) others are added to those there.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ import revremat as rr
 from experiments.bench import clock
 from experiments.bench.clock_programs import Policy
 from experiments.bench.contest import arena_of, budgets_of
-from experiments.bench.programs import PROGRAMS
+from experiments.bench.programs import PROGRAMS, refusal
 from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import Uniform
 from experiments.bench.versus import geometric_mean
@@ -68,6 +69,10 @@ class Options:
 
 def main(options: Options) -> int:
     """Runs all of it; 1 if less is gained than is promised."""
+    unknown = refusal(options.programs)
+    if unknown:
+        print(unknown)
+        return 2
     if options.rounds < 2:
         print(f"--rounds {options.rounds}: two or more, one half is held to the other")
         return 2
@@ -87,7 +92,13 @@ def main(options: Options) -> int:
     target = dataclasses.replace(target, card=with_changes(sheet, changes))
     names = options.programs or (ON_CPU if cpu else tuple(PROGRAMS))
     size = options.size or ("cpu" if cpu else "real")
-    found = {}
+    result = {
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "size": size,
+        "card": changes,
+    }
+    found = _programs_of(options.out, result)
     for name in names:
         problem = PROGRAMS[name].make(target, size)
         search = Search(problem, target)
@@ -103,19 +114,23 @@ def main(options: Options) -> int:
             ),
         )
         found[name] = {"budgets": rows, **summary(rows)}
+        found[name]["load"] = round(os.getloadavg()[0], 2)
         print(table(name, found[name]), flush=True)
-    result = {
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-        "size": size,
-        "load": round(os.getloadavg()[0], 2),
-        "programs": found,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(options.out, json.dumps(result, indent=1) + "\n")
-    held = all(one["held"] for one in found.values())
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        whole = json.dumps(result | {"programs": found}, indent=1)
+        write_text(options.out, whole + "\n")
+    held = all(found[name]["held"] for name in names)
     print("held" if held else "NOT held")
     return 0 if held else 1
+
+
+def _programs_of(file: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """What a file holds already of the same machine, measured by the same card."""
+    if not file.exists():
+        return {}
+    before = json.loads(file.read_text())
+    programs = before.pop("programs", {})
+    return programs if before == json.loads(json.dumps(result)) else {}
 
 
 def gains(

@@ -29,7 +29,7 @@ import tyro
 import revremat as rr
 from experiments.bench import batches
 from experiments.bench.contest import contest, plain_json
-from experiments.bench.programs import PROGRAMS
+from experiments.bench.programs import PROGRAMS, refusal
 from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import RIVALS
 from revremat._bytes import format_bytes, format_us
@@ -92,9 +92,9 @@ def main(options: Options) -> int:
             raise Stopped
 
     names, refused = options.programs or tuple(PROGRAMS), False
-    unknown = sorted({*names, *filter(None, [options.largest_batch])} - set(PROGRAMS))
+    unknown = refusal([*names, *filter(None, [options.largest_batch])])
     if unknown:
-        print(f"no program {unknown[0]!r}; there are {', '.join(PROGRAMS)}")
+        print(unknown)
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     if options.markdown:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from experiments.bench import batches, measured_gain, versus
+from experiments.bench import batches, clock, measured_gain, versus
 from experiments.bench.contest import arena_of, budgets_of
 from experiments.bench.programs import Entry
+from experiments.bench.programs import __main__ as table
 from experiments.bench.rivals import (
     RIVALS,
     Arena,
@@ -338,9 +339,20 @@ def test_gains_leave_out_rivals_without_an_answer_and_not_the_search(capsys):
     assert math.isnan(versus.geometric_mean([1.5, lost]))
 
 
-def test_an_unknown_program_is_one_sentence(capsys):
-    assert versus.main(versus.Options(programs=("nonsense",))) == 2
-    assert "no program 'nonsense'" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("bench", "options"),
+    [
+        (versus, versus.Options(programs=("nonsense",))),
+        (versus, versus.Options(largest_batch="nonsense")),
+        (measured_gain, measured_gain.Options(programs=("nonsense",))),
+        (clock, clock.Options(programs=("nonsense",))),
+        (table, table.Options(names=("nonsense",))),
+    ],
+)
+def test_an_unknown_program_is_one_sentence(capsys, bench, options):
+    assert bench.main(options) == 2
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("no program 'nonsense'; there are ")
 
 
 def test_another_batch_is_the_same_program_on_more_data():
@@ -392,6 +404,15 @@ def test_the_largest_batch_fits_at_no_more_than_five_percent_lost(
     tried = [one["batch"] for one in found["searched"]]
     assert tried == sorted(set(tried))
     assert len(tried) <= 4
+
+
+def test_measured_gains_are_added_to_those_by_the_same_card_only(tmp_path):
+    file = tmp_path / "gains.json"
+    result = {"device": "cpu", "card": {"link_bytes_per_s": 1.5e9}}
+    assert measured_gain._programs_of(file, result) == {}
+    file.write_text(json.dumps(result | {"programs": {"moe": {"share": 0.8}}}))
+    assert measured_gain._programs_of(file, result) == {"moe": {"share": 0.8}}
+    assert measured_gain._programs_of(file, result | {"device": "H100"}) == {}
 
 
 def test_measured_gains_are_paired_with_estimated_ones(search):

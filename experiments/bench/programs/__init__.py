@@ -5,6 +5,8 @@
 compiles each of them for its target as it is written and prints what it takes.
 """
 
+from collections.abc import Collection, Iterable
+
 from experiments.bench.programs import (
     mixer,
     patterns,
@@ -25,3 +27,15 @@ PROGRAMS: dict[str, Entry] = {
     entry.name: entry for family in _FAMILIES for entry in family.ENTRIES
 }
 """All programs by name: the standard ones first."""
+
+
+def refusal(names: Iterable[str], known: Collection[str] = PROGRAMS) -> str:
+    """What to say of a name that no program has; nothing if all are known.
+
+    >>> refusal(["gpt3"], ["gpt2_xl", "vit_l_384"])
+    "no program 'gpt3'; there are gpt2_xl, vit_l_384"
+    """
+    for name in names:
+        if name not in known:
+            return f"no program {name!r}; there are {', '.join(known)}"
+    return ""

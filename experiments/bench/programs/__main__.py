@@ -3,13 +3,14 @@
 python -m experiments.bench.programs --names gpt2_xl resnet_152
 """
 
+import sys
 import time
 from dataclasses import dataclass
 
 import tyro
 
 import revremat as rr
-from experiments.bench.programs import PROGRAMS, Entry
+from experiments.bench.programs import PROGRAMS, Entry, refusal
 from revremat._bytes import format_bytes, format_us
 
 
@@ -26,13 +27,18 @@ class Options:
     compile: bool = True
 
 
-def main(options: Options) -> None:
-    """Prints a line as each program is done."""
+def main(options: Options) -> int:
+    """Prints a line as each program is done; 2 where one is not known."""
+    unknown = refusal(options.names)
+    if unknown:
+        print(unknown)
+        return 2
     columns = ("bytes", "of usable", "step", "trace", "compile")
     heads = "".join(f"{head:>11}" for head in columns)
     print(f"{'program':<20}{'target':<8}{heads}  units", flush=True)
     for name in options.names or PROGRAMS:
         print(row(PROGRAMS[name], options.compile), flush=True)
+    return 0
 
 
 def row(entry: Entry, compiles: bool) -> str:
@@ -58,4 +64,4 @@ def row(entry: Entry, compiles: bool) -> str:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options, description=__doc__))
+    sys.exit(main(tyro.cli(Options, description=__doc__)))
