@@ -69,7 +69,7 @@ class Options:
 
 def main(options: Options) -> int:
     """Runs all of it; 1 if less is gained than is promised."""
-    unknown = refusal(options.programs)
+    unknown = refusal(options.programs, PROGRAMS)
     if unknown:
         print(unknown)
         return 2

@@ -92,7 +92,7 @@ def main(options: Options) -> int:
             raise Stopped
 
     names, refused = options.programs or tuple(PROGRAMS), False
-    unknown = refusal([*names, *filter(None, [options.largest_batch])])
+    unknown = refusal([*names, *filter(None, [options.largest_batch])], PROGRAMS)
     if unknown:
         print(unknown)
         return 2

@@ -29,7 +29,7 @@ PROGRAMS: dict[str, Entry] = {
 """All programs by name: the standard ones first."""
 
 
-def refusal(names: Iterable[str], known: Collection[str] = PROGRAMS) -> str:
+def refusal(names: Iterable[str], known: Collection[str]) -> str:
     """What to say of a name that no program has; nothing if all are known.
 
     >>> refusal(["gpt3"], ["gpt2_xl", "vit_l_384"])

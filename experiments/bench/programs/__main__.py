@@ -29,7 +29,7 @@ class Options:
 
 def main(options: Options) -> int:
     """Prints a line as each program is done; 2 where one is not known."""
-    unknown = refusal(options.names)
+    unknown = refusal(options.names, PROGRAMS)
     if unknown:
         print(unknown)
         return 2
