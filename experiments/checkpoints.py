@@ -8,12 +8,10 @@ array's bits are summed on the device before they are saved and after they are l
 
 import atexit
 import contextlib
-import inspect
 import logging
 import shutil
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
+from experiments.event_loops import loops_that_end_their_tasks
 from revremat import UserError
 
 
@@ -119,9 +118,10 @@ class Checkpoints:
             facts: Any = metadata.custom_metadata
             if not facts:
                 raise ValueError("files are missing")
-            loaded = self._checkpointer.load_checkpointables(
-                newest, {"state": state, "batches": batches}
-            )["state"]
+            with loops_that_end_their_tasks():
+                loaded = self._checkpointer.load_checkpointables(
+                    newest, {"state": state, "batches": batches}
+                )["state"]
             sums = zip(facts["bit_sums"], bit_sums(loaded), strict=True)
             for name, (saved, now) in zip(_paths(loaded), sums, strict=True):
                 if saved != now:
@@ -191,31 +191,10 @@ def _one_sentence(subject: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _end_coroutines_quietly()
+        # Of coroutines that the library had not begun when another failed.
+        warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
         advice = f"; {advice}" if advice else ""
         raise UserError(f"{subject}: {_reason(error)}{advice}") from error
-
-
-def _end_coroutines_quietly() -> None:
-    """Say nothing of coroutines that end after their event loop has been closed.
-
-    When one read fails, the library closes the loop on all others, begun or not. What
-    the collector then finds in them would be printed under the sentence.
-    """
-    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
-    if not isinstance(sys.unraisablehook, _AllButCoroutines):
-        sys.unraisablehook = _AllButCoroutines(sys.unraisablehook)
-
-
-class _AllButCoroutines:
-    """Hands what nobody can catch to the hook before, but for what coroutines raise."""
-
-    def __init__(self, before: Callable[[Any], Any]):
-        self._before = before
-
-    def __call__(self, found: Any) -> None:
-        if not inspect.iscoroutine(found.object):
-            self._before(found)
 
 
 def _reason(error: BaseException) -> str:
