@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import batched, groupby, product
 from typing import Any
 
@@ -12,12 +12,12 @@ from revremat import policies
 from revremat._apply import apply
 from revremat._bytes import format_bytes
 from revremat._errors import UserError
-from revremat._fitted import UNKNOWN, Fit, Row
+from revremat._fitted import UNKNOWN, Fit, Row, holders, over
 from revremat._graph import Graph
 from revremat._measure import Request, measure_each
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action, Plan
-from revremat._prices import REFERENCE, UnitPrices
+from revremat._prices import NUM_EDGES, NUM_UNROLLED, REFERENCE, UnitPrices
 from revremat._problem import Problem
 from revremat._trace import trace
 from revremat.policies import Choice, Menu, Price
@@ -32,7 +32,6 @@ Counts = Mapping[str, Sequence[tuple[str, int]]]
 
 _MOST_TIGHTENINGS = 5
 _NUM_RIVALS = 2
-_NUM_EDGES = 6
 _MOST_POLISHED = 4
 _WORTH_ANOTHER_COMPILE = 0.003
 _NEAR = 1.02
@@ -51,8 +50,10 @@ class Search:
         target: Target,
         progress: Progress | None = None,
         most_compiles: int | None = None,
+        unroll: bool = True,
     ):
         self.problem, self.target, self.progress = problem, target, progress
+        self.unroll = unroll
         self.most_compiles = most_compiles
         self.budget = 0
         self.prices: list[UnitPrices] = []
@@ -142,7 +143,8 @@ class Search:
         """The program as it was written, and the first price of everything."""
         self.expected = sum(p.num_first_compiles for p in self.prices)
         self.expected += 2 + _NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
-        self.expected += sum(2 * _NUM_EDGES for p in self.prices if p.has_edges)
+        more = 2 * NUM_EDGES + (2 * NUM_UNROLLED if self.unroll else 0)
+        self.expected += sum(more for p in self.prices if p.has_edges)
         if self.most_compiles is not None:
             self.expected = min(self.expected, self.most_compiles)
         self.add("as written", None)
@@ -166,6 +168,9 @@ class Search:
         bound_us, greedy_us = float("inf"), None
         if choice is not None:
             self._rivals(choice)
+            if self._write_out(choice):
+                choice = self._tighten() or choice
+                self._rivals(choice)
         if self.best(budget_bytes).bytes > budget_bytes:
             smallest = self._try_smallest()
             choice = choice or smallest
@@ -188,7 +193,7 @@ class Search:
             budget_bytes=self.budget,
             predicted_bytes=_known(best.predicted_bytes),
             compiled_bytes=best.bytes,
-            held_by=held_by or _held_by(best.measurement),
+            held_by=held_by or holders(best.measurement),
         )
         return Fit(
             loss=apply(self.problem.loss, plan) if plan.units else self.problem.loss,
@@ -320,11 +325,11 @@ class Search:
         """The nearest competitors, and the best that treats all layers alike."""
         # Prices were set right by the reference: what that took is no error of theirs.
         rows = [r for r in self.rows.values() if r is not self.reference]
-        limit = self.budget - _over(rows)
+        limit = self.budget - over(rows)
         if not self._room_for(1 + _NUM_RIVALS):
             return
         # Mixes may need copies of weights that no price has and these do not need.
-        alike_limit = self.budget - _over(r for r in rows if r.alike)
+        alike_limit = self.budget - over(r for r in rows if r.alike)
         pure = self._choose(alike_limit, pure=True)
         if pure is not None:
             self.try_mix(pure)
@@ -339,6 +344,22 @@ class Search:
             if best.plan is not None and expected > _NEAR * best.time_us:
                 return
             self.try_mix(rival)
+
+    def _write_out(self, choice: Choice) -> bool:
+        """Prices layers that are written out instead of being turns of a loop.
+
+        Returns:
+          Whether there are new prices.
+        """
+        found = False
+        for prices in self.prices if self.unroll else ():
+            name = prices.unit.name
+            twins = prices.unrolled(n for unit, n in choice.support if unit == name)
+            if twins and self._room_for(2 * len(twins) + 1):
+                prices.offer(twins)
+                self.candidates[name] = (*self.candidates[name], *twins)
+                found = True
+        return found
 
     def _try_smallest(self) -> Choice | None:
         """Compiles what needs least by its prices, where nothing so far fits.
@@ -362,7 +383,7 @@ class Search:
         """
         row, gain_us = best, 0.0
         for prices in self.prices:
-            if not prices.has_edges or not self._room_for(2 * _NUM_EDGES + 2):
+            if not prices.has_edges or not self._room_for(2 * NUM_EDGES + 2):
                 continue
             counts = self._counts(row)
             inner = counts[prices.unit.name]
@@ -370,10 +391,11 @@ class Search:
             ends = []
             for last in (False, True):
                 beside = inner[-1 if last else 0][0]
-                if prices.choices[beside].action.every > 1:
+                action = prices.choices[beside].action
+                if action.every > 1 or action.unroll:
                     ends.append([None])
                     continue
-                names = self._edge_names(prices, beside)
+                names = prices.least_rebuilt(beside)
                 found = prices.edges(names, beside, last).values()
                 ends.append([None, *found])
             gain_us += sum(min(p.time_us if p else 0.0 for p in end) for end in ends)
@@ -396,15 +418,6 @@ class Search:
                     break
             row = min(fitting, key=lambda r: r.time_us)
         return gain_us
-
-    def _edge_names(self, prices: UnitPrices, beside: str) -> list[str]:
-        """Candidates worth a price at an end: those that rebuild least."""
-        options = []
-        for name, candidate in prices.choices.items():
-            kept = prices.unit.kept(candidate.action)
-            if name != beside and not kept.ahead:
-                options.append((kept.rebuild_flops, kept.device_bytes, name))
-        return [name for *_, name in sorted(options)[:_NUM_EDGES]]
 
     def _counts(self, row: Row) -> Counts:
         """A row's plan as runs of candidates."""
@@ -459,12 +472,6 @@ class Search:
         return min(rows, key=lambda r: r.bytes)
 
 
-def _over(rows: Iterable[Row]) -> float:
-    """By how much the worst came out above its prices, where there were any."""
-    errors = (row.bytes - row.predicted_bytes for row in rows)
-    return max([0.0, *(error for error in errors if not math.isnan(error))])
-
-
 def _known(predicted: float) -> int | None:
     return None if math.isnan(predicted) else round(predicted)
 
@@ -489,10 +496,3 @@ def _summary(counts: Mapping[str, Sequence[tuple[str, int]]]) -> str:
         text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
         parts.append(f"{unit}: {text}" if len(counts) > 1 else text)
     return "; ".join(parts)
-
-
-def _held_by(m: Measurement) -> str:
-    parts = list(m.memory.by("phase", "module").items())[:3]
-    return ", ".join(
-        f"{'/'.join(filter(None, key))} {format_bytes(size)}" for key, size in parts
-    )

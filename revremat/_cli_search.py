@@ -45,6 +45,8 @@ class Search:
     """Write the plan to this file, for `rr.Plan.load`."""
     compiles: int | None = None
     """Compile no more than so many programs; 12 are enough for one kind of layer."""
+    unroll: bool = True
+    """Whether layers of a loop may be written out, which takes longer to compile."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
 
@@ -65,6 +67,7 @@ class Search:
                 budget=self.budget,
                 target=target,
                 most_compiles=self.compiles,
+                unroll=self.unroll,
                 progress=progress,
             )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
@@ -80,7 +83,9 @@ class Search:
             raise UserError(f"cannot write {str(path)!r}: write *.html or *.json")
         check_place(path)
         with _reporting(f"search {self.program} on {target}") as progress:
-            found = frontier(problem, target=target, progress=progress)
+            found = frontier(
+                problem, target=target, unroll=self.unroll, progress=progress
+            )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
         print(f"written to {write(found, path)}")
         return 0

@@ -116,7 +116,7 @@ def _runs(plan: UnitPlan) -> Iterator[tuple[int, int, Action, list[str], list[st
 def _wrapped(
     unit: Unit, action: Action, device: list[str], host: list[str], form: str
 ) -> str:
-    if action == SAVE:
+    if _as_written(action):
         return (
             "layer = layer  # as it is: unwrapped keeps less than everything_saveable"
         )
@@ -139,7 +139,7 @@ def _wrapped(
         policy = "policies.nothing_saveable"
     wrap = "jax.checkpoint" if form == "jax" else "nnx.remat"
     # Inside a scan nothing can be merged with the forward pass.
-    prevent = "False" if unit.kind == "scan" else "True"
+    prevent = "False" if unit.kind == "scan" and not action.unroll else "True"
     return (
         f"layer = {wrap}(\n    layer,\n    policy={policy},\n"
         f"    prevent_cse={prevent},\n)"
@@ -162,7 +162,7 @@ def _tags(unit: Unit, plan: UnitPlan) -> list[str]:
             f'# Tag first: checkpoint_name(x, "{name}") on the {shape}{at}; '
             "from jax.ad_checkpoint import checkpoint_name"
         )
-    return lines if any(a != SAVE for a in plan.actions) else []
+    return [] if all(map(_as_written, plan.actions)) else lines
 
 
 def _inexpressible(unit: Unit, action: Action, device: list[str]) -> Iterator[str]:
@@ -180,8 +180,13 @@ def _inexpressible(unit: Unit, action: Action, device: list[str]) -> Iterator[st
             f"unit {unit.name!r}: keeping the input of every {action.every}th layer "
             "alone; write a scan of checkpointed scans, or use `rr.apply`"
         )
+    if action.unroll:
+        yield (
+            f"unit {unit.name!r}: writing layers out; give `unroll=` to their "
+            "jax.lax.scan, or call them in a Python loop"
+        )
     makers = {out: op.kind for op in unit.operations for out in op.outputs}
-    for name in device if action != SAVE else ():
+    for name in () if _as_written(action) else device:
         kind = makers.get(unit.position[name], "")
         if kind in _KEEP_THEIR_RESULT:
             yield (
@@ -189,6 +194,10 @@ def _inexpressible(unit: Unit, action: Action, device: list[str]) -> Iterator[st
                 "derivative keeps another form of it than a tag does; jax.checkpoint "
                 "rebuilds it all the same"
             )
+
+
+def _as_written(action: Action) -> bool:
+    return action(unroll=False) == SAVE
 
 
 def _count(layers: int) -> str:
@@ -216,13 +225,14 @@ def _maxtext(plan: Plan, graph: Graph, lost: list[str]) -> str:
             f"MaxText gives every layer the same: these are the flags of {number} of "
             f"{len(unit_plan.actions)} layers"
         )
-    lost += _inexpressible(unit, action, list(device))
-    if action == SAVE:
+    lost += _inexpressible(unit, action(unroll=False), list(device))
+    loops = ["scan_layers=False"] if action.unroll else []
+    if _as_written(action):
         lost.append(
             "MaxText keeps no layer whole; minimal_with_context keeps the results of "
             "its matrix products and of its attention"
         )
-        return "remat_policy=minimal_with_context"
+        return " ".join(["remat_policy=minimal_with_context", *loops])
     inputs = {v.name for v in unit.values if v.role == "input"}
     places = dict.fromkeys(sorted(set(device) - inputs), "device")
     places |= dict.fromkeys(sorted(set(host) - inputs), "offload")
@@ -231,8 +241,8 @@ def _maxtext(plan: Plan, graph: Graph, lost: list[str]) -> str:
         del places[name]
     layer_input = "offload" if inputs & set(host) else "device"
     if not places and layer_input == "device":
-        return "remat_policy=full"
+        return " ".join(["remat_policy=full", *loops])
     flags = [f"{name}={where}" for name, where in places.items()]
     return " ".join(
-        ["remat_policy=custom", f"decoder_layer_input={layer_input}", *flags]
+        ["remat_policy=custom", f"decoder_layer_input={layer_input}", *flags, *loops]
     )

@@ -34,6 +34,7 @@ def search(
     target: str | Target,
     strict: bool = False,
     most_compiles: int | None = None,
+    unroll: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """A plan that stays within a budget, proven by the target's own compiler.
@@ -47,6 +48,8 @@ def search(
         `fits` is False and whose `held_by` says what holds the memory.
       most_compiles: Compile no more than so many programs, cut ones included: fewer
         ways back are priced, and nothing is tried beside the choice, or after it.
+      unroll: Whether layers of a loop may be written out one after the other, which is
+        often faster; a long program takes longer to compile, here and where it runs.
       progress: Told before each compile.
 
     Returns:
@@ -74,6 +77,7 @@ def search(
         target=target,
         strict=strict,
         most_compiles=most_compiles,
+        unroll=unroll,
         progress=progress,
     ).plan
 
@@ -85,6 +89,7 @@ def fit(
     target: str | Target,
     strict: bool = False,
     most_compiles: int | None = None,
+    unroll: bool = True,
     progress: Progress | None = None,
 ) -> Fit:
     """Search, and apply what was found.
@@ -98,7 +103,7 @@ def fit(
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
     limit = parse_bytes(budget, usable_bytes=wanted.usable_bytes)
-    found = Search(problem, wanted, progress, most_compiles).fit(limit)
+    found = Search(problem, wanted, progress, most_compiles, unroll).fit(limit)
     if strict and not found.plan.fits:
         raise DoesNotFit(_sentence(found.plan))
     return found
@@ -150,6 +155,7 @@ def frontier(
     *specs: Any,
     target: str | Target,
     num_budgets: int = 8,
+    unroll: bool = True,
     progress: Progress | None = None,
 ) -> Frontier:
     """What less memory costs in time: plans for budgets from plain to the smallest.
@@ -160,6 +166,7 @@ def frontier(
       target: Where it will run.
       num_budgets: How many budgets, evenly spaced by ratio, from just under what the
         program takes as written to the smallest that its prices allow.
+      unroll: As for `search`.
       progress: Told before each compile.
 
     Returns:
@@ -172,7 +179,7 @@ def frontier(
         raise UserError(f"{num_budgets} budgets make no frontier: write 2 or more")
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
-    search = Search(problem, wanted, progress)
+    search = Search(problem, wanted, progress, unroll=unroll)
     search.prepare()
     search.expected += 4 * num_budgets
     uniform = {id(row.measurement) for row in _presets(search)}

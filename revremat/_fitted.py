@@ -1,6 +1,7 @@
 """Fit and Row: what a search compiled whole, and what it chose of it."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,3 +83,17 @@ class Fit:
 
     def __str__(self) -> str:
         return f"{self!r}\n{self.plan}\nrr.render(fit) says how it was chosen"
+
+
+def over(rows: Iterable[Row]) -> float:
+    """By how much the worst came out above its prices, where there were any."""
+    errors = (row.bytes - row.predicted_bytes for row in rows)
+    return max([0.0, *(error for error in errors if not math.isnan(error))])
+
+
+def holders(m: Measurement) -> str:
+    """What takes most of a program's memory, for people to read."""
+    parts = list(m.memory.by("phase", "module").items())[:3]
+    return ", ".join(
+        f"{'/'.join(filter(None, key))} {format_bytes(size)}" for key, size in parts
+    )

@@ -301,6 +301,11 @@ class Unit:
                     f"unit {self.name!r} has operations that cannot be run twice, as "
                     f"{action!r} would; leave `every` away."
                 )
+            if action.unroll and self.kind != "scan":
+                raise UserError(
+                    f"unit {self.name!r} is no loop, so there is nothing for "
+                    f"{action!r} to write out; leave `unroll` away."
+                )
             if action.ahead and not self.chained:
                 raise UserError(
                     f"unit {self.name!r} is no stack, so nothing of it can be rebuilt "

@@ -10,7 +10,7 @@ from typing import Any
 
 from revremat._errors import UserError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MOST_LAYERS = 1_000_000
 KINDS = ("save", "recompute", "offload", "invert")
 
@@ -43,6 +43,10 @@ class Action:
         forward once more, and the rest of the action says what its layers keep from
         there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that
         there are no segments.
+      unroll: For a stack: its layers are written out one after the other, where they
+        would be turns of a loop. What they keep then lies where it was made and is not
+        copied into a stack of all layers' values and out of it again; the program is
+        longer, and so is compiling it.
     """
 
     kind: str
@@ -51,8 +55,11 @@ class Action:
     ahead: tuple[str, ...] = ()
     chunks: int = 1
     every: int = 1
+    unroll: bool = False
 
     def __post_init__(self):
+        if not isinstance(self.unroll, bool):
+            raise UserError(f"unroll={self.unroll!r} is neither True nor False")
         if isinstance(self.every, bool) or not isinstance(self.every, int):
             raise UserError(
                 f"every={self.every!r} is no number of layers; write 2 or 8"
@@ -70,6 +77,7 @@ class Action:
         ahead: Iterable[str] = (),
         chunks: int | None = None,
         every: int | None = None,
+        unroll: bool | None = None,
     ) -> "Action":
         """This action, with these values treated otherwise (names are sorted)."""
         return replace(
@@ -79,6 +87,7 @@ class Action:
             ahead=tuple(sorted({*self.ahead, *ahead})),
             chunks=self.chunks if chunks is None else chunks,
             every=self.every if every is None else every,
+            unroll=self.unroll if unroll is None else unroll,
         )
 
     @property
@@ -86,6 +95,11 @@ class Action:
         """Whether layers of this action can form segments, as `every` says."""
         plain = self.kind in ("save", "recompute") and self.chunks == 1
         return plain and not self.offload and not self.ahead
+
+    @property
+    def can_unroll(self) -> bool:
+        """Whether writing layers of this action out can gain anything."""
+        return not self.ahead and self.every == 1 and self.chunks == 1
 
     @property
     def names(self) -> frozenset[str]:
@@ -102,6 +116,8 @@ class Action:
             listed.append(f"chunks={self.chunks}")
         if self.every != 1:
             listed.append(f"every={self.every}")
+        if self.unroll:
+            listed.append("unroll=True")
         return self.kind.upper() + (f"({', '.join(listed)})" if listed else "")
 
 
@@ -302,8 +318,12 @@ def _read_unit(data: dict[str, Any]) -> UnitPlan:
         chunks, every = _typed(run, "chunks", int), run.get("every", 1)
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"'every' is {every!r}")
+        unroll = run.get("unroll", False)
+        if not isinstance(unroll, bool):
+            raise ValueError(f"'unroll' is {unroll!r}")
         names = {key: _names(run, key) for key in ("save", "offload", "ahead")}
-        actions += [Action(kind, chunks=chunks, every=every, **names)] * count
+        action = Action(kind, chunks=chunks, every=every, unroll=unroll, **names)
+        actions += [action] * count
         device_names += [_names(run, "on_device")] * count
         host_names += [_names(run, "on_host")] * count
     return UnitPlan(

@@ -29,6 +29,10 @@ Ask = Callable[[Sequence[tuple[str, Callable[..., Any]]]], list[Measurement]]
 
 DEPTHS = (4, 8)
 REFERENCE = "full"
+NUM_EDGES, NUM_UNROLLED = 6, 3
+_MUCH_LESS = 0.8
+_MOST_UNROLLED = 100
+"""Layers; the compiler would take too long for more."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,48 @@ class UnitPrices:
         segmented = [n for n, c in self.choices.items() if c.action.every > 1]
         shallow = [(name, 0) for name in (REFERENCE, *segmented)]
         self._probe([*shallow, *((name, -1) for name in self.choices)])
+
+    def least_rebuilt(self, beside: str) -> list[str]:
+        """Candidates worth a price at an end: those that rebuild least."""
+        options = []
+        for name, candidate in self.choices.items():
+            kept, action = self.unit.kept(candidate.action), candidate.action
+            if name != beside and not kept.ahead and not action.unroll:
+                options.append((kept.rebuild_flops, kept.device_bytes, name))
+        return [name for *_, name in sorted(options)[:NUM_EDGES]]
+
+    def unrolled(self, names: Iterable[str]) -> list[Candidate]:
+        """These candidates written out, and a few that keep much.
+
+        What a layer of a loop keeps is copied into a stack of all layers' and out of it
+        again, so the more it keeps, the more there is to gain. Of those that keep about
+        the same the fastest is taken.
+        """
+        if not self.has_edges or self.unit.num_layers > _MOST_UNROLLED:
+            return []
+        sizes = {
+            name: self.unit.kept(candidate.action).device_bytes
+            for name, candidate in self.choices.items()
+            if candidate.action.can_unroll and not candidate.action.unroll
+        }
+        alike: list[list[str]] = []
+        for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+            if not alike or sizes[name] < _MUCH_LESS * sizes[alike[-1][0]]:
+                alike.append([])
+            alike[-1].append(name)
+        loop_us = lambda name: self.deep[name].time_us
+        few = [min(group, key=loop_us) for group in alike[:NUM_UNROLLED]]
+        wanted = dict.fromkeys([*sorted(names), *few])
+        return [
+            Candidate(f"{name}, unrolled", self.choices[name].action(unroll=True))
+            for name in wanted
+            if name in sizes and f"{name}, unrolled" not in self.choices
+        ]
+
+    def offer(self, more: Sequence[Candidate]) -> None:
+        """More candidates, priced roughly by a compile each."""
+        self.choices |= {c.name: c for c in more}
+        self._probe([(c.name, -1) for c in more])
 
     def num_to_refine(self, names: Iterable[str]) -> int:
         """Candidates among these that have no second price."""

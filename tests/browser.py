@@ -1,6 +1,7 @@
 """A headless Chromium, driven over its DevTools protocol through two pipes."""
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -62,6 +63,22 @@ class Browser:
         self._ids = itertools.count(1)
         self._buffer = b""
         self._session: str | None = None
+        try:
+            self._attach()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def start(cls, program: str, tries: int = 3) -> "Browser":
+        """A browser that answers: once in a while one hangs while it starts."""
+        for _ in range(tries - 1):
+            with contextlib.suppress(TimeoutError):
+                return cls(program)
+        return cls(program)
+
+    def _attach(self) -> None:
+        """Opens the tab."""
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.send(
             "Target.attachToTarget", targetId=target, flatten=True
@@ -73,7 +90,11 @@ class Browser:
         """Ends the process and deletes its profile."""
         os.close(self._to)
         self._process.terminate()
-        self._process.wait(20)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         os.close(self._from)
         self._profile.cleanup()
 
@@ -90,7 +111,7 @@ class Browser:
             raise RuntimeError(f"{method}: {answer['error']['message']}")
         return answer["result"]
 
-    def _read(self, seconds: float = 30) -> dict[str, Any]:
+    def _read(self, seconds: float = 60) -> dict[str, Any]:
         end = time.monotonic() + seconds
         while b"\0" not in self._buffer:
             left = end - time.monotonic()
@@ -145,7 +166,7 @@ class Browser:
             "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))"
         )
 
-    def wait(self, condition: str, seconds: float = 20) -> None:
+    def wait(self, condition: str, seconds: float = 60) -> None:
         """Waits until an expression is true."""
         end = time.monotonic() + seconds
         while not self.evaluate(condition):

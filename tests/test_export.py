@@ -85,6 +85,7 @@ def test_untagged_values_are_told_with_their_place():
     [
         (INVERT, "INVERT rebuilds a layer's input from its output"),
         (RECOMPUTE(ahead=["qkv_proj"]), "rebuilding qkv_proj a layer early"),
+        (SAVE(unroll=True), "writing layers out"),
         ([SAVE, RECOMPUTE, RECOMPUTE, RECOMPUTE], "one scan whose layers differ"),
         (RECOMPUTE(save=["act"]), "'act' is the result of tanh"),
     ],
@@ -97,6 +98,7 @@ def test_what_jax_has_no_words_for_is_said(actions, sentence):
     ("actions", "flags", "lost"),
     [
         (RECOMPUTE, "remat_policy=full", ""),
+        (RECOMPUTE(unroll=True), "remat_policy=full scan_layers=False", ""),
         (
             RECOMPUTE(save=["qkv_proj"]),
             "remat_policy=custom decoder_layer_input=device qkv_proj=device",
@@ -124,6 +126,12 @@ def test_maxtext_flags(actions, flags, lost):
     found = exported(actions, "maxtext")
     assert found.text.startswith(flags)
     assert lost in "; ".join(found.lost)
+
+
+def test_recompute_outside_of_loops_is_kept_from_being_merged():
+    assert "prevent_cse=False" in exported(RECOMPUTE).text
+    assert "prevent_cse=True" in exported(RECOMPUTE(unroll=True)).text
+    assert "layer = layer" in exported(SAVE(unroll=True)).text
 
 
 def test_mistakes_are_told_in_a_sentence():

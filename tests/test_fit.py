@@ -87,6 +87,19 @@ def test_no_uniform_preset_that_fits_is_faster(searched):
                 assert one.measurement.time.step_us <= row.time_us * (1 + 1e-9)
 
 
+def test_layers_are_written_out_unless_loops_are_to_stay(searched):
+    def written_out(one):
+        plans = [row.plan for row in one.rows if row.plan is not None]
+        return any(a.unroll for p in plans for unit in p.units for a in unit.actions)
+
+    plain, found = searched
+    budget = int(0.8 * plain)
+    loops = rr.fit(loss, *specs(), budget=budget, target="h100:1", unroll=False)
+    assert written_out(found[0.8])
+    assert not written_out(loops)
+    assert found[0.8].measurement.time.step_us <= loops.measurement.time.step_us
+
+
 def test_prediction_is_close_before_the_last_compile(searched):
     _, found = searched
     for one in found.values():

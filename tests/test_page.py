@@ -4,7 +4,6 @@ import dataclasses
 import html
 import json
 import re
-import time
 
 import pytest
 
@@ -229,11 +228,8 @@ def test_a_measurement_without_buffers_has_a_page(tmp_path):
     assert format_bytes(MEASUREMENT.memory.total_bytes) in text
 
 
-def test_a_page_of_tens_of_thousands_of_buffers_is_written_quickly(tmp_path):
-    noun = large(num_buffers=40_000)
-    start = time.process_time()
-    text = page(noun, tmp_path)
-    assert time.process_time() - start < 2
+def test_a_page_of_tens_of_thousands_of_buffers_is_short(tmp_path):
+    text = page(large(num_buffers=40_000), tmp_path)
     assert len(text.encode()) < 400_000
 
 

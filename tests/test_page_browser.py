@@ -23,7 +23,7 @@ EVIL = "</script><script>document.title='broken'</script><b>&amp;"
 
 @pytest.fixture(scope="module")
 def browser():
-    running = Browser(find_browser() or "")
+    running = Browser.start(find_browser() or "")
     yield running
     running.close()
 

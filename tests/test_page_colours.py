@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tab():
-    running = Browser(find_browser() or "")
+    running = Browser.start(find_browser() or "")
     yield running
     running.close()
 

@@ -1,13 +1,15 @@
 """Offsets: our solver beside published times, and on programs that XLA compiled.
 
     python -m experiments.bench.allocation [FOLDER]
+    python -m experiments.bench.allocation --families recut crossed --family-seeds 40
 
 FOLDER holds `minimalloc/` and `idealloc/`, the instances published with those solvers.
 Expected, on two cores: every minimalloc instance packed into 1048576 bytes, together in
 a few seconds against 27 s published for the same eight; resnet50, G_1 and Y_1 at their
 lower bound; 20 of 20 generated perfect packings.
 
-Writes results/allocation.json and results/allocation.txt.
+Writes results/allocation.json and results/allocation.txt; with `--families` it prints
+these alone.
 """
 
 import json
@@ -71,6 +73,9 @@ class Options:
     repeats: int = 3
     """How often each published instance is solved; the median counts."""
 
+    families: tuple[str, ...] = ()
+    """Only these families of relatives, such as `recut`, and nothing else."""
+
     family_seeds: int = 5
     """How many instances there are of each family."""
 
@@ -94,6 +99,14 @@ def main(options: Options) -> int:
     began = time.monotonic()
     allocate(guillotine(30, 0), CAPACITY)
     warm_up = time.monotonic() - began
+    if options.families:
+        try:
+            rows = list(relatives(files, options))
+        except UserError as error:
+            print(error, file=sys.stderr)
+            return 2
+        print("\n".join(table("families", rows)))
+        return 0
     tables = {
         "minimalloc": list(minimalloc(files, options)),
         "traces": list(traces(options)),
@@ -181,6 +194,10 @@ def relatives(files: list[Path], options: Options) -> Iterator[dict[str, Any]]:
     for name, maker in families.training_makers().items():
         made[name] = (None, maker)
     once = replace(options, seconds=options.family_seconds, repeats=1)
+    if unknown := [name for name in options.families if name not in made]:
+        raise UserError(f"no family {unknown[0]!r}; there are {', '.join(made)}")
+    if options.families:
+        made = {name: made[name] for name in options.families}
     for name, (capacity, maker) in made.items():
         rows, counts = [], []
         for seed in range(options.family_seeds):

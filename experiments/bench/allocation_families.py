@@ -328,6 +328,12 @@ def packing_makers(published: Sequence[np.ndarray]) -> dict[str, Maker]:
         "transposed": lambda s: unplaced(transposed(published[s % len(published)]), s),
         "crossed": cross,
         "recut": lambda s: unplaced(recut(pick(s), 200, s), s),
+        "recut thrice": lambda s: unplaced(
+            recut(published[s % len(published)], 600, s), s
+        ),
+        "mirrored, recut": lambda s: unplaced(
+            recut(mirrored(published[s % len(published)]), 200, s), s
+        ),
         "transposed, recut": lambda s: unplaced(recut(transposed(pick(s)), 200, s), s),
     }
 

@@ -2,8 +2,9 @@
 
 import bisect
 import dataclasses
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import revremat as rr
 from revremat._choose import Search
 
 _MOST_LOST = 0.05
-_FACTORS = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+FACTORS = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
+"""Times the batch that fits as the program is written."""
 
 
 def batch_of(problem: rr.Problem) -> int:
@@ -46,13 +48,20 @@ def with_batch(problem: rr.Problem, batch: int) -> rr.Problem:
 
 
 def largest(
-    problem: rr.Problem, target: rr.Target, *, stop: Callable[[], None] = lambda: None
+    problem: rr.Problem,
+    target: rr.Target,
+    *,
+    factors: Sequence[float] = FACTORS,
+    most_compiles: int | None = None,
+    stop: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """How much larger the batch can be, for JSON.
 
     Args:
       problem: Data with a batch in front.
       target: Its usable memory is the budget.
+      factors: How many times larger the batch may be.
+      most_compiles: Of each search.
       stop: Called before each compile.
 
     Returns:
@@ -69,6 +78,7 @@ def largest(
     found: dict[str, Any] = {
         "program": problem.name,
         "target": target.spec,
+        "factors": list(factors),
         "usable_bytes": target.usable_bytes,
         "as_written": {"batch": plain.size},
         "searched": [],
@@ -81,11 +91,12 @@ def largest(
         "bytes": plain.measurement.memory.total_bytes,
         "us_per_sample": per_sample_us,
     }
-    sizes = {int(f * plain.size) // plain.step * plain.step for f in _FACTORS}
+    step = plain.step
+    sizes = {math.ceil(f * plain.size / step) * step for f in factors}
     sizes = sorted(size for size in sizes if size > plain.size)
 
     def holds(size: int) -> bool:
-        search = Search(make(size), target, lambda *_: stop())
+        search = Search(make(size), target, lambda *_: stop(), most_compiles)
         fit = search.fit(target.usable_bytes)
         us = fit.measurement.time.step_us / size
         found["searched"].append(

@@ -66,7 +66,7 @@ def _kept(units: list[Unit], actions: Actions) -> tuple[Any, ...]:
     for unit in units:
         for action in actions[unit.name]:
             kept = unit.kept(action)
-            how = action.kind, action.chunks, action.every
+            how = action.kind, action.chunks, action.every, action.unroll
             found.append((*how, kept.saved, kept.offloaded, kept.ahead))
     return tuple(found)
 
@@ -92,7 +92,8 @@ def _nearest(unit: Unit, choices: Mapping[str, Candidate], name: str) -> str:
     distances = []
     for other, candidate in choices.items():
         action = candidate.action
-        if action.kind != "invert" and action.can_group and action.every == 1:
+        plain = action.can_group and action.every == 1 and not action.unroll
+        if action.kind != "invert" and plain:
             mine = unit.kept(action)
             size = abs(mine.device_bytes - kept.device_bytes)
             flops = abs(mine.rebuild_flops - kept.rebuild_flops)
@@ -192,7 +193,10 @@ def _only_recomputes(row: Row) -> bool:
     assert row.plan is not None
     actions = (a for unit in row.plan.units for a in set(unit.actions))
     return all(
-        a.kind in ("save", "recompute") and a.can_group and a.every == 1
+        a.kind in ("save", "recompute")
+        and a.can_group
+        and a.every == 1
+        and not a.unroll
         for a in actions
     )
 

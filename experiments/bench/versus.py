@@ -2,7 +2,7 @@
 
     python -m experiments.bench.versus --programs gpt2_xl vit_l_384
     python -m experiments.bench.versus --most 60
-    python -m experiments.bench.versus --largest-batch gpt2_xl
+    python -m experiments.bench.versus --largest-batch gpt2_xl --factors 1.75
     python -m experiments.bench.versus --markdown
 
 Of every program at real size, at eight budgets from just under what it takes as it is
@@ -42,8 +42,6 @@ PROMISED = {"uniform preset": 1.12, "two-preset split": 1.03, "memory budget": 1
 _LEVEL = 0.9995
 
 REASONS: dict[str, str] = {
-    "moe": "a greedy set of 641 MiB a layer lies between two candidates of 579 and "
-    "755 MiB, and is 0.3 % faster than either's best mix",
     "physics_rollout": "at the largest budget a greedy mix leaves more than the two "
     "ends outside of loops, and those come out faster by the clock; with less memory "
     "it has no plan at all",
@@ -64,6 +62,8 @@ class Options:
       again: Programs that are done are run again.
       largest_batch: A program: the largest batch that fits its target as it is written
         and with searched plans, at no more than 5 % of throughput.
+      factors: How many times larger that batch may be.
+      most_compiles: Of each search for it.
       markdown: Nothing is compiled: the results there are, as the table of the README.
       out: The folder of the results.
     """
@@ -75,6 +75,8 @@ class Options:
     most: float = math.inf
     again: bool = False
     largest_batch: str = ""
+    factors: tuple[float, ...] = batches.FACTORS
+    most_compiles: int | None = None
     markdown: bool = False
     out: Path = RESULTS
 
@@ -144,7 +146,13 @@ def run(name: str, options: Options, stop: Any = lambda: None) -> dict[str, Any]
 def _largest_batch(options: Options, name: str, stop: Any) -> None:
     entry = PROGRAMS[name]
     target = rr.target(options.target or entry.target)
-    found = batches.largest(entry.make(target, options.size), target, stop=stop)
+    found = batches.largest(
+        entry.make(target, options.size),
+        target,
+        factors=options.factors,
+        most_compiles=options.most_compiles,
+        stop=stop,
+    )
     write_text(options.out / f"batch-{name}.json", plain_json(found))
     print(json.dumps(found, indent=1))
 

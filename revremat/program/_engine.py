@@ -64,7 +64,9 @@ class Engine:
             step = partial(forward, segment, consts, xs)
             turns = range(segment.repeats)
             room = self._room(segment, step, carry, ys)
-            (carry, ys, room), kept = self._loop(step, (carry, ys, room), turns)
+            (carry, ys, room), kept = self._loop(
+                segment, step, (carry, ys, room), turns
+            )
             pairs = zip(room, kept, strict=True)
             kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
             last = carry if self._keeps_output(segment) else None
@@ -117,14 +119,14 @@ class Engine:
             outs, _ = _layer.forward(self.layer, NOTHING, inputs)
             return (outs[: len(carry)], put(ys, outs[len(carry) :], index)), None
 
-        (carry, ys), _ = self._loop(one, (first, ys), range(segment.group))
+        (carry, ys), _ = self._loop(segment, one, (first, ys), range(segment.group))
         return (carry, ys, room), [(first, [])]
 
     def _loop(
-        self, step, state: Any, turns: range, reverse: bool = False
+        self, segment: Segment, step, state: Any, turns: range, reverse: bool = False
     ) -> tuple[Any, Any]:
-        """`lax.scan` over the turns, or the same written out where it is one turn."""
-        if not self._is_written_out(len(turns)):
+        """`lax.scan` over the turns, or the same written out."""
+        if not self._is_written_out(segment, len(turns)):
             return lax.scan(
                 step, state, jnp.arange(turns.start, turns.stop), reverse=reverse
             )
@@ -136,8 +138,8 @@ class Engine:
             outs.reverse()
         return state, jax.tree.map(lambda *each: Each(each), *outs) if outs else []
 
-    def _is_written_out(self, num_turns: int) -> bool:
-        return self.stack.unrolled or num_turns <= 1
+    def _is_written_out(self, segment: Segment, num_turns: int) -> bool:
+        return self.stack.unrolled or segment.unroll or num_turns <= 1
 
     def _index(self, segment: Segment, t, j: int):
         run_index = segment.start + t * segment.turn + j
@@ -196,11 +198,12 @@ class Engine:
     def _backward_segment(self, segment: Segment, kept, state: "_Gradients"):
         if self.kept[segment.pattern[0]].ahead:
             return self._backward_ahead(segment, kept, state)
+        turns = range(segment.repeats)
         if segment.group:
             step = partial(self._backward_group, segment, kept)
-            return self._loop(step, state, range(segment.repeats), reverse=True)[0]
+            return self._loop(segment, step, state, turns, reverse=True)[0]
         step = partial(self._backward_step, segment, kept)
-        return self._loop(step, state, range(segment.repeats), reverse=True)[0]
+        return self._loop(segment, step, state, turns, reverse=True)[0]
 
     def _backward_step(self, segment: Segment, kept, state: "_Gradients", t):
         last, written_out = len(segment.pattern) - 1, isinstance(t, int)
@@ -218,6 +221,8 @@ class Engine:
             if written_out:
                 cotangents = _layer.tie(env, plan.late, cotangents)
             state = self._differentiate(plan, index, env, cotangents, state)
+            if segment.unroll:
+                state = _together(state)
             if inverts:
                 below = [env[v] for v in self.carry_values]
                 state = replace(state, output=below)
@@ -260,7 +265,8 @@ class Engine:
 
         rebuilt = early(last, state.carry, state.output)
         turns = range(1, segment.repeats)
-        (state, rebuilt), _ = self._loop(step, (state, rebuilt), turns, reverse=True)
+        both = (state, rebuilt)
+        (state, rebuilt), _ = self._loop(segment, step, both, turns, reverse=True)
         return differentiate(*known(0, rebuilt), state)
 
     def _backward_group(self, segment: Segment, kept, state: "_Gradients", t):
@@ -277,7 +283,7 @@ class Engine:
 
         turns = range(segment.group)
         with jax.named_scope("rematted_computation"):
-            _, saved = self._loop(again, first, turns)
+            _, saved = self._loop(segment, again, first, turns)
 
         def back(state, j):
             index = self._index(segment, t, j)
@@ -287,7 +293,7 @@ class Engine:
                 cotangents = _layer.tie(env, plan.late, cotangents)
             return self._differentiate(plan, index, env, cotangents, state), None
 
-        return self._loop(back, state, turns, reverse=True)
+        return self._loop(segment, back, state, turns, reverse=True)
 
     def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
         held = dict(zip(self.const_values, self.consts, strict=True))
@@ -334,6 +340,16 @@ class _Gradients:
     consts: list[Any]
     xs: list[Any]
     output: list[Any] | None
+
+
+def _together(state: _Gradients) -> _Gradients:
+    """All gradients of one layer are done before the layer below begins.
+
+    Nobody waits for those of weights, and the compiler would put them off to the end of
+    the step, with all that they are made from.
+    """
+    carry, consts, xs = lax.optimization_barrier((state.carry, state.consts, state.xs))
+    return replace(state, carry=carry, consts=consts, xs=xs)
 
 
 NOTHING = Kept((), (), (), (), (), (), ())

@@ -28,6 +28,11 @@ class Segment:
         return self.group or len(self.pattern)
 
     @property
+    def unroll(self) -> bool:
+        """Whether its turns are written out."""
+        return self.pattern[0].unroll
+
+    @property
     def num_layers(self) -> int:
         return self.repeats * self.turn
 
@@ -38,7 +43,8 @@ def segments(actions: Sequence[Action]) -> tuple[Segment, ...]:
     Twelve SAVE and twelve RECOMPUTE are two loops; the two alternating are one loop
     over a pattern of two. Layers that hand something from one to the next in the
     backward pass (INVERT, `ahead`) only form patterns of one. Equal neighbours with
-    `every` are cut into groups of that size and a smaller one that runs last.
+    `every` are cut into groups of that size and a smaller one that runs last; those
+    that are written out form no patterns.
     """
     actions = tuple(actions)
 
@@ -88,4 +94,5 @@ def _grouped(actions: tuple[Action, ...], start: int) -> tuple[Segment, ...]:
 
 
 def _chained(action: Action) -> bool:
-    return action.kind == "invert" or bool(action.ahead) or action.every > 1
+    linked = action.kind == "invert" or bool(action.ahead) or action.every > 1
+    return linked or action.unroll

@@ -386,7 +386,7 @@ def test_the_largest_batch_fits_at_no_more_than_five_percent_lost(
         return SimpleNamespace(time=time, memory=memory)
 
     class Searched:
-        def __init__(self, problem, target, tell):
+        def __init__(self, problem, target, tell, most_compiles):
             self.size = batches.batch_of(problem)
 
         def fit(self, budget):
@@ -404,6 +404,10 @@ def test_the_largest_batch_fits_at_no_more_than_five_percent_lost(
     tried = [one["batch"] for one in found["searched"]]
     assert tried == sorted(set(tried))
     assert len(tried) <= 4
+    once = batches.largest(problem(), rr.target("cpu:1"), factors=(2.0,))
+    assert once["factors"] == [2.0]
+    assert once["factor"] == (2.0 if factor >= 2 else 1.0)
+    assert [one["batch"] for one in once["searched"]] == [2 * ROWS]
 
 
 def test_measured_gains_are_added_to_those_by_the_same_card_only(tmp_path):

@@ -1,0 +1,185 @@
+"""Layers that are written out, not turns of a loop: same gradients, other programs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import revremat as rr
+from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
+from revremat.program._segments import segments
+from tests.program.test_segments_of_layers import (
+    LAYERS,
+    arguments,
+    assert_equal,
+    assert_same_gradients,
+    backwards,
+    closing_over,
+    gradients,
+    simple,
+    unrolled,
+    with_a_key_carried,
+    with_dropout,
+)
+
+ACTIONS = {
+    "save": SAVE(unroll=True),
+    "recompute": RECOMPUTE(unroll=True),
+    "one name": RECOMPUTE(save=["hidden"], unroll=True),
+    "host": OFFLOAD(unroll=True),
+    "ahead": RECOMPUTE(ahead=["hidden"], unroll=True),
+    "segments": RECOMPUTE(every=4, unroll=True),
+    "beside a loop": (RECOMPUTE,) * 6 + (SAVE(unroll=True),) * 5,
+    "between loops": (SAVE,) * 3 + (RECOMPUTE(unroll=True),) * 4 + (SAVE,) * 4,
+    "two kinds": (RECOMPUTE(unroll=True),) * 6 + (SAVE(unroll=True),) * 5,
+    "alternating": (RECOMPUTE(unroll=True), SAVE) * 5 + (SAVE(unroll=True),),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss", [simple, backwards, with_dropout, with_a_key_carried, closing_over]
+)
+def test_gradients_are_those_of_plain_autodiff_under_all_actions(loss):
+    assert_same_gradients(loss, ACTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("loss", "names"),
+    [
+        (backwards, ["recompute", "two kinds"]),
+        (with_a_key_carried, ["save", "between loops"]),
+        (closing_over, ["one name", "beside a loop"]),
+        (simple, ["ahead", "segments", "alternating"]),
+    ],
+)
+def test_gradients_are_those_of_plain_autodiff(loss, names):
+    assert_same_gradients(loss, map(ACTIONS.get, names))
+
+
+def test_gradients_agree_over_eight_devices():
+    with jax.enable_x64(True):
+        w, x = arguments()
+        mesh = rr.target("cpu:8").mesh({"data": 4, "model": 2})
+        put = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))
+        w = {"a": put(w["a"], None, None, "model"), "b": put(w["b"], None, "model")}
+        args = (w, put(x, "data"))
+        plan = rr.trace(simple, *args).plan({"scan_0": ACTIONS["two kinds"]})
+        expected = gradients(simple, *arguments())
+        assert_equal(gradients(rr.apply(simple, plan), *args), expected)
+
+
+def test_inverted_layers_are_written_out():
+    def layer(w, xs):
+        a, b = xs
+        a = a + jnp.tanh(b @ w)
+        return a, b + jnp.sin(a @ w)
+
+    def inverse(w, ys):
+        a, b = ys
+        b = b - jnp.sin(a @ w)
+        return a - jnp.tanh(b @ w), b
+
+    def loss(w, x, actions=SAVE):
+        a, b = rr.stack(layer, w, (x, x), inverse=inverse, actions=actions)
+        return (a * b).sum()
+
+    with jax.enable_x64(True):
+        weights, x = arguments()
+        args = (weights["a"] / 4, x)
+        inverted = lambda w, x: loss(w, x, INVERT(unroll=True))
+        assert_equal(gradients(inverted, *args), gradients(loss, *args))
+
+
+def test_they_are_no_turns_of_a_loop():
+    found = segments((SAVE, SAVE(unroll=True)) * 2 + (RECOMPUTE(unroll=True),) * 4)
+    assert [(s.start, s.num_layers, s.unroll) for s in found] == [
+        (0, 1, False),
+        (1, 1, True),
+        (2, 1, False),
+        (3, 1, True),
+        (4, 4, True),
+    ]
+
+    def loops(action):
+        plan = rr.trace(simple, *arguments()).plan({"scan_0": action})
+        step = jax.jit(jax.grad(rr.apply(simple, plan)))
+        return step.lower(*arguments()).as_text().count("stablehlo.while")
+
+    assert loops(RECOMPUTE) == 2
+    assert loops(RECOMPUTE(unroll=True)) == 0
+
+
+@pytest.fixture(scope="module")
+def sizes():
+    """Bytes on one H100 by action and by number of layers."""
+
+    def layer(x, w):
+        return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+    def loss(w, x):
+        return (jax.lax.scan(layer, x, w)[0].astype(jnp.float32) ** 2).sum()
+
+    def size(action, layers):
+        array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+        w = {"up": array(layers, 1024, 4096), "down": array(layers, 4096, 1024)}
+        specs = (w, array(16_384, 1024))
+        plan = rr.trace(loss, *specs).plan({"scan_0": action})
+        step = jax.grad(rr.apply(loss, plan))
+        return rr.measure(step, *specs, target="h100:1").memory.total_bytes
+
+    actions = (SAVE, SAVE(unroll=True), RECOMPUTE, RECOMPUTE(unroll=True))
+    return {(a, n): size(a, n) for a in actions for n in (8, 16)}
+
+
+def test_gradients_of_weights_are_not_put_off():
+    """Not to the end of the step, with all that they are made from."""
+    batch, length, width, layers = 16, 512, 256, 6
+
+    def layer(x, w):
+        q, k, v = jnp.split(x @ w["qkv"], 3, -1)
+        scores = (q @ k.transpose(0, 2, 1)).astype(jnp.float32)
+        x = x + (jax.nn.softmax(scores, -1).astype(x.dtype) @ v) @ w["out"]
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    def loss(w, x):
+        return (jax.lax.scan(layer, x, w)[0].astype(jnp.float32) ** 2).sum()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    shapes = {"qkv": (1, 3), "out": (1, 1), "up": (1, 4), "down": (4, 1)}
+    w = {n: array(layers, a * width, b * width) for n, (a, b) in shapes.items()}
+    specs = (w, array(batch, length, width))
+    graph = rr.trace(loss, *specs)
+
+    def size(action):
+        step = jax.grad(rr.apply(loss, graph.plan({"scan_0": action})))
+        return rr.measure(step, *specs, target="h100:1").memory.total_bytes
+
+    assert size(RECOMPUTE(unroll=True)) <= 1.1 * size(RECOMPUTE)
+
+
+def test_what_is_kept_takes_no_more_than_in_a_loop(sizes):
+    assert sizes[SAVE(unroll=True), 16] <= 1.02 * sizes[SAVE, 16]
+
+
+def test_a_plan_with_them_is_read_back(tmp_path):
+    plan = rr.trace(simple, *arguments()).plan({"scan_0": ACTIONS["two kinds"]})
+    plan.save(tmp_path / "plan.json")
+    again = rr.Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert "6 x RECOMPUTE(unroll=True), 5 x SAVE(unroll=True)" in str(again)
+
+
+def test_what_is_no_loop_cannot_be_written_out():
+    graph = rr.trace(unrolled, *arguments())
+    (unit,) = graph.units
+    assert unit.num_layers == LAYERS
+    with pytest.raises(UserError, match="is no loop"):
+        graph.plan({unit.name: RECOMPUTE(unroll=True)})
+
+
+@pytest.mark.parametrize("unroll", [1, None.__class__, "yes"])
+def test_unroll_is_true_or_false(unroll):
+    with pytest.raises(UserError, match="neither True nor False"):
+        RECOMPUTE(unroll=unroll)
