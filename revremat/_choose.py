@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import batched, groupby, product
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -17,10 +17,11 @@ from revremat._graph import Graph
 from revremat._measure import Request, measure_each
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action, Plan
-from revremat._prices import NUM_EDGES, NUM_UNROLLED, REFERENCE, UnitPrices
+from revremat._prices import NUM_EDGES, REFERENCE, UnitPrices, unrolled
 from revremat._problem import Problem
+from revremat._refine import WORTH_A_COMPILE, fill, trim_ends
 from revremat._trace import trace
-from revremat.policies import Choice, Menu, Price
+from revremat.policies import Choice, Menu
 from revremat.program._loss import trace_loss
 from revremat.xla import Target
 
@@ -32,8 +33,6 @@ Counts = Mapping[str, Sequence[tuple[str, int]]]
 
 _MOST_TIGHTENINGS = 5
 _NUM_RIVALS = 2
-_MOST_POLISHED = 4
-_WORTH_ANOTHER_COMPILE = 0.003
 _NEAR = 1.02
 _MOST_CANDIDATES = 12
 _FEWEST_CANDIDATES = 3
@@ -121,7 +120,7 @@ class Search:
         """Compiles without which there is no answer."""
         return sum(p.num_first_compiles for p in self.prices) + 1 + _AFTER_PRICING
 
-    def _room_for(self, number: int) -> bool:
+    def room_for(self, number: int) -> bool:
         """Whether so many compiles more are allowed."""
         return self.most_compiles is None or self.done + number <= self.most_compiles
 
@@ -143,8 +142,9 @@ class Search:
         """The program as it was written, and the first price of everything."""
         self.expected = sum(p.num_first_compiles for p in self.prices)
         self.expected += 2 + _NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
-        more = 2 * NUM_EDGES + (2 * NUM_UNROLLED if self.unroll else 0)
-        self.expected += sum(more for p in self.prices if p.has_edges)
+        self.expected += sum(2 * NUM_EDGES for p in self.prices if p.has_edges)
+        if self.unroll:
+            self.expected += sum(len(p.written_out()) for p in self.prices)
         if self.most_compiles is not None:
             self.expected = min(self.expected, self.most_compiles)
         self.add("as written", None)
@@ -159,7 +159,7 @@ class Search:
         written = self.add("as written", None)
         if (arguments := written.measurement.memory.argument_bytes) > budget_bytes:
             full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
-            self._try_all([(full, UNKNOWN)])
+            self.try_all([(full, UNKNOWN)])
             size = format_bytes(arguments)
             return self._answer(float("inf"), f"the step's arguments alone ({size})")
         if not self.priced:
@@ -174,13 +174,13 @@ class Search:
         if self.best(budget_bytes).bytes > budget_bytes:
             smallest = self._try_smallest()
             choice = choice or smallest
-        best = self.best(self.budget)
+        best = fill(self, self.best(self.budget))
         if choice is not None and best.plan is not None:
             fixed_us = self._fixed_us(best)
             greedy_us = self._greedy_us(fixed_us)
             bound_us = choice.bound_us + fixed_us
             if best.bytes <= self.budget:
-                bound_us += self._polish(best)
+                bound_us += trim_ends(self, best)
         return self._answer(bound_us, greedy_us=greedy_us)
 
     def _answer(
@@ -303,7 +303,7 @@ class Search:
         """The best mix by its prices, compiled; the limit moves until it fits."""
         limit, first = float(self.budget), None
         for _ in range(_MOST_TIGHTENINGS):
-            if first and not self._room_for(1):
+            if first and not self.room_for(1):
                 break
             choice = self._choose(limit)
             if choice is None:
@@ -313,7 +313,7 @@ class Search:
             error = row.bytes - choice.bytes
             if row.bytes > self.budget:
                 limit = min(limit, self.budget - error) - 1e-4 * self.budget
-            elif -error > _WORTH_ANOTHER_COMPILE * self.budget and limit < (
+            elif -error > WORTH_A_COMPILE * self.budget and limit < (
                 self.budget - error
             ):
                 limit = self.budget - error  # it came out smaller: use what is left
@@ -326,7 +326,7 @@ class Search:
         # Prices were set right by the reference: what that took is no error of theirs.
         rows = [r for r in self.rows.values() if r is not self.reference]
         limit = self.budget - over(rows)
-        if not self._room_for(1 + _NUM_RIVALS):
+        if not self.room_for(1 + _NUM_RIVALS):
             return
         # Mixes may need copies of weights that no price has and these do not need.
         alike_limit = self.budget - over(r for r in rows if r.alike)
@@ -336,7 +336,7 @@ class Search:
         seen = [choice.support]
         for _ in range(_NUM_RIVALS):
             rival = self._choose(limit, excluding=seen)
-            if rival is None or not self._room_for(1):
+            if rival is None or not self.room_for(1):
                 return
             seen.append(rival.support)
             best = self.best(self.budget)
@@ -354,8 +354,11 @@ class Search:
         found = False
         for prices in self.prices if self.unroll else ():
             name = prices.unit.name
-            twins = prices.unrolled(n for unit, n in choice.support if unit == name)
-            if twins and self._room_for(2 * len(twins) + 1):
+            twins = prices.written_out()
+            chosen = {unrolled(n) for unit, n in choice.support if unit == name}
+            if not self.room_for(len(twins) + len(chosen) + 1):
+                twins = [twin for twin in twins if twin.name in chosen]
+            if twins and self.room_for(len(twins) + len(chosen) + 1):
                 prices.offer(twins)
                 self.candidates[name] = (*self.candidates[name], *twins)
                 found = True
@@ -367,59 +370,15 @@ class Search:
         Returns:
           What the prices say is the fastest that needs no more.
         """
-        if not self._room_for(1):
+        if not self.room_for(1):
             return None
         menus, host_bytes = self.menus(), self.target.host_bytes
         counts = policies.smallest(menus, host_bytes)
         least = policies.predict_bytes(menus, counts)
-        self._try_all([(counts, least)])
+        self.try_all([(counts, least)])
         return policies.choose(menus, least, host_budget_bytes=host_bytes)
 
-    def _polish(self, best: Row) -> float:
-        """Other actions for the first and the last layer, which stand outside of loops.
-
-        Returns:
-          How much faster the prices say that can make the step, at most.
-        """
-        row, gain_us = best, 0.0
-        for prices in self.prices:
-            if not prices.has_edges or not self._room_for(2 * NUM_EDGES + 2):
-                continue
-            counts = self._counts(row)
-            inner = counts[prices.unit.name]
-            room = self.budget - row.bytes
-            ends = []
-            for last in (False, True):
-                beside = inner[-1 if last else 0][0]
-                action = prices.choices[beside].action
-                if action.every > 1 or action.unroll:
-                    ends.append([None])
-                    continue
-                names = prices.least_rebuilt(beside)
-                found = prices.edges(names, beside, last).values()
-                ends.append([None, *found])
-            gain_us += sum(min(p.time_us if p else 0.0 for p in end) for end in ends)
-            options = []
-            for first, end in product(*ends):
-                added = [p for p in (first, end) if p is not None]
-                time_us = sum(p.time_us for p in added)
-                if added and time_us < 0 and sum(p.kept_bytes for p in added) <= room:
-                    runs = _with_edges(inner, first, end)
-                    size = sum(p.kept_bytes for p in added)
-                    options.append((time_us, size, {**counts, prices.unit.name: runs}))
-            options.sort(key=lambda option: option[:2])
-            fitting = [row]
-            for tried in batched(options[:_MOST_POLISHED], 2):
-                rows = self._try_all(
-                    [(option, row.predicted_bytes + size) for _, size, option in tried]
-                )
-                fitting += [r for r in rows if r.bytes <= self.budget]
-                if len(fitting) > 1:
-                    break
-            row = min(fitting, key=lambda r: r.time_us)
-        return gain_us
-
-    def _counts(self, row: Row) -> Counts:
+    def counts_of(self, row: Row) -> Counts:
         """A row's plan as runs of candidates."""
         assert row.plan is not None
         found = {}
@@ -432,26 +391,33 @@ class Search:
     def _choose(self, limit: float, **how: Any) -> Choice | None:
         """A choice all of whose prices come from two compiles."""
         while True:
-            choice = policies.choose(
-                self.menus(), limit, host_budget_bytes=self.target.host_bytes, **how
-            )
-            if choice is None:
-                return None
-            used: dict[str, list[str]] = {}
-            for unit, name in sorted(choice.support):
-                used.setdefault(unit, []).append(name)
-            missing = sum(
-                p.num_to_refine(used.get(p.unit.name, ())) for p in self.prices
-            )
-            if not missing or not self._room_for(missing + 1):
+            choice = self.mix(self.menus(), limit, **how)
+            if choice is None or not self.refine(choice):
                 return choice
-            for prices in self.prices:
-                prices.refine(used.get(prices.unit.name, ()))
+
+    def mix(self, menus: Sequence[Menu], limit: float, **how: Any) -> Choice | None:
+        """The fastest mix of what is on the menus that the host has room for."""
+        host_bytes = self.target.host_bytes
+        return policies.choose(menus, limit, host_budget_bytes=host_bytes, **how)
+
+    def refine(self, choice: Choice) -> bool:
+        """Compiles the second price of what is chosen; whether there are new ones."""
+        used: dict[str, list[str]] = {}
+        for unit, name in sorted(choice.support):
+            used.setdefault(unit, []).append(name)
+        names = [used.get(prices.unit.name, []) for prices in self.prices]
+        pairs = list(zip(self.prices, names, strict=True))
+        missing = sum(prices.num_to_refine(few) for prices, few in pairs)
+        if not missing or not self.room_for(missing + 1):
+            return False
+        for prices, few in pairs:
+            prices.refine(few)
+        return True
 
     def try_mix(self, choice: Choice) -> Row:
-        return self._try_all([(choice.counts, choice.bytes)])[0]
+        return self.try_all([(choice.counts, choice.bytes)])[0]
 
-    def _try_all(self, mixes: Sequence[tuple[Counts, float]]) -> list[Row]:
+    def try_all(self, mixes: Sequence[tuple[Counts, float]]) -> list[Row]:
         """Compiles mixes whole; each with the bytes expected of it."""
         programs = []
         for counts, predicted in mixes:
@@ -474,20 +440,6 @@ class Search:
 
 def _known(predicted: float) -> int | None:
     return None if math.isnan(predicted) else round(predicted)
-
-
-def _with_edges(
-    runs: Sequence[tuple[str, int]], first: Price | None, last: Price | None
-) -> tuple[tuple[str, int], ...]:
-    """The runs, with a first and a last layer of their own."""
-    found = list(runs)
-    if first is not None:
-        found[0] = (found[0][0], found[0][1] - 1)
-        found.insert(0, (first.name, 1))
-    if last is not None:
-        found[-1] = (found[-1][0], found[-1][1] - 1)
-        found.append((last.name, 1))
-    return tuple((name, n) for name, n in found if n)
 
 
 def _summary(counts: Mapping[str, Sequence[tuple[str, int]]]) -> str:

@@ -29,10 +29,14 @@ Ask = Callable[[Sequence[tuple[str, Callable[..., Any]]]], list[Measurement]]
 
 DEPTHS = (4, 8)
 REFERENCE = "full"
-NUM_EDGES, NUM_UNROLLED = 6, 3
-_MUCH_LESS = 0.8
+NUM_EDGES = 6
 _MOST_UNROLLED = 100
 """Layers; the compiler would take too long for more."""
+
+
+def unrolled(name: str) -> str:
+    """What a candidate is called whose layers are written out."""
+    return f"{name}, unrolled"
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,14 @@ class UnitPrices:
         return len(self.choices) + (len(self._cuts(RECOMPUTE)) - 1) + segmented
 
     @property
+    def is_loop(self) -> bool:
+        """Whether the layers are turns of a loop, which can be written out."""
+        return self.unit.kind == "scan" and self.unit.num_layers > 1
+
+    @property
     def has_edges(self) -> bool:
         """Whether a first and a last layer can have prices of their own."""
-        kind, layers = self.unit.kind, self.unit.num_layers
-        return kind == "scan" and self.unit.skippable and layers > DEPTHS[1]
+        return self.is_loop and self.unit.skippable and self.unit.num_layers > DEPTHS[1]
 
     def price_roughly(self) -> None:
         """One compile for each candidate, two for the reference."""
@@ -117,32 +125,20 @@ class UnitPrices:
                 options.append((kept.rebuild_flops, kept.device_bytes, name))
         return [name for *_, name in sorted(options)[:NUM_EDGES]]
 
-    def unrolled(self, names: Iterable[str]) -> list[Candidate]:
-        """These candidates written out, and a few that keep much.
+    def written_out(self) -> list[Candidate]:
+        """The candidates written out, those that are not yet.
 
         What a layer of a loop keeps is copied into a stack of all layers' and out of it
-        again, so the more it keeps, the more there is to gain. Of those that keep about
-        the same the fastest is taken.
+        again, so what is fastest in a loop need not be so without one.
         """
-        if not self.has_edges or self.unit.num_layers > _MOST_UNROLLED:
+        if not self.is_loop or self.unit.num_layers > _MOST_UNROLLED:
             return []
-        sizes = {
-            name: self.unit.kept(candidate.action).device_bytes
-            for name, candidate in self.choices.items()
-            if candidate.action.can_unroll and not candidate.action.unroll
-        }
-        alike: list[list[str]] = []
-        for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-            if not alike or sizes[name] < _MUCH_LESS * sizes[alike[-1][0]]:
-                alike.append([])
-            alike[-1].append(name)
-        loop_us = lambda name: self.deep[name].time_us
-        few = [min(group, key=loop_us) for group in alike[:NUM_UNROLLED]]
-        wanted = dict.fromkeys([*sorted(names), *few])
         return [
-            Candidate(f"{name}, unrolled", self.choices[name].action(unroll=True))
-            for name in wanted
-            if name in sizes and f"{name}, unrolled" not in self.choices
+            Candidate(unrolled(name), candidate.action(unroll=True))
+            for name, candidate in self.choices.items()
+            if candidate.action.can_unroll
+            and not candidate.action.unroll
+            and unrolled(name) not in self.choices
         ]
 
     def offer(self, more: Sequence[Candidate]) -> None:
@@ -196,12 +192,14 @@ class UnitPrices:
     def menu(self) -> Menu:
         """What is known of all prices."""
         prices = []
-        for name in self.choices:
+        for name, candidate in self.choices.items():
             price = self._price(name)
             base = max(0.0, price.base_bytes + self.correction)
-            prices.append(dataclasses.replace(price, base_bytes=base))
-        shortest = 2 if self.has_edges else 1
-        return Menu(self.unit.name, self.unit.num_layers, tuple(prices), shortest)
+            shortest = 2 if self.has_edges and not candidate.action.unroll else 1
+            prices.append(
+                dataclasses.replace(price, base_bytes=base, shortest_run=shortest)
+            )
+        return Menu(self.unit.name, self.unit.num_layers, tuple(prices))
 
     def _cuts(self, action: Action) -> list[tuple[Action, ...]]:
         """The layers of the cut programs, the shorter one first."""

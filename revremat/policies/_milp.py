@@ -30,6 +30,8 @@ class Price:
         gradients, working space.
       host_bytes: Kept on the host, per device.
       time_us: Of one layer's forward and backward pass.
+      shortest_run: How many layers it is given at least, if any; the price of a turn of
+        a loop holds for loops of two and more.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Price:
     base_bytes: float
     host_bytes: float
     time_us: float
+    shortest_run: int = 1
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,11 @@ class Menu:
       unit: Its name.
       num_layers: Layers to be given an action.
       prices: One for each candidate.
-      shortest_run: How many layers a candidate has at least, if it has any; the prices
-        hold for loops of two and more.
     """
 
     unit: str
     num_layers: int
     prices: tuple[Price, ...]
-    shortest_run: int = 1
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Rows:
         self.prices = [price for _, price in self.entries]
         by_unit = {menu.unit: menu for menu in menus}
         self.most = [by_unit[unit].num_layers for unit, _ in self.entries]
-        self.least = [by_unit[unit].shortest_run for unit, _ in self.entries]
+        self.least = [price.shortest_run for price in self.prices]
         self.size = len(self.entries)
 
     def layers(self) -> "list[scipy.optimize.LinearConstraint]":

@@ -40,7 +40,7 @@ class Engine:
         self.kept: dict[Action, Kept] = {
             action: resolve(layer, action, unit) for action in set(stack.actions)
         }
-        self.segments = segments(stack.actions)
+        self.segments = segments(stack.actions, loops=not stack.unrolled)
         if any(segment.group for segment in self.segments):
             _check_repeatable(layer, unit)
         n, k = stack.num_consts, stack.num_carry
@@ -221,8 +221,8 @@ class Engine:
             if written_out:
                 cotangents = _layer.tie(env, plan.late, cotangents)
             state = self._differentiate(plan, index, env, cotangents, state)
-            if segment.unroll:
-                state = _together(state)
+            if written_out and (segment.unroll or self.stack.unrolled):
+                state = _together(state, index)
             if inverts:
                 below = [env[v] for v in self.carry_values]
                 state = replace(state, output=below)
@@ -342,13 +342,18 @@ class _Gradients:
     output: list[Any] | None
 
 
-def _together(state: _Gradients) -> _Gradients:
+def _together(state: _Gradients, index: int) -> _Gradients:
     """All gradients of one layer are done before the layer below begins.
 
     Nobody waits for those of weights, and the compiler would put them off to the end of
     the step, with all that they are made from.
     """
-    carry, consts, xs = lax.optimization_barrier((state.carry, state.consts, state.xs))
+    own = [at(x, index) if isinstance(x, Each) else x for x in state.xs]
+    carry, consts, own = lax.optimization_barrier((state.carry, state.consts, own))
+    xs = [
+        put([x], [one], index)[0] if isinstance(x, Each) else one
+        for x, one in zip(state.xs, own, strict=True)
+    ]
     return replace(state, carry=carry, consts=consts, xs=xs)
 
 

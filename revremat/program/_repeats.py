@@ -166,7 +166,7 @@ def _same_flow(turns: Sequence[Sequence[Op]], used_after: set[Value]) -> Repeat 
             (place,) = places
             if place is not None:
                 inputs.append(env[place])
-            elif _equal_numbers(atoms):
+            elif equal_numbers(atoms):
                 inputs.append(atoms[0])
             else:
                 key = tuple(map(id, atoms))
@@ -199,7 +199,8 @@ def _same_flow(turns: Sequence[Sequence[Op]], used_after: set[Value]) -> Repeat 
     )
 
 
-def _equal_numbers(atoms: Sequence[Atom]) -> bool:
+def equal_numbers(atoms: Sequence[Atom]) -> bool:
+    """Whether all of them are the same plain number."""
     if not all(isinstance(a, Constant) and is_scalar(a) for a in atoms):
         return False
     values = [np.asarray(a.value) for a in atoms]  # type: ignore[union-attr]

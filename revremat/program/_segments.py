@@ -37,14 +37,14 @@ class Segment:
         return self.repeats * self.turn
 
 
-def segments(actions: Sequence[Action]) -> tuple[Segment, ...]:
+def segments(actions: Sequence[Action], *, loops: bool = True) -> tuple[Segment, ...]:
     """The fewest layer bodies that write out a stack, as loops over patterns.
 
     Twelve SAVE and twelve RECOMPUTE are two loops; the two alternating are one loop
     over a pattern of two. Layers that hand something from one to the next in the
     backward pass (INVERT, `ahead`) only form patterns of one. Equal neighbours with
     `every` are cut into groups of that size and a smaller one that runs last; those
-    that are written out form no patterns.
+    that are written out form no patterns, and without `loops` all are.
     """
     actions = tuple(actions)
 
@@ -59,7 +59,8 @@ def segments(actions: Sequence[Action]) -> tuple[Segment, ...]:
         options = []
         for period in range(1, LONGEST_PATTERN + 1):
             pattern = actions[start : start + period]
-            if len(pattern) < period or (period > 1 and any(map(_chained, pattern))):
+            alone = not loops or any(map(_chained, pattern))
+            if len(pattern) < period or (period > 1 and alone):
                 break
             repeats = 1
             while _again(actions, pattern, start + repeats * period):

@@ -24,6 +24,7 @@ from revremat.program._ops import (
     with_inputs,
 )
 from revremat.program._repeats import find_repeats, made_by
+from revremat.program._sink import sink
 from revremat.program._split import Chunked, block_chunks
 from revremat.program._stack import carried_mask
 
@@ -177,10 +178,13 @@ def _repeat_sites(
 ) -> list[Site]:
     """Unrolled loops between the operations in `apart`."""
     stretches: list[list[Op]] = [[]]
-    for op in program.ops:
+    is_move = lambda op: bool(op.outputs) and weights.issuperset(op.outputs)
+    moves = [op for op in program.ops if is_move(op)]
+    others = [op for op in program.ops if not is_move(op)]
+    for op in others:
         if op in apart:
             stretches.append([])
-        elif not weights.issuperset(op.outputs):
+        else:
             stretches[-1].append(op)
     sites, made_bytes = [], sum(map(made_by, program.ops))
     for stretch in stretches:
@@ -188,6 +192,7 @@ def _repeat_sites(
         atoms = [a for op in program.ops if op not in inside for a in op.inputs]
         used = {a for a in (*atoms, *program.outputs) if isinstance(a, Value)}
         for repeat in find_repeats(stretch, used, made_bytes):
+            repeat = sink(repeat, moves, others, program.outputs)
             for turn in repeat.turns:
                 mask = tuple(atom in live for atom in turn.inputs)
                 if not any(mask):

@@ -1,5 +1,6 @@
 """The chosen mix is the fastest one within the budget: against all mixes there are."""
 
+import dataclasses
 import itertools
 import math
 import os
@@ -18,6 +19,7 @@ prices = st.builds(
     base_bytes=st.integers(0, 100).map(float),
     host_bytes=st.integers(0, 5).map(float),
     time_us=st.integers(1, 100).map(float),
+    shortest_run=st.integers(1, 2),
 )
 
 
@@ -26,10 +28,7 @@ def menus(draw):
     found = []
     for unit in range(draw(st.integers(1, 2))):
         drawn = draw(st.lists(prices, min_size=1, max_size=3))
-        named = [
-            Price(f"c{k}", p.kept_bytes, p.base_bytes, p.host_bytes, p.time_us)
-            for k, p in enumerate(drawn)
-        ]
+        named = [dataclasses.replace(p, name=f"c{k}") for k, p in enumerate(drawn)]
         found.append(Menu(f"u{unit}", draw(st.integers(1, 4)), tuple(named)))
     return found
 
@@ -40,7 +39,9 @@ def mixes(menu):
     for counts in itertools.product(
         range(menu.num_layers + 1), repeat=len(menu.prices)
     ):
-        if sum(counts) == menu.num_layers:
+        shortest = [p.shortest_run for p in ordered]
+        runs = zip(counts, shortest, strict=True)
+        if sum(counts) == menu.num_layers and all(n == 0 or n >= k for n, k in runs):
             yield tuple((p.name, n) for p, n in zip(ordered, counts, strict=True) if n)
 
 
@@ -150,8 +151,8 @@ def test_a_long_recurrence_is_chosen_for_without_a_word_of_the_solver(capfd):
         (38084104, 63880516396, 0, 683.584),
         (128262749, 63944625601, 0, 966.441),
     ]
-    prices = [Price(f"c{n}", *p) for n, p in enumerate(kept_base_host_time)]
-    menu = Menu("steps", 1024, tuple(prices), shortest_run=2)
+    prices = [Price(f"c{n}", *p, 2) for n, p in enumerate(kept_base_host_time)]
+    menu = Menu("steps", 1024, tuple(prices))
     choice = choose([menu], 83_332_366_336, host_budget_bytes=64e9)
     assert choice is not None
     assert choice.time_us == pytest.approx(718_600, rel=1e-3)

@@ -1,0 +1,152 @@
+"""Refine: small changes to the best plan so far, each of them compiled."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from itertools import batched, product
+from typing import TYPE_CHECKING
+
+from revremat._fitted import Row
+from revremat._prices import NUM_EDGES
+from revremat.policies import Choice, Menu, Price
+
+if TYPE_CHECKING:
+    from revremat._choose import Search
+
+WORTH_A_COMPILE = 0.003
+"""Of the budget: what is not left unused."""
+_LEAST_GAIN = 1e-3
+_MOST_FILLED = 4
+_MOST_TRIMMED = 4
+
+
+def fill(search: "Search", best: Row) -> Row:
+    """Uses up what the best plan leaves of the budget.
+
+    Prices tell a difference between two mixes of the same kinds of layers better than
+    they tell the sum of either, so they are held to what the best one really took. No
+    more than one kind of layers comes in at a time.
+
+    Returns:
+      The fastest that fits; the same row if there is none that is faster.
+    """
+    off = 0.0  # by how much mixes nearby come out above what the best one tells
+    for _ in range(_MOST_FILLED):
+        left = search.budget - best.bytes
+        if best.plan is None or math.isnan(best.predicted_bytes):
+            return best
+        if left < WORTH_A_COMPILE * search.budget:
+            return best
+        found = _nearby(search, best, best.predicted_bytes + left - off)
+        if found is None:
+            return best
+        row = search.try_mix(found)
+        if row.bytes > search.budget:
+            off += row.bytes - search.budget + 1e-4 * search.budget
+        elif row.time_us < best.time_us:
+            best, off = row, 0.0
+        else:
+            return best
+    return best
+
+
+def _nearby(search: "Search", row: Row, limit: float) -> Choice | None:
+    """The fastest mix of a row's kinds of layers and one more; None: it is the row."""
+    counts = search.counts_of(row)
+    used = {unit: {name for name, _ in runs} for unit, runs in counts.items()}
+    while True:
+        menus = search.menus()
+        found = [
+            choice
+            for few in _one_more(menus, used)
+            if (choice := search.mix(few, limit))
+        ]
+        if not found or not search.room_for(2):
+            return None
+        choice = min(found, key=lambda choice: (choice.time_us, choice.bytes))
+        if search.refine(choice):
+            continue
+        times = {(m.unit, p.name): p.time_us for m in menus for p in m.prices}
+        now_us = sum(
+            times[u, name] * n for u, runs in counts.items() for name, n in runs
+        )
+        gain_us = now_us - choice.time_us
+        return choice if gain_us > _LEAST_GAIN * row.time_us else None
+
+
+def _one_more(menus: Sequence[Menu], used: dict[str, set[str]]) -> list[list[Menu]]:
+    """Menus of what is used, then with each other candidate beside it."""
+
+    def only(names: dict[str, set[str]]) -> list[Menu]:
+        return [
+            dataclasses.replace(
+                m, prices=tuple(p for p in m.prices if p.name in names[m.unit])
+            )
+            for m in menus
+        ]
+
+    more = [
+        {**used, m.unit: used[m.unit] | {p.name}}
+        for m in menus
+        for p in m.prices
+        if p.name not in used[m.unit]
+    ]
+    return [only(names) for names in (used, *more)]
+
+
+def trim_ends(search: "Search", best: Row) -> float:
+    """Other actions for the first and the last layer, which stand outside of loops.
+
+    Returns:
+      How much faster the prices say that can make the step, at most.
+    """
+    row, gain_us = best, 0.0
+    for prices in search.prices:
+        if not prices.has_edges or not search.room_for(2 * NUM_EDGES + 2):
+            continue
+        counts = search.counts_of(row)
+        inner = counts[prices.unit.name]
+        room = search.budget - row.bytes
+        ends = []
+        for last in (False, True):
+            beside = inner[-1 if last else 0][0]
+            action = prices.choices[beside].action
+            if action.every > 1 or action.unroll:
+                ends.append([None])
+                continue
+            names = prices.least_rebuilt(beside)
+            ends.append([None, *prices.edges(names, beside, last).values()])
+        gain_us += sum(min(p.time_us if p else 0.0 for p in end) for end in ends)
+        options = []
+        for first, end in product(*ends):
+            added = [p for p in (first, end) if p is not None]
+            time_us = sum(p.time_us for p in added)
+            size = sum(p.kept_bytes for p in added)
+            if added and time_us < 0 and size <= room:
+                runs = _with_ends(inner, first, end)
+                options.append((time_us, size, {**counts, prices.unit.name: runs}))
+        options.sort(key=lambda option: option[:2])
+        fitting = [row]
+        for tried in batched(options[:_MOST_TRIMMED], 2):
+            rows = search.try_all(
+                [(option, row.predicted_bytes + size) for _, size, option in tried]
+            )
+            fitting += [r for r in rows if r.bytes <= search.budget]
+            if len(fitting) > 1:
+                break
+        row = min(fitting, key=lambda r: r.time_us)
+    return gain_us
+
+
+def _with_ends(
+    runs: Sequence[tuple[str, int]], first: Price | None, last: Price | None
+) -> tuple[tuple[str, int], ...]:
+    """The runs, with a first and a last layer of their own."""
+    found = list(runs)
+    if first is not None:
+        found[0] = (found[0][0], found[0][1] - 1)
+        found.insert(0, (first.name, 1))
+    if last is not None:
+        found[-1] = (found[-1][0], found[-1][1] - 1)
+        found.append((last.name, 1))
+    return tuple((name, n) for name, n in found if n)
