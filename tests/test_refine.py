@@ -1,0 +1,91 @@
+"""What the best plan leaves of a budget is used, and compiles have the last word."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from revremat._refine import fill
+from revremat.policies import Menu, Price, choose, predict_bytes
+
+LAYERS = 8
+REBUILD = Price("rebuild", 1.0, 10.0, 0.0, 100.0)
+SAVE = Price("save", 10.0, 10.0, 0.0, 50.0)
+SMALL = Price("small", 4.0, 10.0, 0.0, 80.0)
+
+
+class Searched:
+    """A search whose compiles take what `error` says above the prices."""
+
+    def __init__(self, budget, error, prices=(REBUILD, SAVE)):
+        self.budget, self.error = budget, error
+        self.menu = Menu("u", LAYERS, tuple(prices))
+        self.tried: list[Any] = []
+
+    def row(self, **counts):
+        ordered = sorted(self.menu.prices, key=lambda p: p.kept_bytes)
+        runs = tuple((p.name, counts[p.name]) for p in ordered if counts.get(p.name))
+        return self._compiled({"u": runs})
+
+    def _compiled(self, counts):
+        predicted = predict_bytes([self.menu], counts)
+        times = {p.name: p.time_us for p in self.menu.prices}
+        return SimpleNamespace(
+            plan="a plan",
+            counts=counts,
+            predicted_bytes=predicted,
+            bytes=predicted + self.error(dict(counts["u"])),
+            time_us=sum(times[name] * n for name, n in counts["u"]),
+        )
+
+    def counts_of(self, row):
+        return row.counts
+
+    def menus(self):
+        return (self.menu,)
+
+    def mix(self, menus, limit):
+        return choose(menus, limit)
+
+    def room_for(self, number):
+        return True
+
+    def refine(self, choice):
+        return False
+
+    def try_mix(self, choice):
+        self.tried.append(dict(choice.counts["u"]))
+        return self._compiled(choice.counts)
+
+
+def filled(search, row) -> Any:
+    return fill(search, row)
+
+
+def test_what_prices_took_for_used_is_used():
+    search = Searched(60, lambda counts: -6.0)
+    best = filled(search, search.row(rebuild=4, save=4))  # 48 of 60; one more takes 9
+    assert dict(best.counts["u"]) == {"rebuild": 3, "save": 5}
+    assert best.bytes == 57
+
+
+def test_one_more_kind_of_layers_may_come_in():
+    search = Searched(60, lambda counts: -3.0, (REBUILD, SMALL, SAVE))
+    best = filled(search, search.row(rebuild=4, save=4))  # 51 of 60
+    assert dict(best.counts["u"]) == {"rebuild": 1, "small": 3, "save": 4}
+    assert best.bytes == 60
+
+
+@pytest.mark.parametrize("budget", [54, 60, 62])
+def test_nothing_is_compiled_where_no_mix_can_be_faster(budget):
+    search = Searched(budget, lambda counts: 0.0)
+    row = search.row(rebuild=4, save=4)  # 54, and one more takes 63
+    assert filled(search, row) is row
+    assert search.tried == []
+
+
+def test_what_comes_out_too_large_is_left_alone():
+    search = Searched(60, lambda counts: 20.0 if counts["save"] > 4 else -6.0)
+    row = search.row(rebuild=4, save=4)
+    assert filled(search, row) is row
+    assert search.tried == [{"rebuild": 3, "save": 5}]
