@@ -198,6 +198,24 @@ def test_a_reversible_stack_is_offered_its_inverse():
     assert kept.count((LAYERS, BATCH, WIDTH)) == 0
 
 
+def test_layers_that_follow_one_another_may_be_computed_in_chunks():
+    part = lambda a, b, x: jnp.tanh(x @ a) @ b
+    mlp = rr.block(part, "mlp", split=(1, 0, None))
+
+    def loss(ws, x):
+        for a, b in ws:
+            x = mlp(a, b, x)
+        return (x**2).sum()
+
+    w, x = arguments()
+    ws = list(zip(w["a"], w["b"], strict=True))
+    graph = rr.trace(loss, ws, x)
+    (unit,) = graph.units
+    assert (unit.num_layers, unit.chained) == (LAYERS, True)
+    planned = rr.apply(loss, graph.plan({"mlp": RECOMPUTE(chunks=4)}))
+    assert_same_gradient(loss, planned, ws, x)
+
+
 def test_a_large_vocabulary_is_never_held_whole():
     vocabulary = 64
 

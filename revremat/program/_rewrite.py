@@ -58,7 +58,8 @@ def rewrite(
 def _steps(decision: Decision):
     """Where to run what instead of which operations."""
     unit, actions = decision.unit, decision.plan.actions
-    if unit.kind != "scan" and unit.chain and len(actions) > 1:
+    in_chunks = any(action.chunks > 1 for action in actions)
+    if unit.kind != "scan" and unit.chain and len(actions) > 1 and not in_chunks:
         ops = tuple(op for site in unit.sites for op in site.ops)
         # By then whatever the layers take beside one another's results has been made.
         yield unit.sites[-1].ops[0], ops, partial(_run_chain, unit, actions)
