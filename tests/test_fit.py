@@ -40,7 +40,7 @@ def plain_bytes(target):
 def searched():
     """Plans at falling budgets on a card that is not there, and what was compiled."""
     plain = plain_bytes("h100:1").total_bytes
-    shares = (1.2, 0.8, 0.6, 0.45, 0.35)
+    shares = (1.2, 0.8, 0.6, 0.45)
     return plain, {
         share: rr.fit(loss, *specs(), budget=int(share * plain), target="h100:1")
         for share in shares
@@ -161,8 +161,8 @@ def test_an_impossible_budget_returns_the_smallest_and_what_holds_it():
         rr.search(loss, *specs(), budget="200KiB", target="h100:1", strict=True)
 
 
-def test_a_budget_beyond_need_keeps_the_fastest():
-    rich = fit(loss, *specs(), budget="10GiB", target="h100:1")
+def test_a_budget_beyond_need_keeps_the_fastest(searched):
+    rich = searched[1][1.2]
     assert rich.plan.fits
     assert rich.measurement.time.step_us == min(r.time_us for r in rich.rows)
 

@@ -166,13 +166,14 @@ def test_a_search_mixes_inverted_layers_with_stored_ones():
         ).memory.total_bytes
         for action in (INVERT, SAVE)
     )
-    plan = rr.search(loss, *specs, budget=(least + most) // 2, target="h100:1")
+    budget = (least + most) // 2
+    plan = rr.search(loss, *specs, budget=budget, target="h100:1", unroll=False)
     assert plan.fits
     assert {"invert", "save"} <= {action.kind for action in plan.actions["stack"]}
 
 
-def test_all_layers_are_inverted_where_a_mix_would_need_copies_of_their_weights():
-    """A mix fits by its prices and not as it comes out: then there is still this."""
+def test_a_mix_that_needs_copies_of_weights_gives_way_to_one_that_fits():
+    """By its prices it fits, and it does not as it comes out."""
     weights = jax.ShapeDtypeStruct((DEPTH, 2048, 2048), jnp.float32)
     streams = (jax.ShapeDtypeStruct((256, 2048), jnp.float32),) * 2
     specs, loss = ({"f": weights, "g": weights}, streams), stacked(None)
@@ -182,12 +183,14 @@ def test_all_layers_are_inverted_where_a_mix_would_need_copies_of_their_weights(
             jax.grad(rr.apply(loss, graph.plan({"stack": action}))),
             *specs,
             target="h100:1",
-        ).memory.total_bytes
+        )
         for action in (INVERT, RECOMPUTE)
     )
-    plan = rr.search(loss, *specs, budget=(inverted + rebuilt) // 2, target="h100:1")
-    assert plan.fits
-    assert {action.kind for action in plan.actions["stack"]} == {"invert"}
+    budget = (inverted.memory.total_bytes + rebuilt.memory.total_bytes) // 2
+    found = rr.fit(loss, *specs, budget=budget, target="h100:1", unroll=False)
+    assert any(row.predicted_bytes <= budget < row.bytes for row in found.rows)
+    assert found.plan.fits
+    assert found.measurement.time.step_us < inverted.time.step_us
 
 
 def test_undoing_layers_early_is_proposed_where_there_is_something_to_hide_under():
