@@ -140,7 +140,8 @@ def plain_and_full(loss, *specs, target):
 @pytest.mark.parametrize(
     ("kind", "rows"),
     [
-        ("batch statistics", 4096),
+        pytest.param("batch statistics", 4096, marks=pytest.mark.slow),
+        ("unrolled", 4096),
         pytest.param("odd leaves", 4096, marks=pytest.mark.slow),
         pytest.param("U-Net", 64, marks=pytest.mark.slow),
         pytest.param("experts by ragged_dot", 4096, marks=pytest.mark.slow),

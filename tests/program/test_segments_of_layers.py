@@ -165,7 +165,9 @@ def test_only_the_inputs_of_segments_are_kept(every, turns):
     assert sorted(kept) == sorted([(turns, ROWS, WIDTH), (ROWS, WIDTH), (ROWS, WIDTH)])
 
 
-@pytest.mark.parametrize("loss", [simple, unrolled])
+@pytest.mark.parametrize(
+    "loss", [simple, pytest.param(unrolled, marks=pytest.mark.slow)]
+)
 def test_segments_save_memory_on_the_target(loss):
     w = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((64, *a.shape[1:]), jnp.float32), arguments()[0]

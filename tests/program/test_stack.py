@@ -317,6 +317,7 @@ def test_an_inverse_that_returns_something_else_is_refused():
         rr.stack(couple, params[0][:, :, :4], (x, x), inverse=lambda w, y: y[0])
 
 
+@pytest.mark.slow
 def test_inverting_works_beside_any_value_kept_in_either_place():
     """Also where what is kept is of no use to the derivative but is to the inverse."""
 
