@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -151,6 +151,8 @@ class Search:
         for prices in self.prices:
             prices.price_roughly()
         self._correct()
+        if self.most_compiles is None:
+            self._write_out()
         self.priced = True
 
     def fit(self, budget_bytes: int) -> Fit:
@@ -168,7 +170,7 @@ class Search:
         bound_us, greedy_us = float("inf"), None
         if choice is not None:
             self._rivals(choice)
-            if self._write_out(choice):
+            if self._write_out(choice.support):
                 choice = self._tighten() or choice
                 self._rivals(choice)
         if self.best(budget_bytes).bytes > budget_bytes:
@@ -345,8 +347,12 @@ class Search:
                 return
             self.try_mix(rival)
 
-    def _write_out(self, choice: Choice) -> bool:
+    def _write_out(self, support: Collection[tuple[str, str]] = ()) -> bool:
         """Prices layers that are written out instead of being turns of a loop.
+
+        Args:
+          support: Units and names of what was chosen: where there is no room for all,
+            only these are written out.
 
         Returns:
           Whether there are new prices.
@@ -355,7 +361,7 @@ class Search:
         for prices in self.prices if self.unroll else ():
             name = prices.unit.name
             twins = prices.written_out()
-            chosen = {unrolled(n) for unit, n in choice.support if unit == name}
+            chosen = {unrolled(n) for unit, n in support if unit == name}
             if not self.room_for(len(twins) + len(chosen) + 1):
                 twins = [twin for twin in twins if twin.name in chosen]
             if twins and self.room_for(len(twins) + len(chosen) + 1):

@@ -54,6 +54,7 @@ def largest(
     factors: Sequence[float] = FACTORS,
     most_compiles: int | None = None,
     stop: Callable[[], None] = lambda: None,
+    unroll: bool = True,
 ) -> dict[str, Any]:
     """How much larger the batch can be, for JSON.
 
@@ -63,6 +64,7 @@ def largest(
       factors: How many times larger the batch may be.
       most_compiles: Of each search.
       stop: Called before each compile.
+      unroll: Whether searches may write a loop's layers out.
 
     Returns:
       The largest batch as written, and what searched plans take at larger ones, by
@@ -96,7 +98,7 @@ def largest(
     sizes = sorted(size for size in sizes if size > plain.size)
 
     def holds(size: int) -> bool:
-        search = Search(make(size), target, lambda *_: stop(), most_compiles)
+        search = Search(make(size), target, lambda *_: stop(), most_compiles, unroll)
         fit = search.fit(target.usable_bytes)
         us = fit.measurement.time.step_us / size
         found["searched"].append(

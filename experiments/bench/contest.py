@@ -108,6 +108,7 @@ def contest(
     num_budgets: int = 8,
     tell: Tell = print,
     stop: Callable[[], None] = lambda: None,
+    unroll: bool = True,
 ) -> dict[str, Any]:
     """All of one program's figures, for JSON.
 
@@ -120,6 +121,7 @@ def contest(
       num_budgets: How many budgets.
       tell: Gets a line now and then.
       stop: Called before each compile; whatever it raises ends the contest.
+      unroll: Whether the search may write a loop's layers out.
 
     Returns:
       Budgets, each with the search's answer and every rival's best (None where none of
@@ -127,7 +129,7 @@ def contest(
       take no more, compiles and seconds.
     """
     began, load = time.perf_counter(), os.getloadavg()[0]
-    search = Search(problem, target, lambda *_: stop())
+    search = Search(problem, target, lambda *_: stop(), unroll=unroll)
 
     def say(what: str) -> None:
         took = time.perf_counter() - began
@@ -140,7 +142,8 @@ def contest(
     alone = []
     for budget in budgets:
         fit = search.fit(budget)
-        alone.append(fit.measurement.time.step_us if fit.plan.fits else None)
+        first_us = fit.measurement.time.step_us if fit.plan.fits else None
+        alone.append((first_us, fit.bound_us))
         say(f"searched at {format_bytes(budget)}")
     own = [search.best(budget) for budget in budgets]
     rows, compiles = list(search.rows.values()), {"search": search.done}
@@ -155,11 +158,12 @@ def contest(
         seconds[rival.name] = time.perf_counter() - start
         say(rival.name)
     results = []
-    for budget, best, first_us in zip(budgets, own, alone, strict=True):
+    for budget, best, (first_us, bound_us) in zip(budgets, own, alone, strict=True):
         mine = _row(best) if best.bytes <= budget else None
         if mine is not None:
             assert best.plan is not None
             mine["at_once_us"] = first_us
+            mine["bound_us"] = bound_us
             mine["plan"] = [str(unit) for unit in best.plan.units]
         theirs = {r.name: _row(r.best(budget)) for r in rivals}
         results.append({"budget_bytes": budget, "search": mine, "rivals": theirs})
@@ -169,6 +173,7 @@ def contest(
     return {
         "target": target.spec,
         "versions": plain.measurement.versions,
+        "unroll": unroll,
         "as_written": _row(plain),
         "units": {u.name: u.num_layers for u in search.units},
         "budgets": results,

@@ -64,6 +64,8 @@ class Options:
         and with searched plans, at no more than 5 % of throughput.
       factors: How many times larger that batch may be.
       most_compiles: Of each search for it.
+      unroll: Whether searches may write a loop's layers out, which takes many times
+        longer to compile where there are many.
       markdown: Nothing is compiled: the results there are, as the table of the README.
       out: The folder of the results.
     """
@@ -77,6 +79,7 @@ class Options:
     largest_batch: str = ""
     factors: tuple[float, ...] = batches.FACTORS
     most_compiles: int | None = None
+    unroll: bool = True
     markdown: bool = False
     out: Path = RESULTS
 
@@ -139,6 +142,7 @@ def run(name: str, options: Options, stop: Any = lambda: None) -> dict[str, Any]
         num_budgets=options.budgets,
         tell=lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True),
         stop=stop,
+        unroll=options.unroll,
     )
     return {"program": name, "group": entry.group, "size": options.size, **found}
 
@@ -152,6 +156,7 @@ def _largest_batch(options: Options, name: str, stop: Any) -> None:
         factors=options.factors,
         most_compiles=options.most_compiles,
         stop=stop,
+        unroll=options.unroll,
     )
     write_text(options.out / f"batch-{name}.json", plain_json(found))
     print(json.dumps(found, indent=1))
@@ -270,7 +275,8 @@ def markdown(done: Mapping[str, Mapping[str, Any]]) -> str:
         least = min(plans, key=lambda p: p["bytes"], default=None)
         cells = [_plan_cell(p) for p in (found["as_written"], fastest, least)]
         cells += [_mean_cell(gains(found, n)) for n in names]
-        label = f"{program} ({found['target']}, {len(found['budgets'])})"
+        loops = "" if found.get("unroll", True) else ", loops"
+        label = f"{program} ({found['target']}, {len(found['budgets'])}{loops})"
         lines.append(f"| {label} | {' | '.join(cells)} |")
     means = [_mean_cell([g for f in done.values() for g in gains(f, n)]) for n in names]
     lines.append(f"| geometric mean | | | | {' | '.join(means)} |")

@@ -223,6 +223,50 @@ def _rollout(target: Any, size: Size) -> rr.Problem:
     return training("physics_rollout", loss, params, {"start": grid, "seen": grid})
 
 
+def _kinetics(target: Any, size: Size) -> rr.Problem:
+    """Reactions that oscillate, cell by cell: where they began, from where they are.
+
+    The Brusselator (Prigogine and Lefever 1968) in steps of Runge and Kutta's fourth
+    order, four to a turn of the loop: some hundred elementwise functions one after the
+    other, of which plain autodiff keeps some forty.
+    """
+    del target
+    turns, cells = {
+        "tiny": (4, 16),
+        "cpu": (128, 16_384),
+        "real": (128, 3 * 2**20),
+    }[size]
+    pace, a, b = 0.01, 1.0, 3.0
+
+    def rates(x, y):
+        made = x * x * y
+        return a - (b + 1) * x + made, b * x - made
+
+    def step(state):
+        move = lambda by, slope: [s + by * k for s, k in zip(state, slope, strict=True)]
+        first = rates(*state)
+        second = rates(*move(pace / 2, first))
+        third = rates(*move(pace / 2, second))
+        last = rates(*move(pace, third))
+        slopes = zip(first, second, third, last, strict=True)
+        return move(pace / 6, [p + 2 * (q + r) + s for p, q, r, s in slopes])
+
+    def turn(state, _):
+        for _ in range(4):
+            state = step(state)
+        return state, None
+
+    def loss(params, batch):
+        state = [jax.nn.softplus(params[name]) for name in ("x", "y")]
+        state, _ = jax.lax.scan(turn, state, length=turns)
+        return sum(
+            ((s - batch[n]) ** 2).mean() for s, n in zip(state, "xy", strict=True)
+        )
+
+    pair = {"x": spec(cells), "y": spec(cells)}
+    return training("kinetics", loss, pair, pair)
+
+
 _novel = partial(Entry, group="novel", target="h100:1")
 ENTRIES = (
     _novel(
@@ -254,6 +298,11 @@ ENTRIES = (
         "physics_rollout",
         make=_rollout,
         about="512 steps of shallow water on 2 grids of 2048 x 2048",
+    ),
+    _novel(
+        "kinetics",
+        make=_kinetics,
+        about="512 Runge-Kutta steps of a reaction in 3,145,728 cells",
     ),
     _novel(
         "tiny_matmuls",
