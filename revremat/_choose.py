@@ -17,7 +17,7 @@ from revremat._graph import Graph
 from revremat._measure import Request, measure_each
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action, Plan
-from revremat._prices import NUM_EDGES, REFERENCE, UnitPrices, unrolled
+from revremat._prices import NUM_EDGES, REFERENCE, Runs, UnitPrices, unrolled
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE, fill, trim_ends
 from revremat._trace import trace
@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 """Told what is compiled next, how many compiles are done, and how many there may be."""
 
 Actions = Mapping[str, tuple[Action, ...]]
-Counts = Mapping[str, Sequence[tuple[str, int]]]
+Counts = Mapping[str, Runs]
 
 _MOST_TIGHTENINGS = 5
 _NUM_RIVALS = 2
@@ -287,12 +287,10 @@ class Search:
         """Time of a compiled program beside its layers, by their prices."""
         if row.plan is None:
             return 0.0
-        layers = 0.0
-        for menu in self.menus():
-            times = {p.name: p.time_us for p in menu.prices}
-            names = {c.action: c.name for c in self.candidates[menu.unit]}
-            actions = row.plan.actions.get(menu.unit, ())
-            layers += sum(times[names[action]] for action in actions)
+        runs = self.counts_of(row)
+        layers = sum(
+            p.layers_us(runs[p.unit.name]) for p in self.prices if p.unit.name in runs
+        )
         return row.time_us - layers
 
     def _greedy_us(self, fixed_us: float) -> float | None:
@@ -448,7 +446,7 @@ def _known(predicted: float) -> int | None:
     return None if math.isnan(predicted) else round(predicted)
 
 
-def _summary(counts: Mapping[str, Sequence[tuple[str, int]]]) -> str:
+def _summary(counts: Counts) -> str:
     parts = []
     for unit, runs in counts.items():
         text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)

@@ -26,12 +26,27 @@ from revremat.policies import Candidate, Menu, Price
 
 Ask = Callable[[Sequence[tuple[str, Callable[..., Any]]]], list[Measurement]]
 """Compiles the steps of losses on the target; texts say what they are, for people."""
+Runs = Sequence[tuple[str, int]]
+"""Candidates' names, each with how many layers in turn take it."""
 
 DEPTHS = (4, 8)
 REFERENCE = "full"
 NUM_EDGES = 6
 _MOST_UNROLLED = 100
 """Layers; the compiler would take too long for more."""
+
+
+def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
+    """What the first or the last layer stands beside, and whether it stands alone.
+
+    >>> neighbour([("save", 1), ("full", 22), ("save", 1)], last=False)
+    ('full', True)
+    >>> neighbour([("full", 24)], last=True)
+    ('full', False)
+    """
+    ordered = runs[::-1] if last else runs
+    stands_alone = len(runs) > 1 and ordered[0][1] == 1
+    return ordered[1 if stands_alone else 0][0], stands_alone
 
 
 def unrolled(name: str) -> str:
@@ -168,8 +183,7 @@ class UnitPrices:
           Differences: kept bytes, host bytes and time; no base.
         """
         missing = [n for n in names if (n, beside, last) not in self.beside]
-        few, many = DEPTHS[1] - 1, self.deep[beside]
-        asked = []
+        few, asked = DEPTHS[1] - 1, []
         for name in missing:
             one, run = self.choices[name].action, (self.choices[beside].action,) * few
             actions = (*run, one) if last else (one, *run)
@@ -177,17 +191,33 @@ class UnitPrices:
             asked.append((label, actions))
         for name, probe in zip(missing, self._compile(asked), strict=True):
             self.beside[name, beside, last] = probe
-        found = {}
-        for name in names:
-            probe = self.beside[name, beside, last]
-            found[name] = Price(
-                name,
-                probe.bytes - many.bytes,
-                0.0,
-                probe.host_bytes - many.host_bytes,
-                probe.time_us - many.time_us,
-            )
-        return found
+        return {name: self._edge(name, beside, last) for name in names}
+
+    def known_edges(self, beside: str, last: bool) -> list[Price]:
+        """Those prices of the first or the last layer that have been asked for."""
+        known = [n for n, b, end in self.beside if (b, end) == (beside, last)]
+        return [self._edge(name, beside, last) for name in known]
+
+    def _edge(self, name: str, beside: str, last: bool) -> Price:
+        probe, many = self.beside[name, beside, last], self.deep[beside]
+        return Price(
+            name,
+            probe.bytes - many.bytes,
+            0.0,
+            probe.host_bytes - many.host_bytes,
+            probe.time_us - many.time_us,
+        )
+
+    def layers_us(self, runs: Runs) -> float:
+        """Time of all layers by their prices, of ends that stand alone by theirs."""
+        total = sum(n * self._price(name).time_us for name, n in runs)
+        for last in (False, True):
+            beside, stands_alone = neighbour(runs, last)
+            name = runs[-1 if last else 0][0]
+            if stands_alone and (name, beside, last) in self.beside:
+                added = self._edge(name, beside, last).time_us
+                total += self._price(beside).time_us + added - self._price(name).time_us
+        return total
 
     def menu(self) -> Menu:
         """What is known of all prices."""

@@ -7,7 +7,7 @@ from itertools import batched, product
 from typing import TYPE_CHECKING
 
 from revremat._fitted import Row
-from revremat._prices import NUM_EDGES
+from revremat._prices import NUM_EDGES, Runs, neighbour
 from revremat.policies import Choice, Menu, Price
 
 if TYPE_CHECKING:
@@ -109,14 +109,16 @@ def trim_ends(search: "Search", best: Row) -> float:
         room = search.budget - row.bytes
         ends = []
         for last in (False, True):
-            beside = inner[-1 if last else 0][0]
+            beside, stands_alone = neighbour(inner, last)
             action = prices.choices[beside].action
             if action.every > 1 or action.unroll:
                 ends.append([None])
                 continue
-            names = prices.least_rebuilt(beside)
-            ends.append([None, *prices.edges(names, beside, last).values()])
-        gain_us += sum(min(p.time_us if p else 0.0 for p in end) for end in ends)
+            names = [] if stands_alone else prices.least_rebuilt(beside)
+            found = prices.edges(names, beside, last).values()
+            ends.append([None, *found])
+            known = found or prices.known_edges(beside, last)
+            gain_us += min([0.0, *(p.time_us for p in known)])
         options = []
         for first, end in product(*ends):
             added = [p for p in (first, end) if p is not None]
@@ -139,7 +141,7 @@ def trim_ends(search: "Search", best: Row) -> float:
 
 
 def _with_ends(
-    runs: Sequence[tuple[str, int]], first: Price | None, last: Price | None
+    runs: Runs, first: Price | None, last: Price | None
 ) -> tuple[tuple[str, int], ...]:
     """The runs, with a first and a last layer of their own."""
     found = list(runs)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from revremat._refine import fill
+import revremat as rr
+from revremat._refine import fill, trim_ends
 from revremat.policies import Menu, Price, choose, predict_bytes
 
 LAYERS = 8
@@ -25,9 +26,9 @@ class Searched:
     def row(self, **counts):
         ordered = sorted(self.menu.prices, key=lambda p: p.kept_bytes)
         runs = tuple((p.name, counts[p.name]) for p in ordered if counts.get(p.name))
-        return self._compiled({"u": runs})
+        return self.compiled({"u": runs})
 
-    def _compiled(self, counts):
+    def compiled(self, counts):
         predicted = predict_bytes([self.menu], counts)
         times = {p.name: p.time_us for p in self.menu.prices}
         return SimpleNamespace(
@@ -53,9 +54,12 @@ class Searched:
     def refine(self, choice):
         return False
 
+    def try_all(self, mixes):
+        return [self.compiled(counts) for counts, _ in mixes]
+
     def try_mix(self, choice):
         self.tried.append(dict(choice.counts["u"]))
-        return self._compiled(choice.counts)
+        return self.compiled(choice.counts)
 
 
 def filled(search, row) -> Any:
@@ -89,3 +93,38 @@ def test_what_comes_out_too_large_is_left_alone():
     row = search.row(rebuild=4, save=4)
     assert filled(search, row) is row
     assert search.tried == [{"rebuild": 3, "save": 5}]
+
+
+class Ends:
+    """Prices of the first and the last layer of a loop: both are better off outside."""
+
+    has_edges, unit = True, SimpleNamespace(name="u")
+    choices = dict.fromkeys(("rebuild", "save"), SimpleNamespace(action=rr.SAVE))
+
+    def __init__(self):
+        self.asked: list[Any] = []
+
+    def least_rebuilt(self, beside):
+        return ["save"]
+
+    def edges(self, names, beside, last):
+        self.asked += [(beside, "last" if last else "first") for _ in names]
+        return dict(zip(names, self.known_edges(beside, last), strict=False))
+
+    def known_edges(self, beside, last):
+        return [Price("save", 9.0, 0.0, 0.0, -60.0)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "asked"),
+    [
+        ([("rebuild", 8)], [("rebuild", "first"), ("rebuild", "last")]),
+        ([("save", 1), ("rebuild", 7)], [("rebuild", "last")]),
+        ([("save", 1), ("rebuild", 6), ("save", 1)], []),
+    ],
+)
+def test_ends_that_stand_alone_are_tried_once(runs, asked):
+    search, ends = Searched(200, lambda counts: 0.0), Ends()
+    search.prices = [ends]
+    assert trim_ends(search, search.compiled({"u": tuple(runs)})) == -120.0
+    assert ends.asked == asked

@@ -208,7 +208,11 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 
 def rows_of(name: str, found: Mapping[str, Any]) -> str:
-    """One program, budget by budget: the search's time, and gains."""
+    """One program, budget by budget: the search's time, and gains.
+
+    Beside the time: how much of the budget is left, and by how much any mix of the
+    same candidates could be faster at most.
+    """
     written = found["as_written"]
     lines = [
         f"{name} on {found['target']}, as written {format_bytes(written['bytes'])} "
@@ -216,17 +220,31 @@ def rows_of(name: str, found: Mapping[str, Any]) -> str:
     ]
     names = [r.name for r in RIVALS[1:]]
     lines.append(
-        f"{'budget':>11} {'search':>10} " + " ".join(f"{n:>16}" for n in names)
+        f"{'budget':>11} {'search':>10} {'left':>6} {'bound':>6} "
+        + " ".join(f"{n:>16}" for n in names)
     )
     columns = [gains(found, n) for n in names]
     for k, at in enumerate(found["budgets"]):
         mine = at["search"]
         took = format_us(mine["step_us"]) if mine else "none fits"
         cells = " ".join(f"{_cell(column[k]):>16}" for column in columns)
-        lines.append(f"{format_bytes(at['budget_bytes']):>11} {took:>10} {cells}")
+        beside = f"{_left(at):>6} {_bound(mine):>6}"
+        budget = format_bytes(at["budget_bytes"])
+        lines.append(f"{budget:>11} {took:>10} {beside} {cells}")
     total = sum(found["compiles"].values())
     lines.append(f"{total} compiles, {sum(found['seconds'].values()):.0f} s")
     return "\n".join(lines)
+
+
+def _left(at: Mapping[str, Any]) -> str:
+    mine = at["search"]
+    return f"{1 - mine['bytes'] / at['budget_bytes']:.1%}" if mine else "-"
+
+
+def _bound(mine: Mapping[str, Any] | None) -> str:
+    if mine is None or "bound_us" not in mine:
+        return "-"
+    return f"{max(0.0, mine['step_us'] / mine['bound_us'] - 1):.1%}"
 
 
 def _cell(gain: float | None) -> str:
