@@ -233,7 +233,7 @@ def _kinetics(target: Any, size: Size) -> rr.Problem:
     del target
     turns, cells = {
         "tiny": (4, 16),
-        "cpu": (128, 16_384),
+        "cpu": (64, 16_384),
         "real": (128, 3 * 2**20),
     }[size]
     pace, a, b = 0.01, 1.0, 3.0
