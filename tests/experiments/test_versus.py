@@ -386,7 +386,7 @@ def test_the_largest_batch_fits_at_no_more_than_five_percent_lost(
         return SimpleNamespace(time=time, memory=memory)
 
     class Searched:
-        def __init__(self, problem, target, tell, most_compiles):
+        def __init__(self, problem, target, tell, most_compiles, unroll):
             self.size = batches.batch_of(problem)
 
         def fit(self, budget):
