@@ -36,7 +36,7 @@ class Options:
     """Which budgets, as shares of what the program takes as written."""
 
     target: str = "h100:1"
-    budgets: tuple[float, ...] = (0.8, 0.65, 0.5)
+    budgets: tuple[float, ...] = (0.65, 0.5, 0.42)
     num_layers: int = 12
     batch_size: int = 4
     out: Path = RESULT

@@ -8,10 +8,16 @@ a dictionary's keys changes anything; calls are inlined before, so neither does
 import enum
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
+from revremat import _compat
 from revremat.program._ops import (
     BLOCK_PREFIX,
     Constant,
@@ -30,6 +36,9 @@ IGNORED = {
 }
 
 
+OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call")
+
+
 def fingerprint(program: Program, marked: Sequence[bool] = (), more: str = "") -> str:
     """Sixteen hexadecimal digits that identify what a program computes.
 
@@ -42,8 +51,11 @@ def fingerprint(program: Program, marked: Sequence[bool] = (), more: str = "") -
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def describe(program: Program, marked: Sequence[bool] = ()) -> str:
+def describe(
+    program: Program, marked: Sequence[bool] = (), how: "_How | None" = None
+) -> str:
     """The program as text, the same for equal computations."""
+    how = how or STABLE
     marks = {v for v, on in zip(program.inputs, marked, strict=False) if on}
     numbers: dict[Any, int] = {}
 
@@ -51,7 +63,7 @@ def describe(program: Program, marked: Sequence[bool] = ()) -> str:
         if isinstance(a, Constant):
             if is_scalar(a):
                 return f"{a.aval.dtype}:{np.asarray(a.value).tolist()!r}"
-            return f"const:{_aval(a.aval)}"
+            return f"const:{_aval(a.aval)}" + (_digest(a.value) if how.exact else "")
         mark = "*" if a in marks else ""
         return f"%{numbers.setdefault(a, len(numbers))}{mark}:{_aval(a.aval)}"
 
@@ -63,7 +75,7 @@ def describe(program: Program, marked: Sequence[bool] = ()) -> str:
         inputs = ",".join(map(atom, op.inputs))
         outputs = ",".join(map(atom, op.outputs))
         kind = "call" if op.kind in ("jit", "pjit", "closed_call") else op.kind
-        lines.append(f"{outputs}={kind}[{_params(op.eqn.params)}]({inputs})")
+        lines.append(f"{outputs}={kind}[{_params(op, how)}]({inputs})")
     lines.append("return " + ",".join(map(atom, program.outputs)))
     return "\n".join(lines)
 
@@ -82,10 +94,14 @@ def input_order(program: Program) -> tuple[int, ...]:
 
 
 def describe_op(op: Op) -> str:
-    """What an operation does and on which shapes, whatever its values are."""
+    """What an operation does and on which shapes, whatever its values are.
+
+    Two that read the same can stand for one another, in the backward pass as well. Not
+    for another process: Python functions that are called back are told apart.
+    """
     inputs = ",".join(_aval(atom.aval) for atom in op.inputs)
     outputs = ",".join(_aval(out.aval) for out in op.outputs)
-    return f"{outputs}={op.kind}[{_params(op.eqn.params)}]({inputs})"
+    return f"{outputs}={op.kind}[{_params(op, ALIKE)}]({inputs})"
 
 
 def _aval(aval: Any) -> str:
@@ -93,15 +109,48 @@ def _aval(aval: Any) -> str:
     return f"{getattr(aval, 'dtype', type(aval).__name__)}[{shape}]"
 
 
-def _params(params: dict[str, Any]) -> str:
-    return ";".join(
-        f"{key}={_param(params[key])}" for key in sorted(params) if key not in IGNORED
-    )
+@dataclass(frozen=True)
+class _How:
+    """How much of what a text cannot say is told apart.
+
+    Attributes:
+      exact: Python functions by identity, arrays by their numbers.
+      derivatives: Derivatives of functions that have their own, by what they compute.
+    """
+
+    exact: bool = False
+    derivatives: bool = False
 
 
-def _param(value: Any) -> str:
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        return "{" + describe(flatten(as_closed(value))) + "}"
+STABLE = _How()
+"""The same in every process."""
+ALIKE = _How(exact=True, derivatives=True)
+"""What may stand for one another in this process."""
+_INSIDE_DERIVATIVES = _How(exact=True)  # a derivative may call its own function again
+
+
+def _params(op: Op, how: _How) -> str:
+    params, own = op.eqn.params, op.kind.startswith(OWN_DERIVATIVE)
+    found = []
+    for key in sorted(params):
+        if key in IGNORED:
+            continue
+        # New objects each time a function is traced: what counts is what they compute.
+        opaque = own and not _is_program(params[key])
+        found.append(f"{key}={_param(params[key], STABLE if opaque else how)}")
+    if own and how.derivatives:
+        found.append(f"derivative={_derivative(_ById(op.eqn))}")
+    return ";".join(found)
+
+
+def _is_program(value: Any) -> bool:
+    return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+
+def _param(value: Any, how: _How) -> str:
+    inside = lambda value: _param(value, how)
+    if _is_program(value):
+        return "{" + describe(flatten(as_closed(value)), how=how) + "}"
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, str | int | float | bool | complex | None | np.generic):
@@ -111,17 +160,67 @@ def _param(value: Any) -> str:
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{_param(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{k}:{inside(v)}" for k, v in value.items()) + "}"
     if hasattr(value, "_asdict"):
-        return _param(value._asdict())
+        return inside(value._asdict())
     if isinstance(value, frozenset | set):
-        return "(" + ",".join(sorted(map(_param, value))) + ")"
+        return "(" + ",".join(sorted(map(inside, value))) + ")"
     if isinstance(value, tuple | list):
-        return "(" + ",".join(map(_param, value)) + ")"
+        return "(" + ",".join(map(inside, value)) + ")"
     if hasattr(value, "__dataclass_fields__"):
         fields = {key: getattr(value, key) for key in value.__dataclass_fields__}
-        return type(value).__name__ + _param(fields)
-    return type(value).__name__
+        return type(value).__name__ + inside(fields)
+    name = type(value).__name__
+    if how.exact and isinstance(value, np.ndarray | jax.Array):
+        return name + _digest(value)
+    return f"{name}@{id(value)}" if how.exact and callable(value) else name
+
+
+def _digest(value: Any) -> str:
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):  # keys have no numbers to read
+        return f"@{id(value)}"
+    return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class _ById:
+    """An equation, as the key of a cache."""
+
+    eqn: JaxprEqn
+
+    def __hash__(self) -> int:
+        return id(self.eqn)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.eqn is self.eqn
+
+
+@lru_cache(maxsize=4096)
+def _derivative(key: _ById) -> str:
+    """What the derivative of a function with its own computes.
+
+    If it cannot be traced here, it is like no other.
+    """
+    eqn = key.eqn
+    avals = [v.aval for v in eqn.invars]
+    on = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
+    scope = eqn.source_info.name_stack
+
+    def pulled(*args: Any) -> Any:
+        def f(*some: Any) -> Any:
+            given = iter(some)
+            values = [next(given) if m else a for a, m in zip(args, on, strict=True)]
+            outs = _compat.bind(eqn, values, scope)
+            return [o for o in outs if jnp.issubdtype(o.dtype, jnp.inexact)]
+
+        outs, pull = jax.vjp(f, *(a for a, m in zip(args, on, strict=True) if m))
+        return pull([jnp.ones_like(out) for out in outs])
+
+    try:
+        closed = jax.make_jaxpr(pulled)(*avals)
+    except Exception:  # whatever a user's function raises
+        return f"unknown@{id(eqn)}"
+    return "{" + describe(flatten(closed), how=_INSIDE_DERIVATIVES) + "}"
 
 
 def block_name(name: str) -> str:

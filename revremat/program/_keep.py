@@ -122,6 +122,7 @@ def name_values(
     unit: str = "the layer",
     inverse: Program | None = None,
     carried: Sequence[int] = (),
+    order: Sequence[int] | None = None,
 ) -> Layer:
     """Name every value of a layer that an action may speak of.
 
@@ -129,12 +130,21 @@ def name_values(
     operation and its count, `dot_general_0`, which do not depend on the order of
     dictionaries or on code elsewhere.
 
+    Args:
+      passes: The layer.
+      held: Which of its inputs are there in the backward pass anyway.
+      unit: What messages call it.
+      inverse: The way back from what it hands on.
+      carried: Places of the inputs that are carried.
+      order: Places of the inputs in the order in which the others are numbered.
+
     Raises:
       UserError: One name on two values.
     """
     forward = passes.forward
     held_set = frozenset(held)
-    varying = [v for v in forward.inputs if v not in held_set]
+    places = range(len(forward.inputs)) if order is None else order
+    varying = [v for k in places if (v := forward.inputs[k]) not in held_set]
     free = _free_values(passes, held_set)
     names: dict[str, Value] = {}
     reserved = {

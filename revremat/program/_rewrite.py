@@ -110,6 +110,8 @@ def _run_chain(
         inverse=None if first.inverse is None else reorder(first.inverse),
         name=f"unit {unit.name!r}",
         in_mask=tuple((first.in_mask or ())[k] for k in order),
+        held=tuple(first.held[k] for k in order),
+        order=tuple(map(order.index, range(len(order)))),
         unrolled=True,
     )
     init = [read(env, first.inputs[k]) for k in unit.chain]

@@ -2,17 +2,21 @@
 
 The search for loops sets such operations apart, since the first layer may have them
 where others do not. Left outside, their results would be there all the time: weights
-in another precision, masks spread over heads and rows.
+in another precision, masks spread over heads and rows. What takes next to nothing stays
+outside, where a loop's turns and what is around them are fused as they were.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from revremat.program._costs import num_bytes
 from revremat.program._fingerprint import describe_op
 from revremat.program._ops import Atom, Constant, Op, Value
-from revremat.program._repeats import Repeat, Turn, equal_numbers
+from revremat.program._repeats import Repeat, Turn, equal_numbers, made_by
 
 _ELSEWHERE = -1
+_LEAST_PART = 1e-5
+"""Of what a turn makes: results smaller than that stay outside."""
 _Users = Mapping[Value, set[int]]
 
 
@@ -71,6 +75,7 @@ def _with_inside(
     """The loop whose turns make these values from what they are made of."""
     slots: dict[tuple[int, ...], tuple[Value, tuple[Atom, ...]]] = {}
     given = list(zip(*(turn.inputs for turn in repeat.turns), strict=True))
+    least_bytes = _LEAST_PART * sum(map(made_by, repeat.body.ops))
     inside: list[Op] = []
     env: dict[Atom, Atom] = {}
 
@@ -86,7 +91,7 @@ def _with_inside(
         ends = all(makers.keys().isdisjoint(row) or alike(row) for row in rows)
         return ops if ends else []
 
-    def enter(atoms: tuple[Atom, ...]) -> Atom:
+    def enter(atoms: tuple[Atom, ...], least_bytes: float = 0.0) -> Atom:
         """The value in the body for one input of every turn."""
         if equal_numbers(atoms):
             return atoms[0]
@@ -94,14 +99,15 @@ def _with_inside(
         if key in slots:
             return slots[key][0]
         value = Value(atoms[0].aval)
-        if ops := alike(atoms):
+        ops = alike(atoms) if num_bytes(value.aval) >= least_bytes else []
+        if ops:
             inputs = tuple(map(enter, zip(*(op.inputs for op in ops), strict=True)))
             inside.append(Op(ops[0].eqn, inputs, (value,), ops[0].scope))
         slots[key] = (value, () if ops else atoms)
         return value
 
     for value, atoms in zip(repeat.body.inputs, given, strict=True):
-        env[value] = enter(atoms)
+        env[value] = enter(atoms, least_bytes)
     rename = lambda atom: env.get(atom, atom)
     body = [replace(op, inputs=tuple(map(rename, op.inputs))) for op in repeat.body.ops]
     kept = [(value, atoms) for value, atoms in slots.values() if atoms]

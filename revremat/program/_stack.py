@@ -22,7 +22,7 @@ from revremat.program._buffers import take
 from revremat.program._choice import write_choice
 from revremat.program._engine import Engine
 from revremat.program._keep import Layer, name_values
-from revremat.program._linearize import depends, is_inexact, linearize
+from revremat.program._linearize import depends, is_inexact, linearize, pick
 from revremat.program._ops import Program
 
 
@@ -42,6 +42,9 @@ class Stack:
       name: What messages call it.
       in_mask: Which of the body's inputs are differentiated, as far as the whole
         program shows; None to see when it happens.
+      held: Which of the body's inputs no action speaks of; by default all that are not
+        carried.
+      order: Places of the body's inputs in the order in which names count them.
       unrolled: Whether `xs` are `Each`, not stacked; the loops are written out then,
         and there are no `ys`.
       layers: The body's two passes, for each mask that was asked for.
@@ -58,6 +61,8 @@ class Stack:
     inverse: Program | None = None
     name: str = "the stack"
     in_mask: tuple[bool, ...] | None = None
+    held: tuple[bool, ...] | None = None
+    order: tuple[int, ...] | None = None
     unrolled: bool = False
     shortened: bool = False
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
@@ -97,9 +102,13 @@ class Stack:
             passes = linearize(self.body, mask)
             inputs, n = passes.forward.inputs, self.num_consts
             held = (*inputs[:n], *inputs[n + self.num_carry :])
+            if self.held is not None:
+                held = pick(inputs, self.held)
             carried = range(n, n + self.num_carry)
             unit = f"a layer of {self.name}"
-            self.layers[mask] = name_values(passes, held, unit, self.inverse, carried)
+            self.layers[mask] = name_values(
+                passes, held, unit, self.inverse, carried, self.order
+            )
         return self.layers[mask]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from revremat.program._fingerprint import fingerprint, input_order
+from revremat.program._fingerprint import ALIKE, describe, fingerprint, input_order
 from revremat.program._keep import Layer
 from revremat.program._ops import CALLS, Program, Value
 from revremat.program._sites import Site, Survey, whole
@@ -61,7 +61,7 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
     owners: dict[Site | None, str] = {None: ""}
     for number, (path, program, site, _) in enumerate(sites):
         alone = number if site.kind in ("scan", "whole") else -1
-        same = (fingerprint(site.body), input_order(site.body))
+        same = (describe(site.body, how=ALIKE), input_order(site.body))
         key = (path, site.kind, site.label, same, alone)
         groups.setdefault(key, []).append((program, site))
     taken: set[str] = set()
