@@ -38,6 +38,8 @@ _MOST_CANDIDATES = 12
 _FEWEST_CANDIDATES = 3
 # As written, two second prices, the choice, and once more if it came out too large.
 _AFTER_PRICING = 5
+# Mixes of layers written out, until one fits.
+_AFTER_TWINS = 4
 
 
 class Search:
@@ -163,11 +165,11 @@ class Search:
             full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
             self.try_all([(full, UNKNOWN)])
             size = format_bytes(arguments)
-            return self._answer(float("inf"), f"the step's arguments alone ({size})")
+            return self._answer(0.0, f"the step's arguments alone ({size})")
         if not self.priced:
             self.prepare()
         choice = self._tighten()
-        bound_us, greedy_us = float("inf"), None
+        bound_us, greedy_us = 0.0, None
         if choice is not None:
             self._rivals(choice)
             if self._write_out(choice.support):
@@ -176,9 +178,10 @@ class Search:
         if self.best(budget_bytes).bytes > budget_bytes:
             smallest = self._try_smallest()
             choice = choice or smallest
-        best = fill(self, self.best(self.budget))
-        if choice is not None and best.plan is not None:
-            fixed_us = self._fixed_us(best)
+        fill(self, self.best(self.budget))
+        best = self._best_priced()
+        if choice is not None and best is not None:
+            fixed_us = best.time_us - self.layers_us(best)
             greedy_us = self._greedy_us(fixed_us)
             bound_us = choice.bound_us + fixed_us
             if best.bytes <= self.budget:
@@ -283,15 +286,12 @@ class Search:
             here += size
         return here / whole if whole else 1.0
 
-    def _fixed_us(self, row: Row) -> float:
-        """Time of a compiled program beside its layers, by their prices."""
-        if row.plan is None:
-            return 0.0
+    def layers_us(self, row: Row) -> float:
+        """Time of a compiled program's layers by their prices."""
         runs = self.counts_of(row)
-        layers = sum(
+        return sum(
             p.layers_us(runs[p.unit.name]) for p in self.prices if p.unit.name in runs
         )
-        return row.time_us - layers
 
     def _greedy_us(self, fixed_us: float) -> float | None:
         found = policies.choose_greedily(self.menus(), self.budget)
@@ -339,10 +339,11 @@ class Search:
             if rival is None or not self.room_for(1):
                 return
             seen.append(rival.support)
-            best = self.best(self.budget)
-            expected = rival.time_us + self._fixed_us(best)
-            if best.plan is not None and expected > _NEAR * best.time_us:
-                return
+            best = self._best_priced()
+            if best is not None:
+                fixed_us = best.time_us - self.layers_us(best)
+                if rival.time_us + fixed_us > _NEAR * self.best(self.budget).time_us:
+                    return
             self.try_mix(rival)
 
     def _write_out(self, support: Collection[tuple[str, str]] = ()) -> bool:
@@ -360,7 +361,7 @@ class Search:
             name = prices.unit.name
             twins = prices.written_out()
             chosen = {unrolled(n) for unit, n in support if unit == name}
-            if not self.room_for(len(twins) + len(chosen) + 1):
+            if not self.room_for(len(twins) + len(chosen) + _AFTER_TWINS):
                 twins = [twin for twin in twins if twin.name in chosen]
             if twins and self.room_for(len(twins) + len(chosen) + 1):
                 prices.offer(twins)
@@ -435,7 +436,22 @@ class Search:
 
     def best(self, budget_bytes: int) -> Row:
         """The fastest program compiled so far that fits, or else the smallest."""
-        rows = list(self.rows.values())
+        return self._best(list(self.rows.values()), budget_bytes)
+
+    def _best_priced(self) -> Row | None:
+        """The best one whose actions have prices: presets need not be candidates."""
+        rows = [row for row in self.rows.values() if self._is_priced(row)]
+        return self._best(rows, self.budget) if rows else None
+
+    def _is_priced(self, row: Row) -> bool:
+        known = {u: {c.action for c in few} for u, few in self.candidates.items()}
+        actions = row.plan.actions if row.plan else {}
+        return bool(actions) and all(
+            unit in known and known[unit].issuperset(taken)
+            for unit, taken in actions.items()
+        )
+
+    def _best(self, rows: list[Row], budget_bytes: int) -> Row:
         fitting = [r for r in rows if r.bytes <= budget_bytes]
         if fitting:
             return min(fitting, key=lambda r: (r.time_us, r.bytes))

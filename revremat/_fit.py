@@ -47,7 +47,8 @@ def search(
       strict: Raise where no plan fits; else the smallest found is returned, whose
         `fits` is False and whose `held_by` says what holds the memory.
       most_compiles: Compile no more than so many programs, cut ones included: fewer
-        ways back are priced, and nothing is tried beside the choice, or after it.
+        ways back are priced, and what is tried beside the choice and after it ends
+        where that is reached.
       unroll: Whether layers of a loop may be written out one after the other, which is
         often faster; a long program takes longer to compile, here and where it runs.
       progress: Told before each compile.
@@ -249,11 +250,11 @@ def _(noun: Fit, console: Console) -> None:
             f"by its prices, a greedy choice takes {format_us(noun.greedy_us)} and no "
             f"mix less than {format_us(noun.bound_us)}"
         )
-    gap = 100 * (best.time.step_us / noun.bound_us - 1) if noun.bound_us > 0 else 0.0
-    console.print(
-        f"at most {gap:.1f} % slower than any mix of these candidates; "
-        f"{noun.num_compiles} programs compiled or read from the cache"
-    )
+    gap = ""
+    if noun.bound_us > 0:
+        slower = 100 * (best.time.step_us / noun.bound_us - 1)
+        gap = f"at most {slower:.1f} % slower than any mix of these candidates; "
+    console.print(f"{gap}{noun.num_compiles} programs compiled or read from the cache")
     if noun.left:
         console.print(
             f"{len(noun.left)} units with less than 0.5 % of the bytes at stake were "

@@ -56,7 +56,8 @@ class Fit:
       measurement: The chosen program on the target.
       rows: Every whole program compiled on the way, the chosen one included.
       menus: What a layer costs under each candidate.
-      bound_us: The estimated time that no mix of the candidates can beat.
+      bound_us: The estimated time that no mix of the candidates can beat; 0 where that
+        is not known.
       greedy_us: What the prices say of a mix chosen greedily; None if it found none.
       num_compiles: Programs compiled or read from the cache, cut ones included.
       left: Units with so few bytes that they were left as they are written.

@@ -129,6 +129,8 @@ class UnitPrices:
         """One compile for each candidate, two for the reference."""
         segmented = [n for n, c in self.choices.items() if c.action.every > 1]
         shallow = [(name, 0) for name in (REFERENCE, *segmented)]
+        if len(self._cuts(RECOMPUTE)) == 1:
+            del shallow[0]
         self._probe([*shallow, *((name, -1) for name in self.choices)])
 
     def least_rebuilt(self, beside: str) -> list[str]:
@@ -237,7 +239,10 @@ class UnitPrices:
         if n == 1:
             return [(action,)]
         if not self.unit.skippable:  # the other half rebuilds everything instead
-            return [(action,) * (n // 2) + (RECOMPUTE,) * (n - n // 2), (action,) * n]
+            whole, half = (action,) * n, (action,) * (n // 2)
+            if action == RECOMPUTE:
+                return [whole]
+            return [(RECOMPUTE,) * (n - n // 2) + half, whole]
         few, more = DEPTHS if n > DEPTHS[1] else (max(1, n // 2), n)
         if action.every > 1:  # whole segments, and several: one is no loop
             few, more = 2 * action.every, 4 * action.every
@@ -245,7 +250,7 @@ class UnitPrices:
 
     @property
     def _has_two_cuts(self) -> bool:
-        return len(self._cuts(RECOMPUTE)) > 1
+        return self.unit.num_layers > 1
 
     def _probe(self, wanted: Sequence[tuple[str, int]]) -> None:
         """Candidates at the shorter cut (0) and the longer one (-1)."""
@@ -260,6 +265,8 @@ class UnitPrices:
             tables[which][name] = probe
         if not self._has_two_cuts:
             self.shallow = self.deep
+        elif len(self._cuts(RECOMPUTE)) == 1 and REFERENCE in self.deep:
+            self.shallow[REFERENCE] = self.deep[REFERENCE]
 
     def _compile(self, cuts: Sequence[tuple[str, tuple[Action, ...]]]) -> list[Probe]:
         losses = []
@@ -290,7 +297,9 @@ class UnitPrices:
         if layers <= 0:
             action = self.choices[name].action
             kept = self.share * self.unit.kept(action).device_bytes
-            host, time = deep.host_bytes, deep.time_us
+            # Of several layers, the others' prices are against all rebuilt.
+            host = deep.host_bytes if self.unit.num_layers == 1 else 0.0
+            time = deep.time_us if self.unit.num_layers == 1 else 0.0
         else:
             kept = (deep.bytes - shallow.bytes) / layers
             host = (deep.host_bytes - shallow.host_bytes) / layers

@@ -66,10 +66,7 @@ def _nearby(search: "Search", row: Row, limit: float) -> Choice | None:
         choice = min(found, key=lambda choice: (choice.time_us, choice.bytes))
         if search.refine(choice):
             continue
-        times = {(m.unit, p.name): p.time_us for m in menus for p in m.prices}
-        now_us = sum(
-            times[u, name] * n for u, runs in counts.items() for name, n in runs
-        )
+        now_us = search.layers_us(row)
         gain_us = now_us - choice.time_us
         return choice if gain_us > _LEAST_GAIN * row.time_us else None
 
@@ -102,7 +99,7 @@ def trim_ends(search: "Search", best: Row) -> float:
     """
     row, gain_us = best, 0.0
     for prices in search.prices:
-        if not prices.has_edges or not search.room_for(2 * NUM_EDGES + 2):
+        if not prices.has_edges or not search.room_for(2 * NUM_EDGES + _MOST_TRIMMED):
             continue
         counts = search.counts_of(row)
         inner = counts[prices.unit.name]

@@ -39,6 +39,9 @@ class Searched:
             time_us=sum(times[name] * n for name, n in counts["u"]),
         )
 
+    def layers_us(self, row):
+        return row.time_us
+
     def counts_of(self, row):
         return row.counts
 

@@ -117,6 +117,8 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
         live.update(out for out in op.outputs if is_inexact(out.aval))
         held = [isinstance(atom, Constant) or atom in weights for atom in op.inputs]
         if op.kind == "scan":
+            if op.eqn.params["length"] == 0:
+                continue
             sites.append(_scan_site(op, mask))
         elif op.is_block or op.kind in CHECKPOINTS:
             sites.append(_call_site(op, mask, held))
