@@ -1,0 +1,109 @@
+"""Units that are no plain chain of layers are found, priced and rewritten alike."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import revremat as rr
+from revremat._choose import Search
+
+LAYERS, WIDTH, ROWS = 4, 32, 512
+
+
+def arrays(*shapes):
+    random = np.random.default_rng(0)
+    return [jnp.asarray(random.normal(size=s) / 4, jnp.float32) for s in shapes]
+
+
+def weights():
+    return arrays(*[(WIDTH, WIDTH)] * LAYERS)
+
+
+def same_gradients(found, expected, *args):
+    pairs = zip(
+        jax.tree.leaves(jax.value_and_grad(found)(*args)),
+        jax.tree.leaves(jax.value_and_grad(expected)(*args)),
+        strict=True,
+    )
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
+
+
+def gate_first(x, w, gate):
+    return jnp.exp(jnp.sin(gate)) * jnp.sin(x @ w)
+
+
+def gate_last(x, w, gate):
+    return jnp.sin(x @ w) * jnp.exp(jnp.sin(gate))
+
+
+@pytest.mark.parametrize("layer", [gate_first, gate_last])
+def test_layers_of_a_loop_may_share_what_was_computed(layer):
+    def loss(ws, x, p):
+        gate = jax.nn.sigmoid(x @ p)
+        for w in ws:
+            x = layer(x, w, gate)
+        return (x**2).sum()
+
+    args = (weights(), *arrays((ROWS, WIDTH), (WIDTH, 1)))
+    graph = rr.trace(loss, *args)
+    (unit,) = [unit for unit in graph.units if unit.num_layers == LAYERS]
+    names = [residual.name for residual in unit.residuals]
+    actions = [rr.RECOMPUTE(save=[name]) for name in names]
+    for action in (*actions, rr.SAVE, rr.RECOMPUTE, rr.RECOMPUTE(every=2)):
+        plan = graph.plan({unit.name: (action,) * LAYERS})
+        same_gradients(rr.apply(loss, plan), loss, *args)
+
+
+def test_blocks_whose_results_are_used_again_are_mixed_by_true_prices():
+    def loss(ws, x):
+        outs = []
+        for w in ws:
+            x = rr.block(lambda w, x: jnp.tanh(jnp.sin(x @ w) @ w), "layer")(w, x)
+            outs.append(x)
+        return sum((out**2).sum() for out in outs)
+
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    problem = rr.Problem(loss, ([shape(128, 128)] * LAYERS, shape(2048, 128)))
+    search = Search(problem, rr.target("cpu:1"))
+    search.prepare()
+    plain = search.add("as written", None).bytes
+    found = search.fit(int(0.8 * plain))
+    kept, saved = rr.RECOMPUTE(save=["tanh_0"]), rr.SAVE
+    by_hand = search.add("by hand", {"layer": (kept, kept, saved, saved)})
+    assert by_hand.bytes <= 0.8 * plain
+    assert found.measurement.time.step_us <= by_hand.time_us
+    assert found.bound_us <= by_hand.time_us
+
+
+def test_the_best_plan_may_be_one_without_prices():
+    def loss(ws, x):
+        for w in ws:
+            x = rr.name(jnp.sin(rr.name(x @ w, "up")), "bent") @ w
+        return (x**2).sum()
+
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    problem = rr.Problem(loss, ([shape(64, 64)] * LAYERS, shape(512, 64)))
+    search = Search(problem, rr.target("cpu:1"))
+    search.prepare()
+    (unit,) = search.units
+    few = tuple(c for c in search.candidates[unit.name] if c.action != rr.SAVE)
+    search.candidates[unit.name] = few
+    search.prices[0].choices = {c.name: c for c in few}
+    row = search.add("by hand", {unit.name: (rr.SAVE,) * LAYERS})
+    assert search.fit(row.bytes).measurement.time.step_us <= row.time_us
+
+
+def test_a_scan_of_no_layers_is_left_alone():
+    def loss(w, x):
+        turn = lambda x, w: (jnp.tanh(x @ w), None)
+        for part in (w[:0], w):
+            x = jax.lax.scan(turn, x, part)[0]
+        return (x**2).sum()
+
+    w, x = arrays((LAYERS, WIDTH, WIDTH), (ROWS, WIDTH))
+    graph = rr.trace(loss, w, x)
+    assert [unit.num_layers for unit in graph.units] == [LAYERS]
+    plan = graph.plan({graph.units[0].name: (rr.RECOMPUTE,) * LAYERS})
+    same_gradients(rr.apply(loss, plan), loss, w, x)
