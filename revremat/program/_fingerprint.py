@@ -9,7 +9,7 @@ import enum
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -170,6 +170,8 @@ def _param(value: Any, how: _How) -> str:
     if hasattr(value, "__dataclass_fields__"):
         fields = {key: getattr(value, key) for key in value.__dataclass_fields__}
         return type(value).__name__ + inside(fields)
+    if isinstance(value, partial):
+        return inside((value.func, value.args, value.keywords))
     name = type(value).__name__
     if how.exact and isinstance(value, np.ndarray | jax.Array):
         return name + _digest(value)
