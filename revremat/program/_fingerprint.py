@@ -204,8 +204,9 @@ def _derivative(key: _ById) -> str:
     If it cannot be traced here, it is like no other.
     """
     eqn = key.eqn
-    avals = [v.aval for v in eqn.invars]
-    on = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    is_inexact = lambda a: jnp.issubdtype(a.dtype, jnp.inexact)
+    on = list(map(is_inexact, avals))
     scope = eqn.source_info.name_stack
 
     def pulled(*args: Any) -> Any:
@@ -213,7 +214,7 @@ def _derivative(key: _ById) -> str:
             given = iter(some)
             values = [next(given) if m else a for a, m in zip(args, on, strict=True)]
             outs = _compat.bind(eqn, values, scope)
-            return [o for o in outs if jnp.issubdtype(o.dtype, jnp.inexact)]
+            return list(filter(is_inexact, outs))
 
         outs, pull = jax.vjp(f, *(a for a, m in zip(args, on, strict=True) if m))
         return pull([jnp.ones_like(out) for out in outs])
