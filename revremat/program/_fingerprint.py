@@ -18,6 +18,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from revremat import _compat
+from revremat.program._linearize import is_inexact
 from revremat.program._ops import (
     BLOCK_PREFIX,
     Constant,
@@ -205,7 +206,6 @@ def _derivative(key: _ById) -> str:
     """
     eqn = key.eqn
     avals: list[Any] = [v.aval for v in eqn.invars]
-    is_inexact = lambda a: jnp.issubdtype(a.dtype, jnp.inexact)
     on = list(map(is_inexact, avals))
     scope = eqn.source_info.name_stack
 
