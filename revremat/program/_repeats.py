@@ -8,7 +8,7 @@ chosen so that the least is handed from turn to turn, which for a residual netwo
 the residual stream.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -68,12 +68,22 @@ def find_repeats(
         return []
     start, period, length = best
     repeat, begin, end = _best_rotation(ops, start, period, length, used_after)
-    before = find_repeats(ops[:begin], used_after | _used(ops[begin:]), made_bytes)
+    before = find_repeats(ops[:begin], used_after | used_by(ops[begin:]), made_bytes)
     after = find_repeats(ops[end:], used_after, made_bytes)
     return [*before, *([] if repeat is None else [repeat]), *after]
 
 
-def _used(ops: Sequence[Op]) -> set[Value]:
+def loop_part(ops: Sequence[Op]) -> float:
+    """Of what a stretch makes, the part by its longest unrolled loop."""
+    best = _longest(ops, 0.0)
+    if best is None:
+        return 0.0
+    start, _, length = best
+    return sum(map(made_by, ops[start : start + length])) / sum(map(made_by, ops))
+
+
+def used_by(ops: Iterable[Op]) -> set[Value]:
+    """What operations take."""
     return {atom for op in ops for atom in op.inputs if isinstance(atom, Value)}
 
 
@@ -82,14 +92,20 @@ def made_by(op: Op) -> int:
     return sum(num_bytes(out.aval) for out in op.outputs)
 
 
+def tokens_of(ops: Sequence[Op]) -> np.ndarray:
+    """Operations as numbers, the same ones for what does the same."""
+    numbers: dict[str, int] = {}
+    listed = [numbers.setdefault(describe_op(op), len(numbers)) for op in ops]
+    return np.array(listed, dtype=np.int64)
+
+
 def _longest(ops: Sequence[Op], least_bytes: float) -> tuple[int, int, int] | None:
     """Start, period and length of the stretch that repeats over most operations.
 
     Without a product of matrices it has to make so many bytes.
     """
-    numbers: dict[str, int] = {}
-    tokens = np.array([numbers.setdefault(describe_op(op), len(numbers)) for op in ops])
-    heavy = np.array([_is_heavy(op) for op in ops], dtype=bool)
+    tokens = tokens_of(ops)
+    heavy = np.array([is_heavy(op) for op in ops], dtype=bool)
     made = np.cumsum([0, *map(made_by, ops)])
     best, best_covered = None, 0
     for period in range(1, len(ops) // 2 + 1):
@@ -108,12 +124,12 @@ def _longest(ops: Sequence[Op], least_bytes: float) -> tuple[int, int, int] | No
     return best
 
 
-def _is_heavy(op: Op) -> bool:
+def is_heavy(op: Op) -> bool:
     """Whether it is a product, or a branch or a call with one inside."""
     if op.kind.startswith(MATMULS):
         return True
     inside = (flatten(as_closed(jaxpr)).ops for jaxpr in _inside(op))
-    return any(map(_is_heavy, chain.from_iterable(inside)))
+    return any(map(is_heavy, chain.from_iterable(inside)))
 
 
 def _inside(op: Op) -> Iterator[Any]:
@@ -134,19 +150,19 @@ def _best_rotation(
             break
         end = begin + count * period
         turns = [ops[k : k + period] for k in range(begin, end, period)]
-        after = used_after | _used(ops[end:])
+        after = used_after | used_by(ops[end:])
         crossing = {v for t in turns[:1] for op in t for v in op.outputs}
-        crossing &= after | _used(ops[begin + period : end])
+        crossing &= after | used_by(ops[begin + period : end])
         cost = sum(num_bytes(v.aval) for v in crossing)
         options.append((cost, -count, begin, end, turns, after))
     for _, _, begin, end, turns, after in sorted(options, key=lambda o: o[:3]):
-        repeat = _same_flow(turns, after)
+        repeat = same_flow(turns, after)
         if repeat is not None:
             return repeat, begin, end
     return None, start, start + length
 
 
-def _same_flow(turns: Sequence[Sequence[Op]], used_after: set[Value]) -> Repeat | None:
+def same_flow(turns: Sequence[Sequence[Op]], used_after: set[Value]) -> Repeat | None:
     """The loop, if values flow in the same way in every turn; None otherwise."""
     made = [
         {out: (k, j) for k, op in enumerate(ops) for j, out in enumerate(op.outputs)}
@@ -177,8 +193,8 @@ def _same_flow(turns: Sequence[Sequence[Op]], used_after: set[Value]) -> Repeat 
         body.append(Op(op.eqn, tuple(inputs), outputs, op.scope))
     leaving = set()
     for n, ops in enumerate(turns):
-        later = used_after.union(*(_used(t) for t in turns[n + 1 :][:1]))
-        rest = later | {v for t in turns[n + 2 :] for v in _used(t)}
+        later = used_after.union(*(used_by(t) for t in turns[n + 1 :][:1]))
+        rest = later | {v for t in turns[n + 2 :] for v in used_by(t)}
         leaving |= {made[n][v] for op in ops for v in op.outputs if v in rest}
     places = sorted(leaving)
     program = Program(

@@ -23,7 +23,8 @@ from revremat.program._ops import (
     lift_constants,
     with_inputs,
 )
-from revremat.program._repeats import find_repeats, made_by
+from revremat.program._repeats import made_by
+from revremat.program._scattered import find_layers
 from revremat.program._sink import sink
 from revremat.program._split import Chunked, block_chunks
 from revremat.program._stack import carried_mask
@@ -193,7 +194,7 @@ def _repeat_sites(
         inside = set(stretch)
         atoms = [a for op in program.ops if op not in inside for a in op.inputs]
         used = {a for a in (*atoms, *program.outputs) if isinstance(a, Value)}
-        for repeat in find_repeats(stretch, used, made_bytes):
+        for repeat in find_layers(stretch, used, made_bytes):
             repeat = sink(repeat, moves, others, program.outputs)
             for turn in repeat.turns:
                 mask = tuple(atom in live for atom in turn.inputs)
