@@ -144,7 +144,7 @@ class Search:
         """The program as it was written, and the first price of everything."""
         self.expected = sum(p.num_first_compiles for p in self.prices)
         self.expected += 2 + _NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
-        self.expected += sum(2 * NUM_EDGES for p in self.prices if p.has_edges)
+        self.expected += 2 * NUM_EDGES * any(p.has_edges for p in self.prices)
         if self.unroll:
             self.expected += sum(len(p.written_out()) for p in self.prices)
         if self.most_compiles is not None:

@@ -32,6 +32,7 @@ Runs = Sequence[tuple[str, int]]
 DEPTHS = (4, 8)
 REFERENCE = "full"
 NUM_EDGES = 6
+"""Actions tried at an end of a loop, those of all units together."""
 _MOST_UNROLLED = 100
 """Layers; the compiler would take too long for more."""
 
@@ -133,14 +134,14 @@ class UnitPrices:
             del shallow[0]
         self._probe([*shallow, *((name, -1) for name in self.choices)])
 
-    def least_rebuilt(self, beside: str) -> list[str]:
+    def least_rebuilt(self, beside: str, number: int) -> list[str]:
         """Candidates worth a price at an end: those that rebuild least."""
         options = []
         for name, candidate in self.choices.items():
             kept, action = self.unit.kept(candidate.action), candidate.action
             if name != beside and not kept.ahead and not action.unroll:
                 options.append((kept.rebuild_flops, kept.device_bytes, name))
-        return [name for *_, name in sorted(options)[:NUM_EDGES]]
+        return [name for *_, name in sorted(options)[:number]]
 
     def written_out(self) -> list[Candidate]:
         """The candidates written out, those that are not yet.

@@ -98,8 +98,10 @@ def trim_ends(search: "Search", best: Row) -> float:
       How much faster the prices say that can make the step, at most.
     """
     row, gain_us = best, 0.0
-    for prices in search.prices:
-        if not prices.has_edges or not search.room_for(2 * NUM_EDGES + _MOST_TRIMMED):
+    with_edges = [prices for prices in search.prices if prices.has_edges]
+    for prices in with_edges:
+        few = max(1, NUM_EDGES // len(with_edges))
+        if not search.room_for(2 * few + _MOST_TRIMMED):
             continue
         counts = search.counts_of(row)
         inner = counts[prices.unit.name]
@@ -111,7 +113,7 @@ def trim_ends(search: "Search", best: Row) -> float:
             if action.every > 1 or action.unroll:
                 ends.append([None])
                 continue
-            names = [] if stands_alone else prices.least_rebuilt(beside)
+            names = [] if stands_alone else prices.least_rebuilt(beside, few)
             found = prices.edges(names, beside, last).values()
             ends.append([None, *found])
             known = found or prices.known_edges(beside, last)
