@@ -1,11 +1,13 @@
 """What the best plan leaves of a budget is used, and compiles have the last word."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import revremat as rr
+from revremat._prices import NUM_EDGES
 from revremat._refine import fill, trim_ends
 from revremat.policies import Menu, Price, choose, predict_bytes
 
@@ -29,14 +31,16 @@ class Searched:
         return self.compiled({"u": runs})
 
     def compiled(self, counts):
-        predicted = predict_bytes([self.menu], counts)
+        menus = [replace(self.menu, unit=unit) for unit in counts]
+        predicted = predict_bytes(menus, counts)
         times = {p.name: p.time_us for p in self.menu.prices}
+        runs = [run for unit in counts.values() for run in unit]
         return SimpleNamespace(
             plan="a plan",
             counts=counts,
             predicted_bytes=predicted,
-            bytes=predicted + self.error(dict(counts["u"])),
-            time_us=sum(times[name] * n for name, n in counts["u"]),
+            bytes=predicted + self.error(dict(runs)),
+            time_us=sum(times[name] * n for name, n in runs),
         )
 
     def layers_us(self, row):
@@ -101,13 +105,16 @@ def test_what_comes_out_too_large_is_left_alone():
 class Ends:
     """Prices of the first and the last layer of a loop: both are better off outside."""
 
-    has_edges, unit = True, SimpleNamespace(name="u")
+    has_edges = True
     choices = dict.fromkeys(("rebuild", "save"), SimpleNamespace(action=rr.SAVE))
 
-    def __init__(self):
+    def __init__(self, name="u"):
+        self.unit = SimpleNamespace(name=name)
         self.asked: list[Any] = []
+        self.numbers: list[int] = []
 
-    def least_rebuilt(self, beside):
+    def least_rebuilt(self, beside, number):
+        self.numbers.append(number)
         return ["save"]
 
     def edges(self, names, beside, last):
@@ -131,3 +138,11 @@ def test_ends_that_stand_alone_are_tried_once(runs, asked):
     search.prices = [ends]
     assert trim_ends(search, search.compiled({"u": tuple(runs)})) == -120.0
     assert ends.asked == asked
+
+
+def test_ends_of_several_loops_share_the_compiles_of_one():
+    search = Searched(200, lambda counts: 0.0)
+    search.prices = [Ends("a"), Ends("b"), Ends("c")]
+    trim_ends(search, search.compiled({name: (("rebuild", 8),) for name in "abc"}))
+    asked = [number for ends in search.prices for number in ends.numbers]
+    assert asked == [NUM_EDGES // 3] * 6
