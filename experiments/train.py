@@ -43,6 +43,7 @@ def main(args: list[str]) -> int:
 
 def train(config: Experiment) -> None:
     """Train to `config.train.num_steps`, or until asked to stop."""
+    _check_counts(config)
     folder = Path(config.train.dir or f"runs/{config.name}")
     stop = StopRequest()
 
@@ -130,6 +131,19 @@ def train(config: Experiment) -> None:
         checkpoints.close()
     # ---- The end ---------------------------------------------------------------------
     finish(config, folder, metrics.rows, done, stop)
+
+
+def _check_counts(config: Experiment) -> None:
+    counts = {
+        "data.batch_size": config.data.batch_size,
+        "train.num_steps": config.train.num_steps,
+        "train.log_every": config.train.log_every,
+        "train.valid_every": config.train.valid_every,
+        "train.save_every": config.train.save_every,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}: write 1 or more")
 
 
 class StopRequest:

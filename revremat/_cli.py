@@ -32,7 +32,7 @@ from revremat._load import (
     start_targets,
     users_errors,
 )
-from revremat._lock import check_lock, lock_text
+from revremat._lock import check_lock, lock_text, read_lock
 from revremat._measure import measure
 from revremat._measurement import Measurement, categories
 from revremat._plan import Plan
@@ -113,6 +113,15 @@ class Report:
                 raise UserError(f"cannot write {str(path)!r}: write *{suffix}")
         for path in filter(None, (self.json, self.html, self.lock)):
             check_place(path)
+        given = {"--budget": self.budget, "--step": self.step}
+        for option, value in given.items():
+            if value not in ("", None) and not self.largest_batch:
+                raise UserError(
+                    f"{option} {value} is for the largest batch: write --largest-batch "
+                    "with an argument of the problem, or leave it out"
+                )
+        if self.check is not None:
+            read_lock(self.check)
         if not 0 <= self.tolerance < float("inf"):
             raise UserError(
                 f"a tolerance of {self.tolerance} is no share: write one such as 0.01"

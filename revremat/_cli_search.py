@@ -59,8 +59,8 @@ class Search:
                 "write a budget, as in --budget 60GiB, or --pareto out.html"
             )
         parse_bytes(self.budget, usable_bytes=target.usable_bytes)
-        if self.out is not None and not self.out.resolve().parent.is_dir():
-            raise UserError(f"there is no folder {str(self.out.parent)!r} for --out")
+        if self.out is not None:
+            check_place(self.out)
         with _reporting(f"search {self.program} on {target}") as progress:
             found = fit(
                 problem,

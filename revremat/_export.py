@@ -96,11 +96,18 @@ def _code(plan: Plan, graph: Graph, form: str, lost: list[str]) -> str:
                 "each run; slicing its stacked weights copies them, which `rr.apply` "
                 "does not"
             )
+        elif len(runs) > 1:
+            lost.append(
+                f"unit {unit.name!r} has layers that differ: call each by the name of "
+                "its run"
+            )
         for start, stop, action, device, host in runs:
-            lost += _inexpressible(unit, action, device)
-            where = f"layers {start} to {stop - 1}" if len(runs) > 1 else "all layers"
+            lost += _inexpressible(unit, action, [*device, *host])
+            where, new = "all layers", "layer"
+            if len(runs) > 1:
+                where, new = f"layers {start} to {stop - 1}", f"layer_{start}"
             lines.append(f"# {where}")
-            lines.append(_wrapped(unit, action, device, host, form))
+            lines.append(f"{new} = {_wrapped(unit, action, device, host, form)}")
     return "\n".join(lines)
 
 
@@ -117,11 +124,11 @@ def _wrapped(
     unit: Unit, action: Action, device: list[str], host: list[str], form: str
 ) -> str:
     if _as_written(action):
-        return (
-            "layer = layer  # as it is: unwrapped keeps less than everything_saveable"
-        )
+        return "layer  # as it is: unwrapped keeps less than everything_saveable"
     inputs = {v.name for v in unit.values if v.role == "input"}
-    saved = [name for name in device if name not in inputs]
+    beyond = _of_the_derivative(unit)
+    saved = [name for name in device if name not in inputs | beyond]
+    host = [name for name in host if name not in beyond]
     listed = ", ".join(f'"{name}"' for name in saved)
     if host:
         moved = ", ".join(f'"{name}"' for name in host)
@@ -140,32 +147,45 @@ def _wrapped(
     wrap = "jax.checkpoint" if form == "jax" else "nnx.remat"
     # Inside a scan nothing can be merged with the forward pass.
     prevent = "False" if unit.kind == "scan" and not action.unroll else "True"
-    return (
-        f"layer = {wrap}(\n    layer,\n    policy={policy},\n"
-        f"    prevent_cse={prevent},\n)"
-    )
+    return f"{wrap}(\n    layer,\n    policy={policy},\n    prevent_cse={prevent},\n)"
 
 
 def _tags(unit: Unit, plan: UnitPlan) -> list[str]:
     """Comments that say which values are to be tagged first."""
-    used = {n for names in (*plan.device_names, *plan.host_names) for n in names}
+    if all(map(_as_written, plan.actions)):
+        return []
+    moved = {n for names in plan.host_names for n in names}
+    runs = list(_runs(plan))
+    used = moved.union(*(run[3] for run in runs if not _as_written(run[2])))
+    beyond = _of_the_derivative(unit)
     residuals = {r.name: r for r in unit.residuals}
     lines = []
     for name in sorted(used):
         value = unit.values[unit.position[name]]
-        if value.given or value.role == "input":
+        is_input = value.role == "input"
+        if value.given or (is_input and name not in moved) or name in beyond:
             continue
         source = residuals[name].source if name in residuals else ""
-        at = f" made at {source}" if source else ""
+        at = f" made at {source}" if source else " the layer is given" * is_input
         shape = f"{value.dtype}{list(value.shape)}"
         lines.append(
             f'# Tag first: checkpoint_name(x, "{name}") on the {shape}{at}; '
             "from jax.ad_checkpoint import checkpoint_name"
         )
-    return [] if all(map(_as_written, plan.actions)) else lines
+    return lines
 
 
-def _inexpressible(unit: Unit, action: Action, device: list[str]) -> Iterator[str]:
+def _of_the_derivative(unit: Unit) -> set[str]:
+    """Values that the layer itself never makes, such as the cosine for a sine."""
+    needed = set(unit.outputs)
+    for op in reversed(unit.operations):
+        if needed.intersection(op.outputs):
+            needed.update(op.inputs)
+    made = {k for op in unit.operations for k in op.outputs}
+    return {unit.values[k].name for k in made - needed}
+
+
+def _inexpressible(unit: Unit, action: Action, names: list[str]) -> Iterator[str]:
     if action.kind == "invert":
         yield (
             f"unit {unit.name!r}: INVERT rebuilds a layer's input from its output; "
@@ -186,7 +206,14 @@ def _inexpressible(unit: Unit, action: Action, device: list[str]) -> Iterator[st
             "jax.lax.scan, or call them in a Python loop"
         )
     makers = {out: op.kind for op in unit.operations for out in op.outputs}
-    for name in () if _as_written(action) else device:
+    beyond = _of_the_derivative(unit)
+    for name in () if _as_written(action) else names:
+        if name in beyond:
+            yield (
+                f"unit {unit.name!r}: {name!r} is made by the derivative alone, where "
+                "no tag can be put; jax.checkpoint rebuilds it"
+            )
+            continue
         kind = makers.get(unit.position[name], "")
         if kind in _KEEP_THEIR_RESULT:
             yield (
@@ -225,7 +252,7 @@ def _maxtext(plan: Plan, graph: Graph, lost: list[str]) -> str:
             f"MaxText gives every layer the same: these are the flags of {number} of "
             f"{len(unit_plan.actions)} layers"
         )
-    lost += _inexpressible(unit, action(unroll=False), list(device))
+    lost += _inexpressible(unit, action(unroll=False), [*device, *host])
     loops = ["scan_layers=False"] if action.unroll else []
     if _as_written(action):
         lost.append(

@@ -1,5 +1,6 @@
 """Fit and Row: what a search compiled whole, and what it chose of it."""
 
+import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from revremat._measurement import Measurement
 from revremat._plan import Plan
 from revremat.policies import Menu
 
+SCHEMA_VERSION = 1
 UNKNOWN = float("nan")
 
 
@@ -72,6 +74,29 @@ class Fit:
     greedy_us: float | None
     num_compiles: int
     left: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        """One JSON object: the plan and the measurement as they write themselves.
+
+        Beside them name, bytes and step time of every row, and what the search knows.
+        """
+        rows = [
+            {"name": row.name, "bytes": row.bytes, "step_us": row.time_us}
+            for row in self.rows
+        ]
+        return json.dumps(
+            {
+                "schema": SCHEMA_VERSION,
+                "plan": json.loads(self.plan.to_json()),
+                "measurement": json.loads(self.measurement.to_json()),
+                "rows": rows,
+                "bound_us": self.bound_us,
+                "greedy_us": self.greedy_us,
+                "num_compiles": self.num_compiles,
+                "left": self.left,
+            },
+            indent=1,
+        )
 
     def __repr__(self) -> str:
         size, budget = self.measurement.memory.total_bytes, self.plan.budget_bytes

@@ -34,11 +34,28 @@ def lock_text(measurements: Sequence[Measurement], tolerance: float = 0.01) -> s
     return json.dumps(data, indent=1) + "\n"
 
 
-def check_lock(measurements: Sequence[Measurement], path: Path) -> list[str]:
-    """What grew past the lock's tolerance: a sentence each, none if nothing did.
+@dataclass(frozen=True)
+class Entry:
+    """What one program may take on one target."""
+
+    total_bytes: int
+    versions: str
+    parts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What a lock says: its entries by program and target."""
+
+    tolerance: float
+    entries: dict[tuple[str, str], Entry]
+
+
+def read_lock(path: Path) -> Lock:
+    """Reads what `lock_text` wrote.
 
     Raises:
-      UserError: The lock cannot be read, or lacks one of the measurements.
+      UserError: There is no lock, or another schema.
     """
     try:
         data = json.loads(path.read_text())
@@ -57,31 +74,33 @@ def check_lock(measurements: Sequence[Measurement], path: Path) -> list[str]:
         raise
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{str(path)!r} is no lock: make one with --lock") from None
-    found = []
+    return Lock(tolerance, entries)
+
+
+def check_lock(measurements: Sequence[Measurement], path: Path) -> list[str]:
+    """What grew past the lock's tolerance: a sentence each, none if nothing did.
+
+    Raises:
+      UserError: The lock cannot be read, or lacks one of the measurements.
+    """
+    lock, found = read_lock(path), []
     for m in measurements:
-        entry = entries.get((m.program, m.target))
+        entry = lock.entries.get((m.program, m.target))
         if entry is None:
             raise UserError(
                 f"{str(path)!r} has no entry for {m.program} on {m.target}: "
                 f"make it again with --lock {path}"
             )
-        found += _growth(m, entry, tolerance)
+        found += _growth(m, entry, lock.tolerance)
     return found
 
 
-@dataclass(frozen=True)
-class _Entry:
-    total_bytes: int
-    versions: str
-    parts: dict[str, int]
-
-
-def _entry(data: dict[str, Any]) -> _Entry:
+def _entry(data: dict[str, Any]) -> Entry:
     parts = {str(name): int(size) for name, size in data["parts"].items()}
-    return _Entry(int(data["total_bytes"]), str(data["versions"]), parts)
+    return Entry(int(data["total_bytes"]), str(data["versions"]), parts)
 
 
-def _growth(m: Measurement, entry: _Entry, tolerance: float) -> list[str]:
+def _growth(m: Measurement, entry: Entry, tolerance: float) -> list[str]:
     before, after = entry.total_bytes, m.memory.total_bytes
     if after <= before * (1 + tolerance):
         return []

@@ -12,6 +12,7 @@ import jax
 
 from revremat import xla
 from revremat._bytes import format_bytes, parse_bytes
+from revremat._errors import UserError
 from revremat._measurement import Measurement, Memory, Packing
 from revremat.xla import Artifact, Heap, Target
 
@@ -78,6 +79,8 @@ def measure(
       1310720
     """
     wanted = xla.target(target)
+    if isinstance(step, jax.stages.Compiled | jax.stages.Lowered):
+        _refuse(step, specs, donate, options)
     if isinstance(step, jax.stages.Compiled):
         artifact = xla.read_compiled(step)
     elif isinstance(step, jax.stages.Lowered):
@@ -94,6 +97,27 @@ def measure(
         what_if=what_if,
         rules=rules,
     )
+
+
+def _refuse(step: Any, specs: Any, donate: Any, options: Any) -> None:
+    """What can no longer change a step that was lowered or compiled before."""
+    is_compiled = isinstance(step, jax.stages.Compiled)
+    state = "compiled" if is_compiled else "lowered"
+    if specs:
+        raise UserError(
+            f"arguments were given with a step that is already {state} for its own: "
+            "leave them out"
+        )
+    if donate:
+        raise UserError(
+            f"donate={donate} was given with a step that is already {state}: write "
+            "donate_argnums in its jax.jit instead"
+        )
+    if is_compiled and options:
+        raise UserError(
+            f"options={dict(options)} were given with a step that is already compiled: "
+            "give them to its compile(compiler_options=) instead"
+        )
 
 
 @dataclass(frozen=True)

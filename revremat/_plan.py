@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from revremat._errors import UserError
+from revremat._files import write_text
 
 SCHEMA_VERSION = 3
 MOST_LAYERS = 1_000_000
@@ -203,15 +204,20 @@ class Plan:
         return {unit.name: unit.actions for unit in self.units}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, in whole or not at all."""
+        """Write it as JSON, in whole or not at all.
+
+        Args:
+          path: Where; a folder that is not there yet is made.
+
+        Raises:
+          UserError: The place cannot be written; nothing is left behind.
+        """
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            temporary.write_text(self.to_json() + "\n")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {str(path)!r}: {error.strerror}") from None
+        write_text(path, self.to_json() + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":

@@ -17,8 +17,10 @@ from rich.text import Text
 from revremat._bytes import format_bytes, format_us
 from revremat._errors import UserError
 from revremat._files import write_text
+from revremat._graph import Graph
 from revremat._measurement import PHASES, Buffer, Measurement
 from revremat._page import page
+from revremat._plan import Plan
 from revremat._render_what_if import print_what_if
 
 WIDTH = 100
@@ -28,7 +30,8 @@ def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
     """A noun as text.
 
     Args:
-      noun: A `Measurement`, or a list of them (one row each).
+      noun: A `Measurement`, or a list of them (one row each); a `Graph`, `Plan`, `Fit`
+        or `Frontier`.
       width: Columns at most.
       color: With terminal colours.
 
@@ -55,7 +58,7 @@ def write(noun: Any, path: str | Path) -> Path:
     """Writes a noun to `*.html`, `*.json` or `*.txt`, whole or not at all.
 
     Args:
-      noun: A `Measurement`, or a list of them.
+      noun: A `Measurement`, or a list of them; as text or JSON, any other noun, too.
       path: Where; the suffix says how.
 
     Returns:
@@ -67,9 +70,9 @@ def write(noun: Any, path: str | Path) -> Path:
     path = Path(path)
     match path.suffix:
         case ".json" if isinstance(noun, list | tuple):
-            text = "[\n" + ",\n".join(one.to_json() for one in noun) + "\n]\n"
+            text = "[\n" + ",\n".join(map(_json, noun)) + "\n]\n"
         case ".json":
-            text = noun.to_json() + "\n"
+            text = _json(noun) + "\n"
         case ".html":
             text = page(noun)
         case ".txt":
@@ -79,6 +82,12 @@ def write(noun: Any, path: str | Path) -> Path:
                 f"cannot write {str(path)!r}: write *.html, *.json or *.txt"
             )
     return write_text(path, text)
+
+
+def _json(noun: Any) -> str:
+    if not hasattr(noun, "to_json"):
+        raise UserError(f"a {type(noun).__name__} cannot be written as JSON")
+    return noun.to_json()
 
 
 _NUMBERS = ("bytes", "predicted", "step", "share")
@@ -96,6 +105,12 @@ def new_table(*columns: str) -> Table:
 def print_noun(noun: Any, console: Console) -> None:
     """Prints one kind of noun; more kinds are registered where they are defined."""
     raise UserError(f"nothing is known about how to print a {type(noun).__name__}")
+
+
+@print_noun.register(Graph)
+@print_noun.register(Plan)
+def _(noun: Graph | Plan, console: Console) -> None:
+    console.print(Text(str(noun)))
 
 
 @print_noun.register

@@ -236,6 +236,22 @@ def test_a_large_vocabulary_is_never_held_whole():
     assert "2x16x64x" not in text
 
 
+def test_a_block_in_chunks_may_close_over_arrays():
+    shift = jnp.arange(float(WIDTH))
+
+    def loss(w, x):
+        head = lambda w, x: jnp.tanh(x @ w + shift).sum()
+        return rr.block(head, "head", split=(None, 0))(w, x)
+
+    rng = np.random.default_rng(0)
+    array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    w, x = array(WIDTH, WIDTH), array(8, WIDTH)
+    graph = rr.trace(loss, w, x)
+    assert graph["head"].splits == (2, 4, 8)
+    planned = rr.apply(loss, graph.plan({"head": RECOMPUTE(chunks=4)}))
+    assert_same_gradient(loss, planned, w, x)
+
+
 class Block(nnx.Module):
     def __init__(self, rngs):
         self.linear = nnx.Linear(WIDTH, WIDTH, rngs=rngs)

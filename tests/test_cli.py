@@ -290,6 +290,14 @@ MISTAKES = {
         ["program.py:problem", "--target", "cpu:1", "--check", "absent.lock"],
         "cannot read the lock 'absent.lock'",
     ),
+    "a budget alone": (
+        ["program.py:problem", "--target", "cpu:1", "--budget", "1KiB"],
+        "--budget 1KiB is for the largest batch: write --largest-batch",
+    ),
+    "a step alone": (
+        ["program.py:problem", "--target", "cpu:1", "--step", "3"],
+        "--step 3 is for the largest batch: write --largest-batch",
+    ),
     "no tolerance": (
         [
             "program.py:problem",
@@ -313,6 +321,15 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(folder, capsys, name):
     assert err.startswith("revremat: ")
     assert says in err
     assert err.count("\n") == 1
+    assert files(folder) == set()
+
+
+@pytest.mark.parametrize("place", [".", "absent/plan.json"])
+def test_a_place_for_the_plan_is_asked_for_before_the_search(folder, capsys, place):
+    where = ["program.py:problem", "--target", "cpu:1", "--budget", "1GiB"]
+    code, _, err = run(capsys, "search", *where, "--out", place)
+    assert code == 2
+    assert err.startswith(f"revremat: cannot write '{place}'")
     assert files(folder) == set()
 
 

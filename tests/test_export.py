@@ -41,6 +41,7 @@ def exported(actions, form="jax"):
             'policy=policies.save_only_these_names("qkv_proj"),',
         ),
         (RECOMPUTE(offload=["qkv_proj"]), 'names_which_can_be_offloaded=["qkv_proj"],'),
+        (RECOMPUTE(offload=["input"]), 'names_which_can_be_offloaded=["input"],'),
         (SAVE, "layer = layer"),
     ],
 )
@@ -62,6 +63,25 @@ def test_the_code_saves_what_the_plan_saves():
     kept = 4 * 2 * 16 * 8 * 4  # four layers' inputs and products
     assert theirs.memory.total_bytes >= kept
     assert ours.memory.total_bytes <= 1.05 * theirs.memory.total_bytes
+
+
+def test_layers_that_differ_have_names_of_their_own():
+    """Each is wrapped once: a wrapper around another would keep less."""
+    scope = {"layer": layer}
+    exec(exported([SAVE, RECOMPUTE, RECOMPUTE(save=["act"]), RECOMPUTE]).text, scope)
+    assert scope["layer"] is scope["layer_0"] is layer
+    assert len({id(scope[f"layer_{k}"]) for k in range(4)}) == 4
+
+
+def test_an_offloaded_input_is_to_be_tagged():
+    assert 'checkpoint_name(x, "input")' in exported(RECOMPUTE(offload=["input"])).text
+
+
+@pytest.mark.parametrize("action", [RECOMPUTE(save=["cos_0"]), OFFLOAD])
+def test_what_the_derivative_makes_is_not_to_be_tagged(action):
+    found = exported(action)
+    assert '"cos_0"' not in found.text
+    assert any("'cos_0' is made by the derivative alone" in s for s in found.lost)
 
 
 def test_flax_has_its_own_wrapper():

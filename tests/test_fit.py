@@ -1,6 +1,7 @@
 """A searched plan stays within its budget, says so truly, and computes the same."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +99,15 @@ def test_layers_are_written_out_unless_loops_are_to_stay(searched):
     assert written_out(found[0.8])
     assert not written_out(loops)
     assert found[0.8].measurement.time.step_us <= loops.measurement.time.step_us
+
+
+def test_what_was_found_is_written_whole(searched, tmp_path):
+    _, found = searched
+    data = json.loads(rr.write(found[0.6], tmp_path / "fit.json").read_text())
+    assert rr.Plan.from_json(json.dumps(data["plan"])) == found[0.6].plan
+    measured = rr.Measurement.from_json(json.dumps(data["measurement"]))
+    assert measured == found[0.6].measurement
+    assert len(data["rows"]) == len(found[0.6].rows)
 
 
 def test_prediction_is_close_before_the_last_compile(searched):

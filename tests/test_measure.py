@@ -51,6 +51,21 @@ def test_a_jitted_step_is_taken_as_it_is():
         rr.measure(jitted, W, X, target="cpu:1", donate=(0,))
 
 
+@pytest.mark.parametrize(
+    ("specs", "how", "says"),
+    [
+        ((), {"donate": (0,)}, "already lowered: write donate_argnums"),
+        ((W,), {}, "arguments were given with a step that is already lowered"),
+    ],
+)
+def test_what_comes_too_late_is_refused(specs, how, says):
+    lowered = jax.jit(STEP).lower(W, X)
+    with pytest.raises(rr.UserError, match=says):
+        rr.measure(lowered, *specs, target="cpu:1", **how)
+    with pytest.raises(rr.UserError, match=says.replace("lowered", "compiled")):
+        rr.measure(lowered.compile(), *specs, target="cpu:1", **how)
+
+
 def test_steps_are_called_by_their_names():
     names = {
         "loss": loss,

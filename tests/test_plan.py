@@ -28,6 +28,14 @@ def test_a_plan_comes_back_from_its_file(tmp_path):
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["plan.json"]
 
 
+@pytest.mark.parametrize("place", [".", "file/plan.json", "/proc/none/plan.json"])
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path, place):
+    (tmp_path / "file").write_text("here before")
+    with pytest.raises(UserError, match="cannot write"):
+        plan().save(tmp_path / place)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
 def test_equal_layers_are_written_once():
     runs = json.loads(plan().to_json())["units"][0]["actions"]
     assert [run["layers"] for run in runs] == [2, 1, 1]

@@ -5,6 +5,8 @@ import dataclasses
 import json
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -149,6 +151,21 @@ def test_brackets_are_not_taken_for_colours():
 def test_unknown_nouns_are_refused():
     with pytest.raises(rr.UserError, match="how to print a int"):
         rr.render(3)
+
+
+def test_a_graph_and_a_plan_are_their_own_text():
+    loss = lambda w, x: rr.stack(lambda w, x: jnp.sin(x @ w), w, x).sum()
+    w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    graph = rr.trace(loss, w, jax.ShapeDtypeStruct((2, 8), jnp.float32))
+    plan = graph.plan({"stack": rr.RECOMPUTE})
+    assert "stack (scan, 4 layers" in rr.render(graph)
+    assert "stack: 4 x RECOMPUTE" in rr.render(plan)
+
+
+def test_what_has_no_json_is_refused(tmp_path):
+    with pytest.raises(rr.UserError, match="a dict cannot be written as JSON"):
+        rr.write({}, tmp_path / "m.json")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("several", [False, True])

