@@ -9,7 +9,12 @@ import numpy as np
 
 from revremat._errors import UserError
 from revremat.allocation import _core, _disjunctive, _greedy, _rectangles
-from revremat.allocation._blocks import Blocks, covering_rectangles, to_blocks
+from revremat.allocation._blocks import (
+    Blocks,
+    covering_rectangles,
+    taken_apart,
+    to_blocks,
+)
 from revremat.allocation._problem import AllocationProblem
 from revremat.allocation._search import FAILED, LIMIT, SOLVED
 from revremat.allocation._sections import Section, lower_bound
@@ -104,7 +109,7 @@ class _Run:
         self.blocks: Blocks = to_blocks(problem)
         self.proved_bytes = self.section.size_bytes
         self.makespan_bytes = _NOTHING_BYTES
-        self.base = np.zeros(0, np.int64)
+        self.placed, self.base = self.blocks, np.zeros(0, np.int64)
         self.solver = ""
         self.nodes = 0
         self.reported = self.started
@@ -127,10 +132,17 @@ class _Run:
             self.proved_bytes > self.capacity_bytes
         )
 
-    def offer(self, makespan_bytes: int, base: np.ndarray, solver: str) -> None:
-        """Keeps a placement if it is the best so far."""
+    def offer(
+        self,
+        makespan_bytes: int,
+        base: np.ndarray,
+        solver: str,
+        placed: Blocks | None = None,
+    ) -> None:
+        """Keeps a placement of `placed`, else `self.blocks`, if it is the best."""
         if makespan_bytes < self.makespan_bytes:
             self.makespan_bytes, self.base, self.solver = makespan_bytes, base, solver
+            self.placed = self.blocks if placed is None else placed
 
     def report(self) -> None:
         """Tells the caller, at most ten times a second."""
@@ -279,7 +291,9 @@ class _Run:
 
     def branch(self) -> int:
         """Exact search on blocks of any shape, from the best makespan downwards."""
-        pairs = _disjunctive.Pairs.of(self.blocks)
+        # What is exhausted here is a proof, so no legal packing may be missing.
+        blocks = taken_apart(self.problem, self.blocks)
+        pairs = _disjunctive.Pairs.of(blocks)
         if pairs is None:
             return LIMIT
 
@@ -298,11 +312,11 @@ class _Run:
                     return LIMIT
                 capacity = self.makespan_bytes - 1
             status, base, opened = _disjunctive.pack(
-                pairs, self.blocks, capacity, nodes, out_of_time
+                pairs, blocks, capacity, nodes, out_of_time
             )
             self.nodes += opened
             if status == SOLVED:
-                self.offer(self.blocks.makespan(base), base, "search over pairs")
+                self.offer(blocks.makespan(base), base, "search over pairs", blocks)
             elif status == FAILED:
                 if self.capacity_bytes is not None:
                     return FAILED
@@ -316,7 +330,7 @@ class _Run:
         return Infeasible(self.target_bytes, self.section, self.nodes, seconds)
 
     def allocation(self) -> Allocation:
-        offsets = self.blocks.offsets(self.problem, self.base)
+        offsets = self.placed.offsets(self.problem, self.base)
         makespan = validate(self.problem, offsets)
         optimal = makespan <= max(self.proved_bytes, self.section.size_bytes)
         seconds = time.monotonic() - self.started

@@ -1,7 +1,7 @@
 """The one form that every solver takes: blocks of buffers with fixed inner offsets."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class Blocks:
       height: `int64[blocks]`, from the block's offset to the end of its last member.
       ranges: Each member's lifetime as sections.
       relation: Among the members, or None.
+      follows: `bool[blocks]`, whether the block lies behind the one before it with only
+        the padding between them that its alignment asks for. None: no block does.
     """
 
     start: np.ndarray
@@ -38,6 +40,7 @@ class Blocks:
     height: np.ndarray
     ranges: SectionRanges
     relation: Relation | None
+    follows: np.ndarray | None = None
 
     @property
     def count(self) -> int:
@@ -97,8 +100,8 @@ def to_blocks(problem: AllocationProblem) -> Blocks:
         ]
 
     def has_empty_only(block):
-        # An empty group member still has to lie where its neighbours put it.
-        return len(block[0]) == 1 and buffers[block[0][0]].size_bytes == 0
+        # An empty member of others still has to lie where its neighbours put it.
+        return not any(buffers[i].size_bytes for i in block[0])
 
     blocks = sorted((b for b in blocks if not has_empty_only(b)), key=key)
     buffer = np.array([i for members, _ in blocks for i in members], np.int64)
@@ -118,6 +121,34 @@ def to_blocks(problem: AllocationProblem) -> Blocks:
         height, ranges = none, SectionRanges(none, none, none)
     relation = problem.relation.take(buffer) if problem.relation is not None else None
     return Blocks(start, buffer, shift, size, alignment, height, ranges, relation)
+
+
+def taken_apart(problem: AllocationProblem, blocks: Blocks) -> Blocks:
+    """The same buffers in blocks of which every legal packing is one.
+
+    Where a later member asks for more alignment than the first, the padding between
+    them depends on where the group lies. Each member of such a group becomes a block
+    that `follows` the one before; without such groups, `blocks` is returned as it is.
+    """
+    first = blocks.start[:-1]
+    alignment = problem.alignments_bytes[blocks.buffer]
+    grouped = np.array([problem.buffers[i].group != "" for i in blocks.buffer[first]])
+    apart = grouped & (alignment[first] != blocks.alignment)
+    if not apart.any():
+        return blocks
+    block = np.repeat(np.arange(blocks.count), np.diff(blocks.start))
+    loose = apart[block]
+    leads = np.zeros(len(block), bool)
+    leads[first] = True
+    kept = leads | loose
+    return replace(
+        blocks,
+        start=np.append(np.flatnonzero(kept), len(block)),
+        shift=np.where(loose, 0, blocks.shift),
+        alignment=np.where(loose, alignment, blocks.alignment[block])[kept],
+        height=np.where(loose, blocks.size, blocks.height[block])[kept],
+        follows=~leads[kept],
+    )
 
 
 def covering_rectangles(blocks: Blocks) -> Blocks | None:

@@ -4,7 +4,8 @@ Of two buffers that must not overlap one lies above the other. Each such choice 
 one block's offset by another's; bounds run along the choices made (longest paths, with
 rounding to alignments) from the ground up and from the capacity down. A pair for which
 one side is no longer possible is decided at once; when no pair overlaps with every
-block as low as it can be, that is a packing.
+block as low as it can be, that is a packing. That a block follows another bounds both
+offsets by each other in the same way, from the beginning.
 """
 
 from collections.abc import Callable
@@ -26,26 +27,32 @@ class Pairs:
     """Pairs of blocks that must be one above the other.
 
     `upper` lies above `lower` if its offset is at least `lower`'s plus `above`; the
-    other way round if `lower`'s is at least `upper`'s plus `below`.
+    other way round if `lower`'s is at least `upper`'s plus `below`. The first `fixed`
+    pairs are decided: `upper` lies above.
     """
 
     upper: np.ndarray
     lower: np.ndarray
     above: np.ndarray
     below: np.ndarray
+    fixed: int
 
     @classmethod
     def of(cls, blocks: Blocks) -> "Pairs | None":
         """All pairs, one for each two members that conflict; None if too many."""
         begin, end = blocks.ranges.begin, blocks.ranges.end
         block = np.repeat(np.arange(blocks.count), np.diff(blocks.start))
+        follows = blocks.follows
+        if follows is None:
+            follows = np.zeros(blocks.count, bool)
+        chain = np.cumsum(~follows)[block]
         found = []
         total = 0
         for m in range(len(block)):
             clash = (begin < end[m]) & (begin[m] < end)
             if blocks.relation is not None:
                 clash |= blocks.relation.row(m)
-            clash &= (block > block[m]) & (blocks.size > 0) & (blocks.size[m] > 0)
+            clash &= (chain > chain[m]) & (blocks.size > 0) & (blocks.size[m] > 0)
             others = np.flatnonzero(clash)
             total += len(others)
             if total > _PAIRS:
@@ -54,11 +61,19 @@ class Pairs:
         if not found:
             return None
         m, p = (np.concatenate(side) for side in zip(*found, strict=True))
+        # Of the offsets in reach behind a block, one alone is aligned.
+        after = np.flatnonzero(follows)
+        before = after - 1
+        nearest = blocks.height[before]
+        farthest = nearest + blocks.alignment[after] - 1
+        above = blocks.shift[p] + blocks.size[p] - blocks.shift[m]
+        below = blocks.shift[m] + blocks.size[m] - blocks.shift[p]
         return cls(
-            block[m],
-            block[p],
-            blocks.shift[p] + blocks.size[p] - blocks.shift[m],
-            blocks.shift[m] + blocks.size[m] - blocks.shift[p],
+            np.concatenate([after, before, block[m]]),
+            np.concatenate([before, after, block[p]]),
+            np.concatenate([nearest, -farthest, above]),
+            np.concatenate([-nearest, farthest, below]),
+            2 * len(after),
         )
 
 
@@ -97,6 +112,9 @@ class _State:
         depth = min(choices, _DEPTH) + 1
         # marks: depth, nodes opened, gave up, choices made, entered
         self.marks = np.zeros(5, np.int64)
+        self.marks[3] = pairs.fixed
+        decided, made = np.zeros(choices, np.int8), np.zeros(choices, np.int64)
+        decided[: pairs.fixed], made[: pairs.fixed] = 1, np.arange(pairs.fixed)
         self.arrays = (
             pairs.upper,
             pairs.lower,
@@ -105,8 +123,8 @@ class _State:
             blocks.alignment,
             self.low,
             self.high,
-            np.zeros(choices, np.int8),
-            np.zeros(choices, np.int64),
+            decided,
+            made,
             np.zeros((depth, 3), np.int64),
             np.zeros((depth, 2 * count), np.int64),
             self.marks,

@@ -2,10 +2,8 @@
 
 import itertools
 import random
-from collections.abc import Callable
 
 from revremat.allocation import AllocationProblem, Buffer, Relation
-from revremat.allocation._blocks import to_blocks
 
 
 def guillotine(
@@ -105,36 +103,48 @@ def full_sections(seed: int, steps: int, load: int) -> AllocationProblem:
 
 
 def least_by_trying_all(problem: AllocationProblem) -> int:
-    """The least makespan: every offset of every block, capacity by capacity."""
-    blocks = to_blocks(problem)
+    """The least makespan by the rules alone: every offset, capacity by capacity."""
     for capacity in itertools.count():
-        if _fits(problem, blocks, capacity, []):
+        if _fits(problem, capacity, {}):
             return capacity
     raise AssertionError
 
 
-def _fits(problem, blocks, capacity, bases) -> bool:
-    k = len(bases)
-    if k == blocks.count:
+def _fits(problem, capacity, placed: dict[int, int]) -> bool:
+    buffers = problem.buffers
+    i = next((i for i in range(len(buffers)) if i not in placed), None)
+    if i is None:
         return True
-    highest = capacity - int(blocks.height[k])
-    return any(
-        all(not _clash(problem, blocks, k, base, j, b) for j, b in enumerate(bases))
-        and _fits(problem, blocks, capacity, [*bases, base])
-        for base in range(0, highest + 1, int(blocks.alignment[k]))
-    )
-
-
-def _clash(problem, blocks, k, base_k, j, base_j) -> bool:
-    members: Callable = lambda x: range(blocks.start[x], blocks.start[x + 1])
-    for m, p in itertools.product(members(k), members(j)):
-        i, o = int(blocks.buffer[m]), int(blocks.buffer[p])
-        a, b = problem.buffers[i], problem.buffers[o]
-        apart = a.upper <= b.lower or b.upper <= a.lower
-        if apart and problem.relation is not None:
-            apart = not problem.relation.conflicts(i, o)
-        low, other = base_k + blocks.shift[m], base_j + blocks.shift[p]
-        overlap = low < other + b.size_bytes and other < low + a.size_bytes
-        if not apart and overlap and a.size_bytes and b.size_bytes:
+    tied = problem.groups.get(buffers[i].group, (i,))
+    for ids in problem.in_place:
+        if buffers[i].id in ids:
+            tied = tuple(problem.index[id] for id in ids)
+    # Alone and empty, it lies anywhere.
+    highest = 0 if tied == (i,) and not buffers[i].size_bytes else capacity
+    for first in range(highest + 1):
+        offsets, at = {}, first
+        for j in tied:
+            if buffers[i].group and j != i:
+                at = -(-at // buffers[j].alignment_bytes) * buffers[j].alignment_bytes
+            offsets[j] = at
+            at += buffers[j].size_bytes if buffers[i].group else 0
+        if all(_may_lie(problem, capacity, placed, j, offsets[j]) for j in tied) and (
+            _fits(problem, capacity, placed | offsets)
+        ):
             return True
     return False
+
+
+def _may_lie(problem, capacity, placed, i, offset) -> bool:
+    a = problem.buffers[i]
+    if offset % a.alignment_bytes or offset + a.size_bytes > capacity:
+        return False
+    for j, other in placed.items():
+        b = problem.buffers[j]
+        apart = a.upper <= b.lower or b.upper <= a.lower
+        if apart and problem.relation is not None:
+            apart = not problem.relation.conflicts(i, j)
+        overlap = offset < other + b.size_bytes and other < offset + a.size_bytes
+        if not apart and overlap and a.size_bytes and b.size_bytes:
+            return False
+    return True

@@ -14,6 +14,7 @@ from revremat.allocation import (
     AllocationProblem,
     Buffer,
     Infeasible,
+    Relation,
     _disjunctive,
     allocate,
     lower_bound,
@@ -64,6 +65,49 @@ def test_the_optimum_is_what_trying_everything_finds(kind):
         assert isinstance(allocate(problem, least, seconds=20), Allocation)
         if least:
             assert isinstance(allocate(problem, least - 1, seconds=20), Infeasible)
+
+
+def test_the_padding_within_a_group_depends_on_where_it_lies():
+    # From 2 on, a ends where b may begin; from 0 on, two bytes are lost between them.
+    buffers = (
+        Buffer("a", 0, 1, 6, 1, "g"),
+        Buffer("b", 0, 1, 2, 4, "g"),
+        Buffer("c", 0, 1, 2, 4),
+    )
+    problem = AllocationProblem(buffers)
+    answer = allocate(problem)
+    assert (answer.makespan_bytes, answer.optimal) == (10, True)
+    assert isinstance(allocate(problem, 10), Allocation)
+    assert isinstance(allocate(problem, 9), Infeasible)
+
+
+@st.composite
+def mixed_groups(draw):
+    row = st.tuples(
+        st.integers(0, 2),
+        st.integers(1, 2),
+        st.integers(0, 4),
+        st.sampled_from((1, 2, 3, 4, 6)),
+        st.sampled_from(("", "g", "g", "h")),
+    )
+    rows = draw(st.lists(row, min_size=2, max_size=5))
+    return AllocationProblem(
+        tuple(
+            Buffer(f"b{i}", low, low + d, z, align, group)
+            for i, (low, d, z, align, group) in enumerate(rows)
+        )
+    )
+
+
+@given(mixed_groups())
+@settings(max_examples=150, deadline=None)
+def test_groups_of_mixed_alignments_are_proved_by_the_rules_alone(problem):
+    least = least_by_trying_all(problem)
+    answer = allocate(problem, seconds=20)
+    assert (answer.makespan_bytes, answer.optimal) == (least, True)
+    assert isinstance(allocate(problem, least, seconds=20), Allocation)
+    if least:
+        assert isinstance(allocate(problem, least - 1, seconds=20), Infeasible)
 
 
 @given(problems())
@@ -142,6 +186,19 @@ def test_nothing_takes_nothing():
     assert (answer.makespan_bytes, answer.offsets_bytes) == (0, ())
     empty = AllocationProblem((Buffer("a", 0, 1, 0),))
     assert allocate(empty, 0).offsets_bytes == (0,)
+
+
+def test_a_group_of_nothing_lies_beside_anything():
+    rows = [("a", 2, 6, 3), ("b", 1, 4, 2), ("c", 2, 6, 0), ("d", 5, 9, 0)]
+    buffers = [Buffer(*row, 4, "g" if row[0] in "cd" else "") for row in rows]
+    relation = Relation.from_pairs(4, [(1, 3)])
+    for problem in (
+        AllocationProblem(tuple(buffers), relation),
+        AllocationProblem(tuple(buffers)),
+        AllocationProblem(tuple(buffers[2:])),
+    ):
+        offsets = allocate(problem).offsets_bytes
+        assert offsets[-2:] == (0, 0)
 
 
 def test_a_capacity_below_the_bound_is_refused_with_the_section():
