@@ -90,20 +90,23 @@ class Affine:
         return 2
 
     def join(self, x: Any, value: Any) -> Any:
-        scale, shift = self._parts(value)
+        scale, shift = self._parts(x, value)
         return jax.tree.map(lambda x, s, t: x * jnp.exp(s) + t, x, scale, shift)
 
     def undo(self, y: Any, value: Any) -> Any:
-        scale, shift = self._parts(value)
+        scale, shift = self._parts(y, value)
         return jax.tree.map(lambda y, s, t: (y - t) * jnp.exp(-s), y, scale, shift)
 
     def log_det(self, x: Any, value: Any) -> jax.Array | float:
-        del x
-        return sum(map(_sum_of_each, jax.tree.leaves(self._parts(value)[0])))
+        return sum(map(_sum_of_each, jax.tree.leaves(self._parts(x, value)[0])))
 
-    def _parts(self, value: Any) -> tuple[Any, Any]:
+    def _parts(self, x: Any, value: Any) -> tuple[Any, Any]:
+        # In the stream's dtype, or it would change, and exp(-s) not undo exp(s).
         bound = 2 * self.clamp / math.pi
-        return jax.tree.map(lambda s: bound * jnp.arctan(s), value[0]), value[1]
+        first, shift = (
+            jax.tree.map(lambda x, v: v.astype(x.dtype), x, part) for part in value
+        )
+        return jax.tree.map(lambda s: bound * jnp.arctan(s), first), shift
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,19 @@ def test_the_log_determinant_is_that_of_the_jacobian(name):
     np.testing.assert_allclose(found[0], expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("make", [reversible.additive, reversible.affine])
+@pytest.mark.parametrize("dtypes", ["float32 bfloat16", "bfloat16 float32"])
+def test_a_stream_keeps_its_dtype_whatever_its_maps_compute_in(make, dtypes):
+    stream, inner = map(jnp.dtype, dtypes.split())
+    value = lambda w, x: jnp.tanh(w * x.astype(inner))
+    f = value if make is reversible.additive else lambda w, x: (value(w, x),) * 2
+    coupling, params = make(f, f), {"f": jnp.ones((), inner), "g": jnp.ones((), inner)}
+    x = tuple(examples.Numbers()(2, examples.BATCH, examples.WIDTH).astype(stream))
+    y = coupling.forward(params, x)
+    assert {leaf.dtype for leaf in y} == {stream}
+    assert_close(coupling.inverse(params, y), x, 8 * float(jnp.finfo(stream).eps))
+
+
 def test_space_to_depth_is_undone_by_depth_to_space():
     x = jnp.arange(2.0 * 4 * 6 * 3).reshape(2, 4, 6, 3)
     y = reversible.space_to_depth(2).forward(None, x)
