@@ -1,13 +1,16 @@
 """Flax NNX modules: F and G are ordinary ones, memory is that of a reversible network.
 
-A module's parameters are differentiated; all else it holds (running statistics, RNG
-counts) is an input of the forward pass whose old value the backward pass sees again, so
-that dropout is replayed and statistics move once.
+A module's variables are differentiated, of whatever type, if they are real numbers and
+no running statistics; what is not an `nnx.Param` is also an input of the forward pass
+whose old value the backward pass sees again, so that dropout is replayed and statistics
+move once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from revremat._errors import UserError
@@ -290,16 +293,27 @@ def split_maps(modules: Mapping[str, Any]) -> tuple[dict[str, Map], Any, Any]:
     params: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, module in modules.items():
-        graph, params[name], rest[name] = nnx.split(module, nnx.Param, ...)
+        graph, weights, rest[name] = nnx.split(module, nnx.Param, ...)
+        # Twice, as such a variable may have a gradient and move as well.
+        others = nnx.filter_state(rest[name], _is_differentiable)
+        params[name] = nnx.merge_state(weights, others)
         maps[name] = _as_map(graph)
         if any(isinstance(v, nnx.BatchStat) for _, v in nnx.to_flat_state(rest[name])):
             maps[name], rest[name] = replayed(maps[name]), Replayed(rest[name])
     return maps, params, rest
 
 
+def _is_differentiable(path: Any, variable: Any) -> bool:
+    del path
+    if isinstance(variable, nnx.BatchStat | nnx.RngState):
+        return False
+    kinds = [jnp.result_type(leaf) for leaf in jax.tree.leaves(variable)]
+    return all(jnp.issubdtype(kind, jnp.inexact) for kind in kinds)
+
+
 def _as_map(graph: Any) -> Map:
     def run(params: Any, x: Any, state: Any) -> tuple[Any, Any]:
-        module = nnx.merge(graph, params, state, copy=True)
+        module = nnx.merge(graph, nnx.merge_state(state, params), copy=True)
         value = module(x)
         after = nnx.split(module, nnx.Param, ...)[2]
         _check_state(type(module).__name__, state, after)

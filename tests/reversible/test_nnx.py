@@ -107,6 +107,49 @@ def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     assert_close(counts, expected_counts, 0)
 
 
+class Scale(nnx.Variable):
+    """Learned, though no nnx.Param."""
+
+
+class Scaled(nnx.Module):
+    """A variable of its own kind that has a gradient, and one that moves as well."""
+
+    def __init__(self, rngs):
+        self.scale = Scale(jax.random.normal(rngs.params(), (2,)))
+        self.level = nnx.Variable(jnp.ones(2))
+
+    def __call__(self, x):
+        y = jnp.sin(x * self.scale[...]) * self.level[...]
+        self.level[...] = self.level[...] + 1
+        return y
+
+
+def make_scaled(rngs):
+    return RevBlock(Scaled(rngs), Scaled(rngs))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda actions: RevSequence([make_scaled(nnx.Rngs(0))], actions=actions),
+        lambda actions: RevScan(make_scaled, 2, rngs=nnx.Rngs(0), actions=actions),
+    ],
+    ids=["sequence", "scan"],
+)
+def test_variables_that_are_no_nnx_param_have_gradients_and_move(make, float64):
+    x = jnp.arange(4.0).reshape(1, 4)
+    wanted = nnx.DiffState(0, (Scale, nnx.Variable))
+
+    def gradient(actions):
+        model = widened(lambda: make(actions))()
+        grads = nnx.grad(lambda m: (m(x) ** 2).sum(), argnums=wanted)(model)
+        return grads, nnx.state(model)
+
+    found, expected = gradient(rr.INVERT), gradient(rr.SAVE)
+    assert all(bool(leaf.any()) for leaf in jax.tree.leaves(expected[0]))
+    assert_close(found, expected, 1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "actions",
