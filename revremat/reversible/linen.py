@@ -377,14 +377,13 @@ class RevScan(RevModule):
 
     @nn.nowrap
     def create(self, x: Any, kwargs: Mapping[str, Any]) -> Any:
-        block, others = self.block.clone(parent=None), _keys(self)
-        one = lambda keys: block.init(keys, x, **kwargs)
-        made = jax.vmap(one)(self._split({"params": self.make_rng("params"), **others}))
+        block = self.block.clone(parent=None)
+        keys = self._split({"params": self.make_rng("params"), **_keys(self)})
+        one = lambda x, keys: block.init_with_output(keys, x, **kwargs)
+        y, made = jax.lax.scan(one, x, keys)
         for collection, tree in made.items():
             self.put_variable(collection, "layers", tree)
-        layer = block.coupling(kwargs, ())
-        params, rest = jax.vmap(block.divide)(made, self._split(others))
-        return Repeat(layer, self.num_layers).run(params, x, rest)[0]
+        return y
 
     @nn.nowrap
     def pass_on(self, coupling: Coupling, params: Any, x: Any, rest: Any) -> Any:

@@ -136,6 +136,13 @@ def test_variables_lie_where_linen_puts_them():
     assert scan["params"]["layers"]["f"]["Dense_0"]["kernel"].shape == (3, 2, 2)
 
 
+@pytest.mark.parametrize("name", ["block", "scan"])
+def test_variables_are_made_in_training_as_outside_of_it(name):
+    model, keys = MODELS[name](), {"params": jax.random.key(0)}
+    init = lambda train: quick_jit(lambda: model.init(keys, X, train=train))()
+    assert_close(init(True), init(False), 0)
+
+
 def test_a_block_computes_what_its_formula_says(float64):
     f, g = nn.Dense(2), nn.Dense(2)
     model = linen.RevBlock(f, g, first=1)
