@@ -5,8 +5,8 @@ differentiated; other collections, such as `batch_stats`, and RNG keys are input
 forward pass that the backward pass sees again, so that dropout is replayed and
 statistics move once. What maps `sow` is dropped.
 
-Variables lie where Linen would put them: `params/f`, `params/blocks_0/g`. A `RevScan`
-has those of all its layers stacked, `params/layers/f`.
+Variables lie below the module that has the maps, wherever those are made: `params/f`,
+`params/blocks_0/g`. A `RevScan` has those of all its layers stacked, `params/layers/f`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +23,7 @@ from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
 from revremat.reversible._couplings import additive, affine, silo
 from revremat.reversible._exact import STEP, exact
 from revremat.reversible._joins import Add, Affine
+from revremat.reversible._linen_fields import take_over
 from revremat.reversible._replay import Replayed, replayed
 
 Variables = Mapping[str, Any]
@@ -31,6 +32,10 @@ Keys = Mapping[str, Any]
 
 class RevModule(nn.Module):
     """What reversible modules have in common: they run, and they run backwards."""
+
+    def __post_init__(self):
+        take_over(self, RevModule)
+        super().__post_init__()
 
     def coupling(self, kwargs: Mapping[str, Any], moving: Sequence[str]) -> Coupling:
         """The module as a coupling.

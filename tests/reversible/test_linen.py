@@ -1,5 +1,7 @@
 """Linen modules: F and G are ordinary ones, in a model with init and apply."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,6 +138,87 @@ def test_variables_lie_where_linen_puts_them():
     assert scan["params"]["layers"]["f"]["Dense_0"]["kernel"].shape == (3, 2, 2)
 
 
+class Inline(nn.Module):
+    """A model whose reversible part is made where it is used."""
+
+    make: Any
+
+    @nn.compact
+    def __call__(self, x):
+        return self.make()(x)
+
+
+def two():
+    return nn.Sequential([nn.Dense(2), jnp.tanh]), nn.Dense(2)
+
+
+def twice():
+    inner = linen.RevBlock(*two())
+    return lambda x: inner(inner(x))
+
+
+INLINE = {
+    "block": (lambda: linen.RevBlock(*two(), name="a"), {"a": "fg"}),
+    "twice": (twice, {"RevBlock_0": "fg"}),
+    "sequence": (
+        lambda: linen.RevSequence([linen.RevBlock(*two()) for _ in range(2)]),
+        {"RevSequence_0": ["blocks_0", "blocks_1"]},
+    ),
+    "silo": (
+        lambda: (
+            lambda x: linen.RevSilo({(0, 1): two()[0]}, {(1, 0): two()[1]})(
+                jnp.split(x, 2, axis=-1)
+            )
+        ),
+        {"RevSilo_0": ["down_0_1", "up_1_0"]},
+    ),
+    "scan": (
+        lambda: linen.RevScan(linen.RevBlock(*two()), 2),
+        {"RevScan_0": ["layers"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INLINE)
+def test_maps_made_where_they_are_used_have_their_variables_below(name):
+    make, places = INLINE[name]
+    model = Inline(make)
+    y, variables = model.init_with_output(jax.random.key(0), X)
+    found = {key: set(inside) for key, inside in variables["params"].items()}
+    assert found == {key: set(names) for key, names in places.items()}
+    assert_close(model.apply(variables, X), y, 1e-6)
+
+
+class InSetup(nn.Module):
+    """A map that lies in the model, and may be used by it as well."""
+
+    also: bool = False
+
+    def setup(self):
+        self.f = nn.Dense(2)
+        self.block = linen.RevBlock(self.f, nn.Dense(2))
+
+    def __call__(self, x):
+        return self.f(self.block(x)[:, :2]) if self.also else self.block(x)
+
+
+def test_a_map_made_in_setup_is_the_blocks_own():
+    variables = InSetup().init(jax.random.key(0), X)
+    assert set(variables["params"]) == {"block"}
+    assert InSetup().apply(variables, X).shape == X.shape
+
+
+def used_in_setup():
+    model = InSetup(also=True)
+    return model.apply(model.init(jax.random.key(0), X), X)
+
+
+def in_two_blocks():
+    f = nn.Dense(2)
+    first, second = (linen.RevBlock(f, nn.Dense(2)) for _ in range(2))
+    return lambda x: second(first(x))
+
+
 @pytest.mark.parametrize("name", ["block", "scan"])
 def test_variables_are_made_in_training_as_outside_of_it(name):
     model, keys = MODELS[name](), {"params": jax.random.key(0)}
@@ -251,6 +334,11 @@ BAD = {
     ),
     "block is a Dense, which has no inverse": lambda: linen.RevScan(nn.Dense(2), 3),
     "a map down from stream 1 to 0": lambda: linen.RevSilo({(1, 0): nn.Dense(2)}, {}),
+    "f and g are the same Dense": lambda: linen.RevBlock(*[nn.Dense(2)] * 2),
+    "f is or has a Dense that is used elsewhere too": used_in_setup,
+    "f is or has a Dense that is used elsewhere": (
+        lambda: Inline(in_two_blocks).init(jax.random.key(0), X)
+    ),
     "mask= is an array": lambda: block().init(jax.random.key(0), X, mask=X),
     "has no two equal halves": lambda: block().init(jax.random.key(0), X[:, :3]),
 }
