@@ -24,6 +24,8 @@ from revremat.reversible.nnx import (
     RevModule,
     RevScan,
     RevSequence,
+    by_number,
+    check_apart,
     put_maps,
     split_maps,
 )
@@ -264,7 +266,7 @@ def _replace_runs(
 
 def _residual(run: Sequence[list[nnx.Module]], save_every: int | None) -> RevResidual:
     branches = [branch for found in run for branch in found]
-    _check_apart(branches)
+    check_apart("from_plain", by_number("branch", branches))
     return RevResidual(RevSequence(_pairs(branches), save_every=save_every))
 
 
@@ -336,30 +338,11 @@ def _stacked(module: Any, find: _Finder, num_layers: int, actions: Any) -> RevRe
             f"{num_layers} along their first axis; make it by nnx.vmap, or leave "
             "num_layers out."
         )
-    _check_apart(found)
+    check_apart("from_plain", by_number("branch", found))
     pairs = _pairs(found)
     layer = pairs[0] if len(pairs) == 1 else RevSequence(pairs)
     layer = _Swapped(layer) if len(found) % 2 else layer
     return RevResidual(_Stacked(layer, num_layers, actions))
-
-
-def _check_apart(branches: Sequence[nnx.Module]) -> None:
-    """Two branches that share statistics or random numbers would each move them."""
-    owner: dict[int, int] = {}
-    for number, branch in enumerate(branches):
-        for path, variable in nnx.iter_graph(branch):
-            if not isinstance(variable, nnx.Variable) or isinstance(
-                variable, nnx.Param
-            ):
-                continue
-            first = owner.setdefault(id(variable), number)
-            if first != number:
-                raise UserError(
-                    f"from_plain: branches {first} and {number} share "
-                    f"{'/'.join(map(str, path))!r} (of type "
-                    f"{type(variable).__name__}); give each its own, as weights alone "
-                    "can be shared."
-                )
 
 
 def _whole_blocks(blocks: RevModule) -> Iterator[Any]:

@@ -86,6 +86,7 @@ class RevBlock(RevModule):
             )
         self.maps = nnx.Dict({"f": f, "g": g})
         _check_modules("RevBlock", self.maps)
+        check_apart("RevBlock", self.maps)
         self.kind, self.first, self.halves = kind, first, halves
 
     def parts(self) -> tuple[Coupling, Any, Any]:
@@ -123,6 +124,7 @@ class RevSilo(RevModule):
         named |= {f"up_{j}_{i}": f for (j, i), f in up.items()}
         self.maps = nnx.Dict(named)
         _check_modules("RevSilo", self.maps)
+        check_apart("RevSilo", self.maps)
         self.down, self.up = tuple(down), tuple(up)
         self.num_inputs, self.kind = num_inputs, kind
 
@@ -145,6 +147,7 @@ class RevParallel(RevModule):
     """One reversible module for each stream, side by side."""
 
     def __init__(self, blocks: Sequence[RevModule]):
+        check_apart("RevParallel", by_number("block", blocks))
         self.blocks = nnx.List(blocks)
 
     def parts(self) -> tuple[Coupling, Any, Any]:
@@ -184,6 +187,7 @@ class RevSequence(RevModule):
                     f"RevSequence: block {number} is a {type(block).__name__}, which "
                     "has no inverse; wrap two of them in RevBlock, or leave it outside."
                 )
+        check_apart("RevSequence", by_number("block", blocks))
         self.blocks = nnx.List(blocks)
         self.save_every, self.exact, self.step = save_every, exact, step
         self.actions = actions if isinstance(actions, Action) else tuple(actions)
@@ -279,6 +283,28 @@ def _check_modules(who: str, maps: Mapping[str, Any]) -> None:
                 f"{who}: {name} is a {type(module).__name__}, which cannot be called; "
                 "give a module that takes a stream."
             )
+
+
+def check_apart(who: str, modules: Mapping[str, Any]) -> None:
+    """Two modules that share statistics or random numbers would each move them."""
+    owner: dict[int, str] = {}
+    for name, module in modules.items():
+        for path, variable in nnx.iter_graph(module):
+            if not isinstance(variable, nnx.Variable) or isinstance(
+                variable, nnx.Param
+            ):
+                continue
+            first = owner.setdefault(id(variable), name)
+            if first != name:
+                raise UserError(
+                    f"{who}: {first} and {name} share {'/'.join(map(str, path))!r} "
+                    f"(of type {type(variable).__name__}); give each its own, such as "
+                    "rngs.fork(), as weights alone (nnx.Param) can be shared."
+                )
+
+
+def by_number(what: str, modules: Sequence[Any]) -> dict[str, Any]:
+    return {f"{what} {number}": module for number, module in enumerate(modules)}
 
 
 def _parts_of_all(blocks: Sequence[RevModule]) -> tuple[Any, Any, Any]:

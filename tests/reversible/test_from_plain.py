@@ -349,7 +349,7 @@ BAD = {
     "branch 0 of Residual has a function whose parameters cannot be found": (
         lambda: from_plain(residual(2), lambda m: [lambda x: m.conv(x)])
     ),
-    "branches 0 and 1 share": lambda: from_plain(residual(1), with_one_dropout),
+    "branch 0 and branch 1 share": lambda: from_plain(residual(1), with_one_dropout),
     "Residual takes float32[1, 4, 4, 2] and gives float32[1, 4, 4, 4]": (
         lambda: from_plain(residual(1, 2, 4), Residual)(IMAGE)
     ),

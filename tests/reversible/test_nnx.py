@@ -222,7 +222,43 @@ class Remembers(nnx.Linear):
         return super().__call__(x)
 
 
+class Noisy(nnx.Module):
+    """It keeps the random numbers that it is given."""
+
+    def __init__(self, rngs):
+        self.rngs = rngs
+
+    def __call__(self, x):
+        return x + jax.random.normal(self.rngs.noise(), x.shape)
+
+
+def same(module):
+    return RevBlock(module, module)
+
+
 MISTAKES = {
+    "one Rngs for two maps": (
+        lambda r: RevBlock(Noisy(r), Noisy(r)),
+        "RevBlock: f and g share 'rngs/.*' .of type Rng",
+    ),
+    "statistics of two maps": (
+        lambda r: same(nnx.BatchNorm(2, rngs=r)),
+        "f and g share 'mean' .of type BatchStat.; give each its own",
+    ),
+    "statistics of two maps of a silo": (
+        lambda r: (lambda b: RevSilo({(0, 1): b}, {(1, 0): b}))(
+            nnx.BatchNorm(2, rngs=r)
+        ),
+        "RevSilo: down_0_1 and up_1_0 share 'mean'",
+    ),
+    "one block twice": (
+        lambda r: RevSequence([make_block(r)] * 2),
+        "RevSequence: block 0 and block 1 share",
+    ),
+    "one block for two streams": (
+        lambda r: RevParallel([make_block(r)] * 2),
+        "RevParallel: block 0 and block 1 share",
+    ),
     "no inverse": (
         lambda r: RevSequence([nnx.Linear(2, 2, rngs=r)]),
         "block 0 is a Linear, which has no inverse",
@@ -254,6 +290,13 @@ MISTAKES = {
     "image size": (lambda r: RevBiFPNConfig(100), "choose 128"),
     "neck": (lambda r: RevBiFPNConfig(neck=False), "reads the neck"),
 }
+
+
+def test_weights_can_be_shared():
+    dense = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    block, x = same(dense), jax.random.normal(jax.random.key(5), (3, 4))
+    gradient = lambda run: nnx.grad(lambda block: (run(block, x) ** 2).sum())(block)
+    assert_close(gradient(RevBlock.__call__), gradient(stored), 1e-5)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
