@@ -170,10 +170,15 @@ class _Finder:
         self.blocks = blocks
         if isinstance(blocks, type | tuple):
             classes = blocks if isinstance(blocks, tuple) else (blocks,)
+            for one in classes:
+                if not isinstance(one, type):
+                    raise _no_blocks(one)
             names = ", ".join(one.__name__ for one in classes)
             self.described = f"a module of class {names}"
         elif blocks is None:
             self.described = "two modules of one class after one another"
+        elif not callable(blocks):
+            raise _no_blocks(blocks)
         else:
             self.described = "a module of which `blocks` says that it is one"
 
@@ -217,6 +222,13 @@ class _Finder:
                 "modules, for each branch."
             )
         return [_branch(name, number, one) for number, one in enumerate(said)]
+
+
+def _no_blocks(given: Any) -> UserError:
+    return UserError(
+        f"from_plain: `blocks` is or has a {type(given).__name__}, which is no class; "
+        "give a class, a tuple of classes, or a function of a module."
+    )
 
 
 def _is_of_flax(cls: type) -> bool:

@@ -22,7 +22,7 @@ from revremat.reversible._chain import Repeat, Sequential, chain
 from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
 from revremat.reversible._couplings import additive, affine, silo
 from revremat.reversible._exact import STEP, exact
-from revremat.reversible._joins import Add, Affine
+from revremat.reversible._joins import Add, Affine, check_kind
 from revremat.reversible._linen_fields import take_over
 from revremat.reversible._replay import Replayed, replayed
 
@@ -175,11 +175,7 @@ class RevBlock(_Maps):
     halves: bool = True
 
     def __post_init__(self):
-        if self.kind not in ("additive", "affine"):
-            raise UserError(
-                f"linen.RevBlock: {self.kind!r} is no kind of coupling; write "
-                "'additive' or 'affine'."
-            )
+        check_kind("linen.RevBlock", self.kind)
         self.check()
         super().__post_init__()
 
@@ -210,6 +206,7 @@ class RevSilo(_Maps):
     kind: str = "additive"
 
     def __post_init__(self):
+        check_kind("linen.RevSilo", self.kind)
         # Linen names the modules of a mapping by its keys.
         for field in ("down", "up"):
             given = getattr(self, field)

@@ -20,7 +20,7 @@ from revremat.reversible._chain import Repeat, Sequential, chain
 from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
 from revremat.reversible._couplings import additive, affine, silo
 from revremat.reversible._exact import STEP, exact
-from revremat.reversible._joins import Add, Affine
+from revremat.reversible._joins import Add, Affine, check_kind
 from revremat.reversible._replay import Replayed, replayed
 
 Kind = Literal["additive", "affine"]
@@ -79,11 +79,7 @@ class RevBlock(RevModule):
         first: int = 0,
         halves: bool = True,
     ):
-        if kind not in ("additive", "affine"):
-            raise UserError(
-                f"RevBlock: {kind!r} is no kind of coupling; write 'additive' or "
-                "'affine'."
-            )
+        check_kind("RevBlock", kind)
         self.maps = nnx.Dict({"f": f, "g": g})
         _check_modules("RevBlock", self.maps)
         check_apart("RevBlock", self.maps)
@@ -118,6 +114,7 @@ class RevSilo(RevModule):
         num_inputs: int | None = None,
         kind: Kind = "additive",
     ):
+        check_kind("RevSilo", kind)
         # Only to see whether the pairs make a silo.
         silo(dict(down.items()), dict(up.items()), num_inputs=num_inputs)
         named = {f"down_{i}_{j}": f for (i, j), f in down.items()}

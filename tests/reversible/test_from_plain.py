@@ -343,6 +343,8 @@ BAD = {
     "of which `blocks` says that it is one": (
         lambda: from_plain(residual(2), lambda m: False)
     ),
+    "is or has a str, which is no class": lambda: from_plain(residual(2), "Residual"),
+    "has a str, which is no class": lambda: from_plain(residual(2), (Residual, "Norm")),
     "`blocks` gives a Conv for Residual": (
         lambda: from_plain(residual(2), lambda m: m.conv)
     ),

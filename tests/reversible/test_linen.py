@@ -329,6 +329,9 @@ BAD = {
     "'cubic' is no kind of coupling": lambda: linen.RevBlock(
         nn.Dense(2), nn.Dense(2), kind="cubic"
     ),
+    "linen.RevSilo: 'adittive' is no kind of coupling": lambda: linen.RevSilo(
+        {(0, 1): nn.Dense(2)}, {}, kind="adittive"
+    ),
     "block 1 is a Dense, which has no inverse": lambda: linen.RevSequence(
         [block(), nn.Dense(2)]
     ),

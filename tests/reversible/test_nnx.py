@@ -286,6 +286,10 @@ MISTAKES = {
         "Remembers makes 'seen' \\(of type Intermediate\\) when it is called",
     ),
     "kind": (lambda r: RevBlock(None, None, kind="sum"), "'sum' is no kind"),
+    "kind of a silo": (
+        lambda r: RevSilo({(0, 1): None}, {}, kind="adittive"),
+        "RevSilo: 'adittive' is no kind of coupling; write 'additive' or 'affine'",
+    ),
     "module": (lambda r: RevBlock(1, 2), "f is a int, which cannot be called"),
     "image size": (lambda r: RevBiFPNConfig(100), "choose 128"),
     "neck": (lambda r: RevBiFPNConfig(neck=False), "reads the neck"),
