@@ -242,8 +242,8 @@ def _left(at: Mapping[str, Any]) -> str:
 
 
 def _bound(mine: Mapping[str, Any] | None) -> str:
-    if mine is None or "bound_us" not in mine:
-        return "-"
+    if mine is None or not mine.get("bound_us"):
+        return "-"  # Where nothing is known it is 0.
     return f"{max(0.0, mine['step_us'] / mine['bound_us'] - 1):.1%}"
 
 

@@ -340,6 +340,19 @@ def test_gains_leave_out_rivals_without_an_answer_and_not_the_search(capsys):
 
 
 @pytest.mark.parametrize(
+    ("found", "says"),
+    [({"bound_us": 80.0}, "25.0%"), ({"bound_us": 0.0}, "-"), ({}, "-")],
+)
+def test_a_bound_is_told_where_there_is_one(found, says):
+    mine = {"name": "full", "bytes": 9, "step_us": 100.0, **found}
+    at = {"budget_bytes": 10, "search": mine, "rivals": {r.name: None for r in RIVALS}}
+    done = {"target": "cpu:1", "as_written": mine, "budgets": [at]}
+    done |= {"compiles": {"search": 1}, "seconds": {"search": 1.0}}
+    row = versus.rows_of("moe", done).splitlines()[2].split()
+    assert row[:6] == ["10", "B", "100", "us", "10.0%", says]
+
+
+@pytest.mark.parametrize(
     ("bench", "options"),
     [
         (versus, versus.Options(programs=("nonsense",))),
