@@ -23,12 +23,13 @@ import jax
 
 from revremat._compat import compile_settings
 from revremat._errors import UserError
+from revremat.xla._no_kernels import no_kernels
 from revremat.xla._specs import place
 from revremat.xla._targets import Target, gpu_target_config
+from revremat.xla._totals import NAMES, totals
 
 _FORMAT = 2
 _CACHE_LIMIT_BYTES = 4 << 30
-_STATS = ("argument", "output", "alias", "temp", "generated_code")
 
 
 class DoesNotFitError(UserError):
@@ -91,16 +92,14 @@ class Lowered:
         path = cache_folder() / f"{key}.zip"
         if cache and (found := _read(path, key)) is not None:
             return found
-        with _kernels(target, cache) as kernels:
-            options = {**self.options, **kernels}
-            try:
-                made = _compile(self.program, target, options)
-            except jax.errors.JaxRuntimeError as error:
-                changes, remark = way_around(error, options)
-                if not changes:
-                    raise
-                made = _compile(self.program, target, {**options, **changes})
-                made = replace(made, remarks=(remark,))
+        try:
+            made = _compile(self.program, target, self.options)
+        except jax.errors.JaxRuntimeError as error:
+            changes, remark = way_around(error, self.options)
+            if not changes:
+                raise
+            made = _compile(self.program, target, {**self.options, **changes})
+            made = replace(made, remarks=(remark,))
         if cache:
             _write(path, key, made)
         return made
@@ -269,38 +268,6 @@ def _device_ids(leaf: Any) -> tuple[int, ...]:
     return tuple(sorted(d.id for d in sharding.device_set))
 
 
-_KERNELS_LIMIT_BYTES = 128 << 20
-
-
-@contextlib.contextmanager
-def _kernels(target: Target, cache: bool) -> Iterator[dict[str, Any]]:
-    """Options that make XLA reuse GPU kernels it has compiled for earlier programs.
-
-    Kernels have no part in memory or schedule, but compiling them takes most of the
-    time. Each compile works on a copy of its own, so that processes cannot meet in it.
-    """
-    if target.platform != "cuda" or target.present or not cache:
-        yield {}
-        return
-    kind = f"{target.card.key} {versions()}".encode()
-    shared = cache_folder() / f"kernels-{hashlib.sha256(kind).hexdigest()[:16]}.bin"
-    with tempfile.TemporaryDirectory(prefix="revremat-") as folder:
-        own = Path(folder) / "kernels.bin"
-        before = 0
-        with contextlib.suppress(OSError):
-            if shared.stat().st_size < _KERNELS_LIMIT_BYTES:
-                shutil.copyfile(shared, own)
-                before = own.stat().st_size
-        yield {"xla_gpu_kernel_cache_file": str(own)}
-        with contextlib.suppress(OSError):
-            if own.stat().st_size > before:
-                shared.parent.mkdir(parents=True, exist_ok=True)
-                handle, fresh = tempfile.mkstemp(dir=shared.parent, prefix=".new-")
-                os.close(handle)
-                shutil.copyfile(own, fresh)
-                os.replace(fresh, shared)
-
-
 _SETTINGS = {
     "jax_compiler_enable_remat_pass": False,
     "jax_enable_compilation_cache": False,
@@ -333,24 +300,26 @@ def _compiler_settings() -> Iterator[None]:
 
 def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifact:
     folder = tempfile.mkdtemp(prefix="revremat-")
+    elsewhere = target.platform == "cuda" and not target.present
+    options = {
+        **options,
+        **(no_kernels(Path(folder)) if elsewhere else {}),
+        "xla_dump_to": folder,
+        "xla_dump_hlo_as_proto": True,
+    }
     start = time.perf_counter()
     try:
+        stats = None
         with _compiler_settings():
-            compiled = lowered.compile(
-                compiler_options={
-                    **options,
-                    "xla_dump_to": folder,
-                    "xla_dump_hlo_as_proto": True,
-                }
-            )
+            try:
+                stats = _stats(lowered.compile(compiler_options=options))
+            except jax.errors.JaxRuntimeError:
+                if not (elsewhere and _largest_dump(folder)):
+                    raise
         seconds = time.perf_counter() - start
-        dumps = sorted(
-            Path(folder).glob("*after_optimizations.hlo.pb"),
-            key=lambda p: p.stat().st_size,
-        )
-        if not dumps:
+        hlo = _largest_dump(folder)
+        if not hlo:
             raise RuntimeError(f"XLA wrote no dump for {target.spec}")
-        hlo = dumps[-1].read_bytes()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             reason = str(error).splitlines()[0]
@@ -360,7 +329,12 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Artifact(hlo, _stats(compiled), seconds, False, versions())
+    return Artifact(hlo, stats or totals(hlo), seconds, False, versions())
+
+
+def _largest_dump(folder: str) -> bytes:
+    dumps = [p.read_bytes() for p in Path(folder).glob("*after_optimizations.hlo.pb")]
+    return max(dumps, key=len, default=b"")
 
 
 def _stats(compiled: Any) -> dict[str, int]:
@@ -370,7 +344,7 @@ def _stats(compiled: Any) -> dict[str, int]:
     return {
         prefix + name: getattr(found, f"{prefix}{name}_size_in_bytes")
         for prefix in ("", "host_")
-        for name in _STATS
+        for name in NAMES
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from revremat._errors import UserError
 from revremat.xla._compile import Artifact
 from revremat.xla._hlo import Module, is_tuple
-from revremat.xla._liveness import DEVICE_SPACE, HOST_SPACE, liveness
+from revremat.xla._totals import totals
 
 _SUFFIX = "after_optimizations.hlo.pb"
 _HOW = (
@@ -82,30 +82,7 @@ def read_dump(path: Path) -> Artifact:
         raise UserError(f"{str(path)!r} is empty")
     module = Module.from_bytes(data)
     check_module(module)
-    return Artifact(data, _totals(module), 0.0, False, "")
-
-
-def _totals(module: Module) -> dict[str, int]:
-    """XLA's own totals are these sums: to the byte on CPU and GPU."""
-    memory = liveness(module)
-    found = {}
-    for prefix, space in (("", DEVICE_SPACE), ("host_", HOST_SPACE)):
-        fixed = [f for f in memory.fixed if f.space == space]
-        alias = sum(f.size_bytes for f in fixed if f.aliased)
-        output = sum(f.size_bytes for f in fixed if f.kind == "output")
-        found |= {
-            f"{prefix}argument": sum(
-                f.size_bytes for f in fixed if f.kind == "argument"
-            ),
-            f"{prefix}output": output + alias,
-            f"{prefix}alias": alias,
-            f"{prefix}temp": sum(
-                heap.size_bytes
-                for heap in memory.heaps
-                if heap.space == space and (heap.traced or heap.peak_bytes)
-            ),
-        }
-    return found
+    return Artifact(data, totals(data), 0.0, False, "")
 
 
 def check_module(module: Module) -> None:

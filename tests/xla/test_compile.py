@@ -273,13 +273,25 @@ def test_jax_settings_are_left_as_they_were():
     assert [getattr(jax.config, name) for name in names] == before
 
 
-def test_gpu_kernels_compiled_before_change_nothing():
-    """Memory and schedule are the same with and without kernels to reuse."""
-    ask(target="h100:1")
-    with_kernels = ask(other, target="h100:1")
-    without = ask(other, target="h100:1", cache=False)
-    assert with_kernels.memory == without.memory
-    assert with_kernels.time == without.time
+def test_a_compile_for_a_gpu_that_is_elsewhere_makes_no_kernels(monkeypatch):
+    """And says of memory and schedule what one to its end says."""
+    ended, stats = [], _compile._stats
+    monkeypatch.setattr(_compile, "_stats", lambda c: ended.append(c) or stats(c))
+    early = ask(target="h100:1", cache=False)
+    assert not ended
+    monkeypatch.setattr(_compile, "no_kernels", lambda folder: {})
+    whole = ask(target="h100:1", cache=False)
+    assert len(ended) == 1
+    assert early.memory == whole.memory
+    assert early.time == whole.time
+
+
+def test_what_the_compiler_refuses_before_that_is_still_an_error():
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_backend"):
+        ask(
+            target="h100:1",
+            options={"xla_gpu_experimental_autotune_backends": "no_such_backend"},
+        )
 
 
 def test_a_product_that_xla_tiles_in_no_way_is_the_librarys_and_the_report_says_so():

@@ -1,0 +1,27 @@
+"""Totals of a compiled step in bytes, as XLA's `memory_analysis` gives them."""
+
+from revremat.xla._liveness import HOST_SPACE
+from revremat.xla._schema import HloProto
+
+NAMES = ("argument", "output", "alias", "temp", "generated_code")
+
+
+def totals(hlo: bytes) -> dict[str, int]:
+    """The sums of a dump's buffer assignment, each also with the prefix `host_`.
+
+    To the byte those of `memory_analysis` on CPU and GPU, where code counts as nothing.
+
+    Args:
+      hlo: A serialized `HloProto`.
+    """
+    found = {prefix + name: 0 for prefix in ("", "host_") for name in NAMES}
+    proto = HloProto.FromString(hlo)
+    for one in proto.buffer_assignment.buffer_allocations:
+        prefix = "host_" if one.color == HOST_SPACE else ""
+        taken, given = one.is_entry_computation_parameter, one.maybe_live_out
+        found[prefix + "argument"] += one.size * taken
+        found[prefix + "output"] += one.size * given
+        found[prefix + "alias"] += one.size * (taken and given)
+        lasting = taken or given or one.is_constant or one.is_thread_local
+        found[prefix + "temp"] += one.size * (not lasting)
+    return found
