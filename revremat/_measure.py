@@ -14,6 +14,7 @@ from revremat import xla
 from revremat._bytes import format_bytes, parse_bytes
 from revremat._errors import UserError
 from revremat._measurement import Measurement, Memory, Packing
+from revremat._problem import Problem
 from revremat.xla import Artifact, Heap, Target
 
 _COARSEST_ALIGNMENT = 4096
@@ -47,7 +48,7 @@ def measure(
     compiled once and afterwards read from disk.
 
     Args:
-      step: The training step: a function, the result of `jax.jit`, or a
+      step: The training step: a function, the result of `jax.jit`, a `Problem`, or a
         `jax.stages.Lowered` or `Compiled` (whose buffers XLA no longer tells, so that
         only totals and time come out).
       *specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s with shardings.
@@ -79,8 +80,21 @@ def measure(
       1310720
     """
     wanted = xla.target(target)
-    if isinstance(step, jax.stages.Compiled | jax.stages.Lowered):
+    if isinstance(step, Problem):
+        if specs or donate:
+            raise UserError(
+                "arguments or donate= were given with a problem, which has its own: "
+                "leave them out"
+            )
+        name, donate = name or step.name, step.donate
+        step, specs = step.make_step()
+    elif isinstance(step, jax.stages.Compiled | jax.stages.Lowered):
         _refuse(step, specs, donate, options)
+    elif not callable(step):
+        raise UserError(
+            f"a step is a function, a jitted one or a Problem; this is a "
+            f"{type(step).__name__}"
+        )
     if isinstance(step, jax.stages.Compiled):
         artifact = xla.read_compiled(step)
     elif isinstance(step, jax.stages.Lowered):

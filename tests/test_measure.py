@@ -66,6 +66,22 @@ def test_what_comes_too_late_is_refused(specs, how, says):
         rr.measure(lowered.compile(), *specs, target="cpu:1", **how)
 
 
+def test_a_problem_is_measured_as_its_step():
+    problem = rr.Problem(
+        STEP, (W, X), step=lambda f: (f, (W, X)), donate=(0,), name="p"
+    )
+    found = rr.measure(problem, target="cpu:1")
+    assert found.memory == rr.measure(STEP, W, X, target="cpu:1", donate=(0,)).memory
+    assert found.program == "p"
+    with pytest.raises(rr.UserError, match="with a problem, which has its own"):
+        rr.measure(problem, W, X, target="cpu:1")
+
+
+def test_what_is_no_step_is_told_of():
+    with pytest.raises(rr.UserError, match="a Problem; this is a dict"):
+        rr.measure({"w": W}, X, target="cpu:1")
+
+
 def test_steps_are_called_by_their_names():
     names = {
         "loss": loss,
