@@ -1,16 +1,14 @@
 """Apply: the same loss, the same gradients, other memory."""
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from revremat._compat import jax_version
 from revremat._errors import UserError
-from revremat._graph import Graph
-from revremat._plan import RECOMPUTE, Action, Plan, UnitPlan
+from revremat._plan import Plan, UnitPlan
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._rewrite import Decision, rewrite
 from revremat.program._units import FoundUnit
@@ -51,52 +49,6 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         return traced.out_tree.unflatten(outs)
 
     return applied
-
-
-def shorten(
-    loss: Callable[..., Any],
-    graph: Graph,
-    actions: Mapping[str, tuple[Action, ...]],
-) -> Callable[..., Any]:
-    """A loss of the same arguments with fewer layers, to price what one layer costs.
-
-    Not the same function: the layers beyond the actions given are left out, and their
-    weights get zero gradients.
-
-    Args:
-      loss: What was given to `rr.trace`.
-      graph: What came out.
-      actions: From unit to the actions of its first layers; fewer than it has only
-        where it is `skippable`.
-
-    Returns:
-      A function with the signature of `loss`.
-    """
-
-    @functools.wraps(loss)
-    def shortened(*args: Any, **kwargs: Any) -> Any:
-        bound = functools.partial(loss, **kwargs)
-        functools.update_wrapper(bound, loss)
-        traced = trace_loss(bound, args)
-        found = {unit.name: unit for unit in traced.units}
-        decisions = []
-        for name, given in actions.items():
-            unit = graph[name]
-            whole = unit.plan(
-                (given + (RECOMPUTE,) * unit.num_layers)[: unit.num_layers]
-            )
-            n = len(given)
-            plan = dataclasses.replace(
-                whole,
-                actions=whole.actions[:n],
-                device_names=whole.device_names[:n],
-                host_names=whole.host_names[:n],
-            )
-            decisions.append(Decision(found[name], plan, shortened=True))
-        outs = rewrite(traced.found, decisions, jax.tree.leaves(args))
-        return traced.out_tree.unflatten(outs)
-
-    return shortened
 
 
 def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:

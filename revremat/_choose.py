@@ -6,18 +6,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import jax
-
 from revremat import policies
 from revremat._apply import apply
 from revremat._bytes import format_bytes
+from revremat._cut import Cuts, step_of
 from revremat._errors import UserError
 from revremat._fitted import UNKNOWN, Fit, Row, holders, over
 from revremat._graph import Graph
 from revremat._measure import Request, measure_each
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action, Plan
-from revremat._prices import NUM_EDGES, REFERENCE, Runs, UnitPrices, unrolled
+from revremat._prices import (
+    NUM_EDGES,
+    REFERENCE,
+    Runs,
+    UnitPrices,
+    correct,
+    unrolled,
+)
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE, fill, trim_ends
 from revremat._trace import trace
@@ -64,7 +70,8 @@ class Search:
         self.reference: Row | None = None
         self.graph: Graph = trace(problem.loss, *problem.specs)
         again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
-        if trace_loss(again, problem.specs).fingerprint != self.graph.fingerprint:
+        self.traced = trace_loss(again, problem.specs)
+        if self.traced.fingerprint != self.graph.fingerprint:
             raise UserError(
                 "the loss is another program each time it is traced, so no plan can "
                 "hold for it; give it whatever changes between calls (Python's random "
@@ -115,7 +122,11 @@ class Search:
         }
         self.candidates = policies.shortlist(every, self.graph.units)
         self.units = [u for u in self.graph.units if u.name in self.candidates]
-        self.prices = self._unpriced()
+        cuts = Cuts(self.problem, self.traced, self.graph, self.target, self.units)
+        self.prices = [
+            UnitPrices(u, self.candidates[u.name], cuts.of(u), self.ask)
+            for u in self.units
+        ]
         return every
 
     def _num_needed(self) -> int:
@@ -125,20 +136,6 @@ class Search:
     def room_for(self, number: int) -> bool:
         """Whether so many compiles more are allowed."""
         return self.most_compiles is None or self.done + number <= self.most_compiles
-
-    def _unpriced(self) -> list[UnitPrices]:
-        return [
-            UnitPrices(
-                self.problem.loss,
-                self.graph,
-                unit,
-                self.units,
-                self.candidates[unit.name],
-                self.ask,
-                self._share(),
-            )
-            for unit in self.units
-        ]
 
     def prepare(self) -> None:
         """The program as it was written, and the first price of everything."""
@@ -218,19 +215,16 @@ class Search:
 
     # Compiles -------------------------------------------------------------------------
 
-    def ask(
-        self, losses: Sequence[tuple[str, Callable[..., Any]]]
-    ) -> list[Measurement]:
-        """The steps of losses on the target, by its compiler."""
-        return list(measure_each(map(self._request, losses), target=self.target))
+    def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement]:
+        """Steps on the target, by its compiler."""
+        return list(measure_each(map(self._begun, steps), target=self.target))
 
-    def _request(self, named: tuple[str, Callable[..., Any]]) -> Request:
-        name, loss = named
+    def _begun(self, named: tuple[str, Request]) -> Request:
+        name, request = named
         if self.progress is not None:
             self.progress(name, self.done, max(self.done + 1, self.expected))
         self.done += 1
-        step, specs = self.problem.make_step(loss)
-        return Request(step, tuple(specs), self.problem.donate, self.problem.name)
+        return request
 
     def add(self, name: str, actions: Actions | None, predicted: float = UNKNOWN):
         """Compiles a whole program, unless it has been."""
@@ -242,7 +236,7 @@ class Search:
         """Compiles whole programs, unless they have been."""
         keys = [None if a is None else tuple(sorted(a.items())) for _, a, _ in programs]
         missing: dict[Any, tuple[str, Plan | None, float]] = {}
-        losses = []
+        steps = []
         for key, (name, actions, predicted) in zip(keys, programs, strict=True):
             if (known := self.rows.get(key)) is not None:
                 if math.isnan(known.predicted_bytes):
@@ -254,9 +248,10 @@ class Search:
             plan = None if actions is None else self.graph.plan(actions)
             missing[key] = (name, plan, predicted)
             loss = self.problem.loss
-            losses.append((name, loss if plan is None else apply(loss, plan)))
+            changed = loss if plan is None else apply(loss, plan)
+            steps.append((name, step_of(self.problem, changed)))
         for (key, (name, plan, predicted)), m in zip(
-            missing.items(), self.ask(losses), strict=True
+            missing.items(), self.ask(steps), strict=True
         ):
             self.rows[key] = Row(name, plan, m, predicted)
         return [self.rows[key] for key in keys]
@@ -266,25 +261,13 @@ class Search:
     def _correct(self) -> None:
         """Sets the constant of all prices right by one whole program."""
         full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
-        predicted = policies.predict_bytes(self.menus(), full)
         actions = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
-        row = self.reference = self.add(_summary(full), actions, predicted)
-        for prices in self.prices:
-            prices.correction = row.bytes - predicted
-
-    def _share(self) -> float:
-        """Part of an activation that lies on one device, judging by the data."""
-        leaves = jax.tree.leaves(self.problem.specs[1:])
-        whole = sum(leaf.size for leaf in leaves)
-        here = 0
-        for leaf in leaves:
-            sharding = getattr(leaf, "sharding", None)
-            shape = sharding.shard_shape(leaf.shape) if sharding else leaf.shape
-            size = 1
-            for n in shape:
-                size *= n
-            here += size
-        return here / whole if whole else 1.0
+        apart = any(prices.cut.is_alone for prices in self.prices)
+        predict = lambda: policies.predict_bytes(self.menus(), full)
+        row = self.add(_summary(full), actions, UNKNOWN if apart else predict())
+        correct(self.prices, row.bytes, predict)
+        # Where units are priced apart, what it takes is not known before.
+        self.reference = self.add(_summary(full), actions, predict())
 
     def layers_us(self, row: Row) -> float:
         """Time of a compiled program's layers by their prices."""

@@ -8,6 +8,10 @@ give both. Measured on GPT at 24 layers, cuts to 4 and 8 predict the compiled by
 One compile prices a candidate roughly, with the constant of the one that rebuilds
 everything; the second is only spent on candidates that a choice really uses.
 
+A unit that is a small part of a large program is compiled without the rest of it. What
+its layers take and save, against rebuilding everything, is the same; where the peak
+stands is set right by one compile of the whole program.
+
 A run of one layer is written out without a loop, and the compiler then fuses and
 overlaps it with what is next to it: on GPT it saves a third of the layer's time. So the
 first and the last layer have prices of their own, beside the run they stand next to.
@@ -16,20 +20,19 @@ first and the last layer have prices of their own, beside the run they stand nex
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from revremat._apply import shorten
-from revremat._graph import Graph, Unit
+from revremat._cut import DEPTHS, UnitCut
+from revremat._graph import Unit
+from revremat._measure import Request
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action
 from revremat.policies import Candidate, Menu, Price
 
-Ask = Callable[[Sequence[tuple[str, Callable[..., Any]]]], list[Measurement]]
-"""Compiles the steps of losses on the target; texts say what they are, for people."""
+Ask = Callable[[Sequence[tuple[str, Request]]], list[Measurement]]
+"""Compiles steps on the target; texts say what they are, for people."""
 Runs = Sequence[tuple[str, int]]
 """Candidates' names, each with how many layers in turn take it."""
 
-DEPTHS = (4, 8)
 REFERENCE = "full"
 NUM_EDGES = 6
 """Actions tried at an end of a loop, those of all units together."""
@@ -78,33 +81,18 @@ class UnitPrices:
     """The prices of one unit's candidates, every other unit rebuilding everything.
 
     Args:
-      loss: The program.
-      graph: What `trace` made of it.
       unit: The unit that is cut.
-      units: All units about which is decided; those left out stay as written.
       choices: Its candidates; one is called `full` and keeps nothing but the input.
-      ask: Compiles losses.
-      share: Part of an activation that lies on one device, where a cut cannot tell.
+      cut: Cuts the program to it.
+      ask: Compiles steps.
     """
 
     def __init__(
-        self,
-        loss: Callable[..., Any],
-        graph: Graph,
-        unit: Unit,
-        units: Sequence[Unit],
-        choices: Sequence[Candidate],
-        ask: Ask,
-        share: float,
+        self, unit: Unit, choices: Sequence[Candidate], cut: UnitCut, ask: Ask
     ):
-        self.loss, self.graph, self.unit, self.ask = loss, graph, unit, ask
-        self.share = share
+        self.unit, self.cut, self.ask, self.share = unit, cut, ask, cut.share
+        self.kept_by_others = cut.kept_by_others
         self.choices = {c.name: c for c in choices}
-        others = [u for u in units if u != unit]
-        self.others = {u.name: (RECOMPUTE,) * u.num_layers for u in others}
-        self.kept_by_others = share * sum(
-            u.num_layers * u.kept(RECOMPUTE).device_bytes for u in others
-        )
         self.correction = 0.0
         self.deep: dict[str, Probe] = {}
         self.shallow: dict[str, Probe] = {}
@@ -125,6 +113,11 @@ class UnitPrices:
     def has_edges(self) -> bool:
         """Whether a first and a last layer can have prices of their own."""
         return self.is_loop and self.unit.skippable and self.unit.num_layers > DEPTHS[1]
+
+    @property
+    def reference(self) -> Price:
+        """The price of rebuilding everything."""
+        return self._price(REFERENCE)
 
     def price_roughly(self) -> None:
         """One compile for each candidate, two for the reference."""
@@ -270,13 +263,12 @@ class UnitPrices:
             self.shallow[REFERENCE] = self.deep[REFERENCE]
 
     def _compile(self, cuts: Sequence[tuple[str, tuple[Action, ...]]]) -> list[Probe]:
-        losses = []
-        for label, actions in cuts:
-            chosen = {**self.others, self.unit.name: actions}
-            cut = shorten(self.loss, self.graph, chosen)
-            losses.append((f"{self.unit.name}: {label}", cut))
+        steps = [
+            (f"{self.unit.name}: {label}", self.cut.step(actions))
+            for label, actions in cuts
+        ]
         probes = []
-        for (_, actions), m in zip(cuts, self.ask(losses), strict=True):
+        for (_, actions), m in zip(cuts, self.ask(steps), strict=True):
             num_layers = sum(action != RECOMPUTE for action in actions)
             num_layers = num_layers or len(actions)
             probes.append(
@@ -320,3 +312,22 @@ class UnitPrices:
         time = full.time_us + (deep.time_us - reference.time_us) / n
         base = deep.bytes - n * kept - self.kept_by_others
         return Price(name, kept, base, deep.host_bytes / n, time)
+
+
+def correct(
+    prices: Sequence[UnitPrices], bytes_of_all: int, predict: Callable[[], float]
+) -> None:
+    """Sets the constant of all prices right by one whole program.
+
+    Args:
+      prices: Of all units, none of them set right yet.
+      bytes_of_all: What the program takes with all units' layers rebuilding everything.
+      predict: What the prices say it takes.
+    """
+    kept = sum(p.unit.num_layers * p.reference.kept_bytes for p in prices)
+    for one in prices:
+        if one.cut.is_alone:
+            one.correction = bytes_of_all - kept - one.reference.base_bytes
+    off = bytes_of_all - predict()
+    for one in prices:
+        one.correction += off

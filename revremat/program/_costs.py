@@ -24,6 +24,12 @@ def program_flops(program: Program) -> int:
     return sum(num_flops(op) for op in program.ops)
 
 
+def num_operations(program: Program) -> int:
+    """Operations, with those of loops' bodies and other calls, once each."""
+    inner = (flatten(closed) for op in program.ops for closed in _inside(op))
+    return len(program.ops) + sum(map(num_operations, inner))
+
+
 def num_flops(op: Op) -> int:
     """Multiplications and additions, one each; loops count their bodies every time."""
     params, outputs = op.eqn.params, [out.aval for out in op.outputs]
@@ -37,13 +43,7 @@ def num_flops(op: Op) -> int:
         return 2 * size * math.prod(kernel) // kernel[spec[0]]
     if op.kind in ("ragged_dot", "ragged_dot_general"):
         return 2 * size * op.inputs[0].aval.shape[-1]
-    inner = [
-        program_flops(flatten(as_closed(item)))
-        for value in params.values()
-        for item in (value if isinstance(value, tuple | list) else [value])
-        if hasattr(item, "eqns") or (hasattr(item, "jaxpr") and hasattr(item, "consts"))
-    ]
-    if inner:
+    if inner := [program_flops(flatten(closed)) for closed in _inside(op)]:
         times = params.get("length", 1) if op.kind == "scan" else 1
         return times * (max(inner) if op.kind == "cond" else sum(inner))
     if op.kind in MOVES:
@@ -59,3 +59,13 @@ def num_batch_dims(op: Op) -> int:
         return 0
     (_, _), (lhs_batch, _) = op.eqn.params["dimension_numbers"]
     return len(lhs_batch)
+
+
+def _inside(op: Op) -> list[Any]:
+    """The programs an operation holds."""
+    return [
+        as_closed(item)
+        for value in op.eqn.params.values()
+        for item in (value if isinstance(value, tuple | list) else [value])
+        if hasattr(item, "eqns") or (hasattr(item, "jaxpr") and hasattr(item, "consts"))
+    ]

@@ -1,6 +1,6 @@
 """Running a surveyed program with some of its units run as a plan says."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,9 @@ from revremat.program._split import run_chunks
 from revremat.program._stack import Stack, run_stack
 from revremat.program._unit import Unit, run_unit
 from revremat.program._units import FoundUnit
+
+Step = Callable[[dict[Value, Any]], None]
+"""Runs layers on the values so far, and adds what they make."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,18 +48,18 @@ def rewrite(
     Raises:
       UserError: What a unit would keep differs from what the plan says it keeps.
     """
-    chosen: dict[Op, Callable[[dict[Value, Any]], None]] = {}
+    chosen: dict[Op, Step] = {}
     covered: set[Op] = set()
     for decision in decisions:
-        check_kept(decision)
-        for at, ops, step in _steps(decision):
+        for at, ops, step in steps_of(decision):
             chosen[at] = step
             covered.update(ops)
     return _Rewriter(chosen, covered).run(found, args)
 
 
-def _steps(decision: Decision):
+def steps_of(decision: Decision) -> Iterator[tuple[Op, tuple[Op, ...], Step]]:
     """Where to run what instead of which operations."""
+    check_kept(decision)
     unit, actions = decision.unit, decision.plan.actions
     in_chunks = any(action.chunks > 1 for action in actions)
     if unit.kind != "scan" and unit.chain and len(actions) > 1 and not in_chunks:
@@ -148,7 +151,7 @@ def _names(layer: Layer, values: Sequence[Value]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Rewriter:
-    chosen: dict[Op, Callable[[dict[Value, Any]], None]]
+    chosen: dict[Op, Step]
     covered: set[Op]
 
     def run(self, found: Survey, args: Sequence[Any]) -> list[Any]:

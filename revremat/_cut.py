@@ -1,0 +1,191 @@
+"""Cut: smaller programs than a problem's, to price what a layer costs in it."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from revremat._graph import Graph, Unit
+from revremat._measure import Request
+from revremat._plan import RECOMPUTE, Action
+from revremat._problem import Problem
+from revremat.program._alone import alone
+from revremat.program._costs import num_operations
+from revremat.program._loss import TracedLoss, trace_loss
+from revremat.program._rewrite import Decision, rewrite
+from revremat.xla import Target
+
+DEPTHS = (4, 8)
+"""Layers in a cut program."""
+
+_LARGE = 1000
+"""Operations of a program that is worth pricing piece by piece."""
+_SMALL_PART = 1 / 3
+
+
+@dataclass(frozen=True)
+class UnitCut:
+    """How a program is cut to the layers of one unit.
+
+    Attributes:
+      step: From the actions of the first layers to what is compiled.
+      is_alone: Whether that is without the rest of the program.
+      kept_by_others: Bytes that other units' layers keep in it, per device.
+      share: Part of an activation that lies on one device.
+    """
+
+    step: Callable[[tuple[Action, ...]], Request]
+    is_alone: bool
+    kept_by_others: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """The smaller programs of a search.
+
+    Attributes:
+      problem: The program.
+      traced: Its loss.
+      graph: What `rr.trace` made of it.
+      target: Where it would run.
+      units: All about which is decided; those left out stay as written.
+    """
+
+    problem: Problem
+    traced: TracedLoss
+    graph: Graph
+    target: Target
+    units: Sequence[Unit]
+
+    def of(self, unit: Unit) -> UnitCut:
+        """How to price one unit: other ones rebuild everything, or are left out."""
+        share = _share(self.problem.specs[1:])
+        on_one = self.target.num_devices == 1  # else shardings within are not known
+        if on_one and is_small_part(self.traced, unit.name, DEPTHS[-1]):
+            step = functools.partial(self._isolated, unit.name)
+            return UnitCut(step, True, 0.0, share)
+        kept = sum(
+            u.num_layers * u.kept(RECOMPUTE).device_bytes
+            for u in self.units
+            if u != unit
+        )
+        step = functools.partial(self._shortened, unit.name)
+        return UnitCut(step, False, share * kept, share)
+
+    def _isolated(self, name: str, actions: tuple[Action, ...]) -> Request:
+        step, specs = isolate(self.traced, self.graph, name, actions)
+        return Request(step, specs, name=self.problem.name)
+
+    def _shortened(self, name: str, actions: tuple[Action, ...]) -> Request:
+        chosen = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
+        chosen[name] = actions
+        return step_of(self.problem, shorten(self.problem.loss, self.graph, chosen))
+
+
+def step_of(problem: Problem, loss: Callable[..., Any]) -> Request:
+    """The step of a problem with another loss."""
+    step, specs = problem.make_step(loss)
+    return Request(step, tuple(specs), problem.donate, problem.name)
+
+
+def _share(data: Any) -> float:
+    """Part of an activation that lies on one device, judging by the data."""
+    leaves = jax.tree.leaves(data)
+    whole = sum(leaf.size for leaf in leaves)
+    here = 0
+    for leaf in leaves:
+        sharding = getattr(leaf, "sharding", None)
+        here += math.prod(sharding.shard_shape(leaf.shape) if sharding else leaf.shape)
+    return here / whole if whole else 1.0
+
+
+def shorten(
+    loss: Callable[..., Any],
+    graph: Graph,
+    actions: Mapping[str, tuple[Action, ...]],
+) -> Callable[..., Any]:
+    """A loss of the same arguments with fewer layers.
+
+    Not the same function: the layers beyond the actions given are left out, and their
+    weights get zero gradients.
+
+    Args:
+      loss: What was given to `rr.trace`.
+      graph: What came out.
+      actions: From unit to the actions of its first layers; fewer than it has only
+        where it is `skippable`.
+
+    Returns:
+      A function with the signature of `loss`.
+    """
+
+    @functools.wraps(loss)
+    def shortened(*args: Any, **kwargs: Any) -> Any:
+        bound = functools.partial(loss, **kwargs)
+        functools.update_wrapper(bound, loss)
+        traced = trace_loss(bound, args)
+        decisions = [
+            _first_layers(traced, graph, name, given) for name, given in actions.items()
+        ]
+        outs = rewrite(traced.found, decisions, jax.tree.leaves(args))
+        return traced.out_tree.unflatten(outs)
+
+    return shortened
+
+
+def isolate(
+    traced: TracedLoss, graph: Graph, name: str, actions: tuple[Action, ...]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The first layers of one unit and nothing else, forward and backward.
+
+    Args:
+      traced: The program.
+      graph: What `rr.trace` made of it.
+      name: A unit that `is_small_part`.
+      actions: Of its first layers, as for `shorten`.
+
+    Returns:
+      A step and its arguments.
+    """
+    return alone(_first_layers(traced, graph, name, actions))
+
+
+def is_small_part(traced: TracedLoss, name: str, most_layers: int) -> bool:
+    """Whether a unit is better priced without the rest of the program.
+
+    It is where the program is large and the unit a small part of it: compiled whole
+    once for every way back of every unit, a U-Net would take hours.
+
+    Args:
+      traced: The program.
+      name: One of its units.
+      most_layers: Layers in a cut.
+    """
+    unit = {unit.name: unit for unit in traced.units}[name]
+    ours = {site.ops[0] for site in traced.found.sites}
+    if not all(site.ops[0] in ours for site in unit.sites):
+        return False  # Within another operation, where values have no place outside.
+    written = len(unit.sites[:most_layers])
+    part = written * num_operations(unit.sites[0].body)
+    whole = num_operations(traced.found.program)
+    return whole > _LARGE and part < _SMALL_PART * whole
+
+
+def _first_layers(
+    traced: TracedLoss, graph: Graph, name: str, actions: tuple[Action, ...]
+) -> Decision:
+    unit, n = graph[name], len(actions)
+    whole = unit.plan((actions + (RECOMPUTE,) * unit.num_layers)[: unit.num_layers])
+    plan = dataclasses.replace(
+        whole,
+        actions=whole.actions[:n],
+        device_names=whole.device_names[:n],
+        host_names=whole.host_names[:n],
+    )
+    found = {unit.name: unit for unit in traced.units}
+    return Decision(found[name], plan, shortened=True)
