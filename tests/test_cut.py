@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import revremat as rr
+from revremat import _cut
+from revremat._choose import Search
 from revremat._cut import isolate
 from revremat.program._loss import trace_loss
 from tests.program_kinds import PLAIN
@@ -84,3 +86,67 @@ def test_layers_alone_are_those_of_the_program():
         step(wanted, others, cotangents, one), jax.grad(by_hand)(wanted), strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def two_kinds(num_each):
+    """Layers of two kinds in turn, some of whose values are dear."""
+
+    def wide(w, x):
+        return x + jnp.sin(jnp.tanh(x @ w["up"])) @ w["down"]
+
+    def gated(w, x):
+        y = jax.nn.softmax(jnp.cos(x @ w["gate"]), axis=-1)
+        return x + (y * jnp.exp(-(y**2))) @ w["back"]
+
+    def loss(params, x):
+        for w in params:
+            x = rr.block(gated, "gated")(w, rr.block(wide, "wide")(w, x))
+        return (x**2).mean()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    one = {
+        "up": array(1024, 4096),
+        "down": array(4096, 1024),
+        "gate": array(1024, 2048),
+        "back": array(2048, 1024),
+    }
+    return rr.Problem(loss, ([one] * num_each, array(8192, 1024)))
+
+
+@pytest.mark.parametrize("name", ["wide", "gated"])
+def test_prices_are_those_within_the_program(name, monkeypatch):
+    problem, target = two_kinds(4), rr.target("h100:1")
+    found = {}
+    for large in (0, 10**9):
+        monkeypatch.setattr(_cut, "_LARGE", large)
+        monkeypatch.setattr(_cut, "_SMALL_PART", 2)
+        search = Search(problem, target)
+        (prices,) = [p for p in search.prices if p.unit.name == name]
+        assert prices.cut.is_alone == (large == 0)
+        few = ("full", "none", "dots")
+        prices.choices = {n: c for n, c in prices.choices.items() if n in few}
+        prices.price_roughly()
+        prices.refine(few)
+        found[large] = {n: prices._price(n) for n in few}
+    layers_us = search.add("as written", None).time_us / 4
+    for one in ("none", "dots"):
+        alone, within = found[0][one], found[10**9][one]
+        assert alone.kept_bytes == pytest.approx(within.kept_bytes, rel=0.02)
+        faster = [p["full"].time_us - p[one].time_us for p in found.values()]
+        assert faster[0] == pytest.approx(faster[1], abs=0.05 * layers_us)
+
+
+def test_a_plan_by_such_prices_fits(monkeypatch):
+    monkeypatch.setattr(_cut, "_LARGE", 0)
+    monkeypatch.setattr(_cut, "_SMALL_PART", 2)
+    problem = two_kinds(4)
+    plain = rr.measure(problem, target="h100:1").memory.total_bytes
+    fit = rr.fit(problem, budget=int(0.6 * plain), target="h100:1")
+    assert 0.5 * plain < fit.plan.compiled_bytes <= 0.6 * plain
+    assert fit.bound_us > 0
+
+
+def test_what_is_large_or_within_something_is_priced_in_place():
+    loss, *args = PLAIN["scanned"](ROWS)
+    traced = trace_loss(loss, args)
+    assert not _cut.is_small_part(traced, "scan_0", 8)

@@ -1,6 +1,7 @@
 """A unit's layers without the program around them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -8,16 +9,17 @@ import jax.numpy as jnp
 
 from revremat.program._linearize import is_inexact
 from revremat.program._ops import Value
-from revremat.program._rewrite import Decision, steps_of
+from revremat.program._rewrite import Decision, Step, steps_of
+from revremat.program._sites import Site
 
 
 def alone(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The layers of a unit, forward and backward, as a step of their own.
 
     What they take from the rest of the program is an argument. Activations among it are
-    made anew, so that they take memory for as long as a layer keeps them. The last
-    layer's gradients wait for the first one's result and all others, as they would for
-    the loss, so everything the layers keep is there at a time.
+    made anew, so that they take memory for as long as a layer keeps them. No gradient
+    is made before all results are, so everything the layers keep is there at a time,
+    and the last layer's gradients come first, as they would for the loss.
 
     Args:
       decision: The unit and an action for each layer that is to run.
@@ -28,55 +30,74 @@ def alone(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """
     steps = [step for _, _, step in steps_of(decision)]
     sites = decision.unit.sites
-    made = {out for site in sites for out in site.outputs}
-    taken: dict[Value, bool] = {}  # and whether it is differentiated
-    fresh: set[Value] = set()
-    for site in sites:
-        for atom, on, held in zip(
-            site.inputs, site.in_mask or (), site.held, strict=True
-        ):
-            if isinstance(atom, Value) and atom not in made:
-                taken[atom] = taken.get(atom, False) or on
-                if not held and is_inexact(atom.aval):
-                    fresh.add(atom)
+    parts = [sites] if len(steps) < len(sites) else [(site,) for site in sites]
     used = {atom for site in sites for atom in site.inputs}
-    results = [
-        out
-        for site in sites
-        for out in site.outputs
-        if out not in used and is_inexact(out.aval)
-    ]
-    wanted = [value for value, on in taken.items() if on and is_inexact(value.aval)]
-    others = [value for value in taken if value not in set(wanted)]
+    known = {out for site in sites for out in site.outputs}
+    differentiated, turns = set[Value](), []
+    for step, part in zip(steps, parts, strict=True):
+        taken = [one for site in part for one in _taken(site)]
+        differentiated.update(value for value, on, _ in taken if on)
+        new = dict.fromkeys(value for value, _, _ in taken if value not in known)
+        held = {value for value, _, held in taken if held}
+        known.update(new)
+        results = [out for site in part for out in site.outputs if out not in used]
+        fresh = [v for v in new if v not in held and is_inexact(v.aval)]
+        results = [out for out in results if is_inexact(out.aval)]
+        turns.append(_Turn(step, list(new), fresh, results))
+    given = [value for turn in turns for value in turn.given]
+    wanted = [v for v in given if v in differentiated and is_inexact(v.aval)]
+    others = [v for v in given if v not in differentiated or not is_inexact(v.aval)]
+    results = [out for turn in turns for out in turn.results]
 
-    def loss(
-        given: Sequence[Any],
-        beside: Sequence[Any],
-        cotangents: Sequence[Any],
-        one: jax.Array,
-    ) -> jax.Array:
-        env = dict(zip((*wanted, *others), (*given, *beside), strict=True))
-        for value in fresh:
-            env[value] = _anew(env[value], one)
-        for step in steps:
-            step(env)
+    def loss(arrays: Any, beside: Any, cotangents: Any, one: jax.Array) -> jax.Array:
+        env = dict(zip((*wanted, *others), (*arrays, *beside), strict=True))
+        by_result = dict(zip(results, cotangents, strict=True))
         total = jnp.zeros(())
-        for result, cotangent in zip(results, cotangents, strict=True):
-            product = (env[result] * cotangent).astype(cotangent.dtype)
-            total += jnp.sum(product, dtype=product.dtype).real.astype(total.dtype)
+        for turn in turns:
+            made = [env[value] * one.astype(value.aval.dtype) for value in turn.fresh]
+            # The turn before is over, and its gradients wait for this one's.
+            made, total = jax.lax.optimization_barrier((made, total))
+            env.update(zip(turn.fresh, made, strict=True))
+            turn.step(env)
+            for out in turn.results:
+                product = jnp.sum(env[out] * by_result[out]).real
+                total += product.astype(total.dtype)
         return total * total  # its derivative is not known before it is
 
-    specs = (*map(_spec, ([*wanted], [*others], [*results])), _spec_of_one())
+    specs = (
+        *map(_specs, (wanted, others, results)),
+        jax.ShapeDtypeStruct((), jnp.float32),
+    )
     return jax.jit(jax.grad(loss), keep_unused=True), specs
 
 
-def _anew(x: Any, one: jax.Array) -> Any:
-    return jax.lax.optimization_barrier(x * one.astype(x.dtype))
+@dataclass(frozen=True, eq=False)
+class _Turn:
+    """One layer, or all of a chain.
+
+    Attributes:
+      step: Runs it.
+      given: What it takes that none before took.
+      fresh: Activations among that.
+      results: What the program around takes of it.
+    """
+
+    step: Step
+    given: list[Value]
+    fresh: list[Value]
+    results: list[Value]
 
 
-def _spec(values: Sequence[Value]) -> list[jax.ShapeDtypeStruct]:
+def _taken(site: Site) -> list[tuple[Value, bool, bool]]:
+    """What a site takes; whether it is differentiated; whether it is there anyway."""
+    return [
+        (atom, on, held)
+        for atom, on, held in zip(
+            site.inputs, site.in_mask or (), site.held, strict=True
+        )
+        if isinstance(atom, Value)
+    ]
+
+
+def _specs(values: Sequence[Value]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in values]
-
-
-def _spec_of_one() -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct((), jnp.float32)
