@@ -115,7 +115,7 @@ def _sentence(plan: Plan) -> str:
     assert plan.total_bytes is not None
     return (
         f"no plan stays within {format_bytes(plan.budget_bytes)} on {plan.target}: the "
-        f"smallest takes {format_bytes(plan.total_bytes)}, "
+        f"smallest that was compiled takes {format_bytes(plan.total_bytes)}, "
         f"{format_bytes(plan.shortfall_bytes)} more; most is held by {plan.held_by}"
     )
 
