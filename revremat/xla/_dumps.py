@@ -6,6 +6,7 @@ from typing import Any
 from revremat._errors import UserError
 from revremat.xla._compile import Artifact
 from revremat.xla._hlo import Module, is_tuple
+from revremat.xla._liveness import liveness
 from revremat.xla._totals import totals
 
 _SUFFIX = "after_optimizations.hlo.pb"
@@ -82,6 +83,7 @@ def read_dump(path: Path) -> Artifact:
         raise UserError(f"{str(path)!r} is empty")
     module = Module.from_bytes(data)
     check_module(module)
+    liveness(module)  # raises where buffers are missing, or contradict one another
     return Artifact(data, totals(data), 0.0, False, "")
 
 
