@@ -262,11 +262,11 @@ class Search:
         """Sets the constant of all prices right by one whole program."""
         full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
         actions = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
-        apart = any(prices.cut.is_alone for prices in self.prices)
+        alone = any(prices.cut.is_alone for prices in self.prices)
         predict = lambda: policies.predict_bytes(self.menus(), full)
-        row = self.add(_summary(full), actions, UNKNOWN if apart else predict())
+        row = self.add(_summary(full), actions, UNKNOWN if alone else predict())
         correct(self.prices, row.bytes, predict)
-        # Where units are priced apart, what it takes is not known before.
+        # Where units are priced alone, what it takes is not known before.
         self.reference = self.add(_summary(full), actions, predict())
 
     def layers_us(self, row: Row) -> float:

@@ -146,7 +146,24 @@ def test_a_plan_by_such_prices_fits(monkeypatch):
     assert fit.bound_us > 0
 
 
-def test_what_is_large_or_within_something_is_priced_in_place():
-    loss, *args = PLAIN["scanned"](ROWS)
-    traced = trace_loss(loss, args)
-    assert not _cut.is_small_part(traced, "scan_0", 8)
+def is_small_part(kind, name, monkeypatch, large, part):
+    monkeypatch.setattr(_cut, "_LARGE", large)
+    monkeypatch.setattr(_cut, "_SMALL_PART", part)
+    loss, *args = PLAIN[kind](ROWS)
+    return _cut.is_small_part(trace_loss(loss, args), name, 8)
+
+
+@pytest.mark.parametrize(
+    ("large", "part", "alone"),
+    [(0, 2, True), (10**6, 2, False), (0, 0.01, False)],
+)
+def test_small_parts_of_large_programs_are_priced_alone(
+    monkeypatch, large, part, alone
+):
+    assert is_small_part("scanned", "scan_0", monkeypatch, large, part) == alone
+
+
+def test_what_stands_within_another_operation_is_priced_in_place(monkeypatch):
+    loss, *args = PLAIN["shard_map, scanned"](ROWS)
+    (unit,) = rr.trace(loss, *args).units
+    assert not is_small_part("shard_map, scanned", unit.name, monkeypatch, 0, 2)
