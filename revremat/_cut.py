@@ -24,7 +24,7 @@ DEPTHS = (4, 8)
 
 _LARGE = 1000
 """Operations of a program that is worth pricing piece by piece."""
-_SMALL_PART = 1 / 3
+_SMALL_PART = 1 / 2
 
 
 @dataclass(frozen=True)
