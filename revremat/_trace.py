@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from revremat import _compat
+from revremat._errors import UserError
 from revremat._graph import Choice, Graph, Operation, Unit, Value
+from revremat._problem import Problem
 from revremat.program import _costs
 from revremat.program._fusion import read_whole
 from revremat.program._keep import Layer, cannot_rebuild, is_dear
@@ -17,7 +19,9 @@ BytesOf = Callable[[Any], int]
 
 
 def trace(
-    loss: Callable[..., Any], *specs: Any, bytes_of: BytesOf = _costs.num_bytes
+    loss: Callable[..., Any] | Problem,
+    *specs: Any,
+    bytes_of: BytesOf = _costs.num_bytes,
 ) -> Graph:
     """Find a program's units of decision and their residuals.
 
@@ -27,8 +31,8 @@ def trace(
 
     Args:
       loss: `loss(*specs) -> scalar`, or `(scalar, auxiliary)`; differentiated in its
-        first argument.
-      *specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s.
+        first argument. Or an `rr.Problem`, which has its own arguments.
+      *specs: The loss's arguments, as arrays or `jax.ShapeDtypeStruct`s.
       bytes_of: The size per device of one array of the forward pass; by default its
         whole size, as on one device.
 
@@ -44,6 +48,10 @@ def trace(
     >>> [(r.name, r.num_bytes) for r in graph["stack"].residuals if r.given]
     [('hidden', 64)]
     """
+    if isinstance(loss, Problem):
+        if specs:
+            raise UserError("a Problem has its own specs: write no arguments beside it")
+        loss, specs = loss.loss, loss.specs
     traced = trace_loss(loss, specs)
     return Graph(
         units=tuple(_unit(found, bytes_of) for found in traced.units),

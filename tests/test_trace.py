@@ -125,6 +125,10 @@ def test_bytes_per_device_come_from_the_caller():
     assert hidden.num_bytes == BATCH * WIDTH
 
 
+def test_a_problem_is_traced_as_its_loss():
+    assert rr.trace(rr.Problem(scanned, specs())) == rr.trace(scanned, *specs())
+
+
 def renamed(w, x):
     inner = lambda p, y: y + rr.name(jnp.tanh(y @ p["z"]), "other") @ p["k"]
     return jax.lax.scan(lambda y, p: (inner(p, y), None), x, w)[0].sum()
@@ -220,6 +224,8 @@ def twice(w, x):
         (lambda w, x, m: x.sum(), (*specs(), "gelu"), "argument 2 is 'gelu', which"),
         (lambda w, x, m: x.sum(), (*specs(), {"n": [{1}]}), r"argument 2\['n'\]\[0\]"),
         (twice, specs(), "'hidden' tags two values"),
+        (3, specs(), "a loss is a function of parameters and data; this is a int"),
+        (rr.Problem(scanned, specs()), specs(), "has its own specs"),
     ],
 )
 def test_a_mistake_is_one_sentence(loss, args, message):

@@ -41,11 +41,7 @@ PROMISED = {"uniform preset": 1.12, "two-preset split": 1.03, "memory budget": 1
 
 _LEVEL = 0.9995
 
-REASONS: dict[str, str] = {
-    "physics_rollout": "at the largest budget a greedy mix leaves more than the two "
-    "ends outside of loops, and those come out faster by the clock; with less memory "
-    "it has no plan at all",
-}
+REASONS: dict[str, str] = {}
 """Programs where a rival's mean is above the search's: why."""
 
 

@@ -224,12 +224,17 @@ def _light_names(unit: Unit, corners: Sequence[Cut]) -> list[str]:
 def _cuts(
     joint: Joint, names: Sequence[str], corners: Sequence[Cut], beside: Sequence[str]
 ) -> list[Candidate]:
-    """Minimum cuts, then subsets of dear names with what is light beside them."""
+    """Minimum cuts, then subsets of dear names with what is light beside them.
+
+    Where nothing is dear, single values: what fusion makes of them no model foresees,
+    and some take the place of an input, for no bytes at all.
+    """
     unit = joint.unit
     partitioner = cut(joint, Weights(rebuilding=0.0), bans(joint))
     found = [Candidate("min-cut", _keep(joint, partitioner))]
     found += [Candidate(title(unit, c.kept), _keep(joint, c)) for c in corners]
-    for subset in _best_subsets(unit, names):
+    subsets = _best_subsets(unit, names) or [[name] for name in _cheap_names(unit)]
+    for subset in subsets:
         for more in (beside, []):
             action = _without_unused(unit, RECOMPUTE(save=[*subset, *more]))
             kept = {unit.position[name] for name in action.save}
@@ -302,9 +307,20 @@ def dear_names(unit: Unit) -> tuple[str, ...]:
         if value.name and (value.given or dear) and not (maker and maker.pinned):
             flops = maker.num_flops / max(1, value.num_bytes) if maker else 0.0
             listed.append((not value.given, -flops, value.name))
+    return _worth_keeping(unit, [n for *_, n in sorted(listed)[: 4 * _MOST_NAMES]])
+
+
+def _cheap_names(unit: Unit) -> tuple[str, ...]:
+    """Names of whatever a layer makes; those that save most FLOPs per byte first."""
+    made = [v.name for v in unit.values if v.name and v.role == "made"]
+    return _worth_keeping(unit, made)
+
+
+def _worth_keeping(unit: Unit, names: Iterable[str]) -> tuple[str, ...]:
+    """Those that save a hundredth of all FLOPs, most of them per byte first."""
     bare = unit.kept(RECOMPUTE).rebuild_flops
     gains = []
-    for *_, name in sorted(listed)[: 4 * _MOST_NAMES]:
+    for name in names:
         kept = unit.kept(RECOMPUTE(save=[name]))
         saved = bare - kept.rebuild_flops
         if name in kept.saved and saved >= _LEAST_GAIN * bare:

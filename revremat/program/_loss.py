@@ -41,9 +41,14 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
     """Trace a loss and survey its program.
 
     Raises:
-      UserError: The loss is not scalar, an argument is not made of arrays, or nothing
-        in the first one can be differentiated.
+      UserError: The loss is no function or not scalar, an argument is not made of
+        arrays, or nothing in the first one can be differentiated.
     """
+    if not callable(loss):
+        raise UserError(
+            "a loss is a function of parameters and data; this is a "
+            f"{type(loss).__name__}"
+        )
     label = getattr(loss, "__name__", type(loss).__name__)
     for number, arg in enumerate(args):
         _check_arrays(label, number, arg)

@@ -145,6 +145,24 @@ def test_a_unit_without_any_product_has_sets_too():
     assert all(unit.kept(c.action).device_bytes < plain for c in found)
 
 
+def test_one_value_may_take_the_place_of_an_input():
+    def step(w, state):
+        u, v = state
+        force = jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1)  # all that is needed of u
+        v = v + jnp.tanh(force * w) * jnp.sin(v)
+        return v * w, v
+
+    w = jax.ShapeDtypeStruct((6,), jnp.float32)
+    x = jax.ShapeDtypeStruct((512,), jnp.float32)
+    (unit,) = rr.trace(lambda w, x: rr.stack(step, w, (x, x))[0].sum(), w, x).units
+    full = unit.kept(RECOMPUTE)
+    found = [unit.kept(c.action) for c in candidates(unit) if c.name not in PRESETS]
+    assert any(
+        k.device_bytes == full.device_bytes and k.rebuild_flops < full.rebuild_flops
+        for k in found
+    )
+
+
 def test_a_head_that_can_be_split_is_proposed_in_chunks():
     hidden = jax.ShapeDtypeStruct((4, 1024, 64), jnp.float32)
     table = jax.ShapeDtypeStruct((64, 8192), jnp.float32)
