@@ -258,6 +258,24 @@ def test_splits_find_the_best_of_all_or_near_it_by_prices_that_are_off(arena, sl
     assert rival.best(sizes[0] - 1) is None
 
 
+def test_programs_weigh_the_same_however_many_budgets_they_were_run_at():
+    def done(*gains):  # None: the rival has no plan
+        rows = [
+            {
+                "search": {"step_us": 1.0},
+                "rivals": {"greedy": gain and {"step_us": gain}},
+            }
+            for gain in gains
+        ]
+        return {"budgets": rows}
+
+    found = {"a": done(4.0), "b": done(2.0, 2.0, 2.0, 1.0), "c": done(None, None)}
+    assert versus.means(found, "greedy") == {
+        "mean of programs": pytest.approx(2 ** ((2 + 3 / 4) / 2)),
+        "mean of budgets": pytest.approx(2.0),
+    }
+
+
 ENTRY = Entry("small", "novel", "cpu:1", lambda target, size: problem(), "a stack")
 
 
@@ -297,7 +315,7 @@ def test_a_run_that_was_stopped_goes_on_and_writes_the_same(
     assert "stopped" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
     assert versus.main(parts) == 0
-    assert "geometric mean" in capsys.readouterr().out
+    assert "mean of programs" in capsys.readouterr().out
     one, two = (folder / "small.json" for folder in (whole.out, tmp_path))
     assert _without_time(one) == _without_time(two)
     before = two.stat().st_mtime_ns
