@@ -36,8 +36,8 @@ Runs = Sequence[tuple[str, int]]
 REFERENCE = "full"
 NUM_EDGES = 6
 """Actions tried at an end of a loop, those of all units together."""
-_MOST_UNROLLED = 100
-"""Layers; the compiler would take too long for more."""
+_MOST_UNROLLED, _MOST_UNROLLED_OPERATIONS = 100, 15_000
+"""Layers and all their operations; the compiler would take too long for more."""
 
 
 def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
@@ -142,7 +142,9 @@ class UnitPrices:
         What a layer of a loop keeps is copied into a stack of all layers' and out of it
         again, so what is fastest in a loop need not be so without one.
         """
-        if not self.is_loop or self.unit.num_layers > _MOST_UNROLLED:
+        num_operations = self.unit.num_layers * len(self.unit.operations)
+        is_long = self.unit.num_layers > _MOST_UNROLLED
+        if not self.is_loop or is_long or num_operations > _MOST_UNROLLED_OPERATIONS:
             return []
         return [
             Candidate(unrolled(name), candidate.action(unroll=True))

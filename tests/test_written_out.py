@@ -1,0 +1,41 @@
+"""Which layers of a loop are priced written out."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat._cut import UnitCut
+from revremat._prices import UnitPrices
+from revremat.policies import candidates
+
+
+def prices_of(num_layers, products_of_a_layer):
+    def layer(x, w):
+        for _ in range(products_of_a_layer):
+            x = x @ w
+        return x, None
+
+    w = jax.ShapeDtypeStruct((num_layers, 8, 8), jnp.float32)
+    x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    (unit,) = rr.trace(lambda w, x: jax.lax.scan(layer, x, w)[0].sum(), w, x).units
+    compiled = lambda *_: pytest.fail("nothing is to be compiled")
+    cut = UnitCut(compiled, is_alone=False, kept_by_others=0.0, share=1.0)
+    return UnitPrices(unit, candidates(unit), cut, compiled)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "products_of_a_layer", "written_out"),
+    [
+        (96, 100, True),
+        (100, 2, True),
+        (101, 2, False),  # too many layers
+        (16, 1000, False),  # too many operations
+    ],
+)
+def test_loops_too_long_to_compile_stay_loops(
+    num_layers, products_of_a_layer, written_out
+):
+    prices = prices_of(num_layers, products_of_a_layer)
+    assert bool(prices.written_out()) == written_out
+    assert all(candidate.action.unroll for candidate in prices.written_out())
