@@ -15,13 +15,15 @@ from revremat._fitted import UNKNOWN, Fit, Row, holders, over
 from revremat._graph import Graph
 from revremat._measure import Request, measure_each
 from revremat._measurement import Measurement
-from revremat._plan import RECOMPUTE, Action, Plan
+from revremat._plan import RECOMPUTE, SAVE, Action, Plan
 from revremat._prices import (
+    KEEP_ALL,
     NUM_EDGES,
     REFERENCE,
     Runs,
     UnitPrices,
     correct,
+    hold,
     unrolled,
 )
 from revremat._problem import Problem
@@ -122,9 +124,9 @@ class Search:
         }
         self.candidates = policies.shortlist(every, self.graph.units)
         self.units = [u for u in self.graph.units if u.name in self.candidates]
-        cuts = Cuts(self.problem, self.traced, self.graph, self.target, self.units)
+        self.cuts = Cuts(self.problem, self.traced, self.graph, self.target, self.units)
         self.prices = [
-            UnitPrices(u, self.candidates[u.name], cuts.of(u), self.ask)
+            UnitPrices(u, self.candidates[u.name], self.cuts.within(u), self.ask)
             for u in self.units
         ]
         return every
@@ -146,8 +148,9 @@ class Search:
             self.expected += sum(len(p.written_out()) for p in self.prices)
         if self.most_compiles is not None:
             self.expected = min(self.expected, self.most_compiles)
-        self.add("as written", None)
+        written = self.add("as written", None)
         for prices in self.prices:
+            prices.start(self.cuts.best(prices.unit, written.time_us))
             prices.price_roughly()
         self._correct()
         if self.most_compiles is None:
@@ -159,8 +162,8 @@ class Search:
         self.budget = budget_bytes
         written = self.add("as written", None)
         if (arguments := written.measurement.memory.argument_bytes) > budget_bytes:
-            full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
-            self.try_all([(full, UNKNOWN)])
+            counts, _ = self._all_alike(REFERENCE, RECOMPUTE)
+            self.try_all([(counts, UNKNOWN)])
             size = format_bytes(arguments)
             return self._answer(0.0, f"the step's arguments alone ({size})")
         if not self.priced:
@@ -260,14 +263,36 @@ class Search:
 
     def _correct(self) -> None:
         """Sets the constant of all prices right by one whole program."""
-        full = {u.name: ((REFERENCE, u.num_layers),) for u in self.units}
-        actions = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
-        alone = any(prices.cut.is_alone for prices in self.prices)
-        predict = lambda: policies.predict_bytes(self.menus(), full)
-        row = self.add(_summary(full), actions, UNKNOWN if alone else predict())
+        counts, actions = self._all_alike(REFERENCE, RECOMPUTE)
+        alone = [prices for prices in self.prices if prices.cut.is_alone]
+        predict = lambda: policies.predict_bytes(self.menus(), counts)
+        row = self.add(_summary(counts), actions, UNKNOWN if alone else predict())
+        if alone and not self._hold(row):
+            for prices in alone:
+                prices.start(self.cuts.within(prices.unit))
+                prices.price_roughly()
         correct(self.prices, row.bytes, predict)
         # Where units are priced alone, what it takes is not known before.
-        self.reference = self.add(_summary(full), actions, predict())
+        self.reference = self.add(_summary(counts), actions, predict())
+
+    def _hold(self, reference: Row) -> bool:
+        """Whether prices are the program's, or there is no room for other ones."""
+        rebuilt = reference.measurement
+        written = self.add("as written", None).measurement
+        needed = sum(p.num_first_compiles for p in self.prices if p.cut.is_alone)
+        if hold(self.prices, written, rebuilt) or not self.room_for(needed + 1):
+            return True
+        # As written it need not keep everything.
+        counts, actions = self._all_alike(KEEP_ALL, SAVE)
+        kept = self.add(_summary(counts), actions).measurement
+        return hold(self.prices, kept, rebuilt)
+
+    def _all_alike(self, name: str, action: Action) -> tuple[Counts, Actions]:
+        """Every layer of the program the same."""
+        return (
+            {u.name: ((name, u.num_layers),) for u in self.units},
+            {u.name: (action,) * u.num_layers for u in self.units},
+        )
 
     def layers_us(self, row: Row) -> float:
         """Time of a compiled program's layers by their prices."""

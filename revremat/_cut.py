@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from revremat._graph import Graph, Unit
 from revremat._measure import Request
@@ -16,7 +17,9 @@ from revremat._problem import Problem
 from revremat.program._alone import alone
 from revremat.program._costs import num_operations
 from revremat.program._loss import TracedLoss, trace_loss
+from revremat.program._ops import Value
 from revremat.program._rewrite import Decision, rewrite
+from revremat.program._sites import Site
 from revremat.xla import Target
 
 DEPTHS = (4, 8)
@@ -25,6 +28,10 @@ DEPTHS = (4, 8)
 _LARGE = 1000
 """Operations of a program that is worth pricing piece by piece."""
 _SMALL_PART = 1 / 2
+_PASSES = 2
+"""Over what a layer takes and gives: as far off as its time alone was seen to be."""
+_NEGLIGIBLE = 1 / 200
+"""Of a program's time."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +69,41 @@ class Cuts:
     target: Target
     units: Sequence[Unit]
 
-    def of(self, unit: Unit) -> UnitCut:
-        """How to price one unit: other ones rebuild everything, or are left out."""
-        share = _share(self.problem.specs[1:])
-        on_one = self.target.num_devices == 1  # else shardings within are not known
-        if on_one and is_small_part(self.traced, unit.name, DEPTHS[-1]):
-            step = functools.partial(self._isolated, unit.name)
-            return UnitCut(step, True, 0.0, share)
+    def within(self, unit: Unit) -> UnitCut:
+        """How to price one unit in the program, other ones rebuilding everything."""
         kept = sum(
             u.num_layers * u.kept(RECOMPUTE).device_bytes
             for u in self.units
             if u != unit
         )
+        share = _share(self.problem.specs[1:])
         step = functools.partial(self._shortened, unit.name)
         return UnitCut(step, False, share * kept, share)
+
+    def best(self, unit: Unit, program_us: float) -> UnitCut:
+        """How to price one unit: without the rest of the program where that will do.
+
+        Args:
+          unit: One of the units.
+          program_us: Time of the program as it was written.
+        """
+        on_one = self.target.num_devices == 1  # else shardings within are not known
+        if not (on_one and is_small_part(self.traced, unit, DEPTHS[-1])):
+            return self.within(unit)
+        if self._fused_us(unit) > _NEGLIGIBLE * program_us:
+            return self.within(unit)
+        step = functools.partial(self._isolated, unit.name)
+        return UnitCut(step, True, 0.0, _share(self.problem.specs[1:]))
+
+    def _fused_us(self, unit: Unit) -> float:
+        """Time that layers may take more alone than fused with what is around them."""
+        if unit.kind == "scan":  # a loop is not fused with anything
+            return 0.0
+        card, values = self.target.card, unit.values
+        taken = sum(v.num_bytes for v in values if v.role == "input")
+        given = sum(values[k].num_bytes for k in unit.outputs)
+        bytes_per_us = card.memory_efficiency * card.memory_bandwidth / 1e6
+        return _PASSES * unit.num_layers * (taken + given) / bytes_per_us
 
     def _isolated(self, name: str, actions: tuple[Action, ...]) -> Request:
         step, specs = isolate(self.traced, self.graph, name, actions)
@@ -95,12 +123,11 @@ def step_of(problem: Problem, loss: Callable[..., Any]) -> Request:
 
 def _share(data: Any) -> float:
     """Part of an activation that lies on one device, judging by the data."""
-    leaves = jax.tree.leaves(data)
-    whole = sum(leaf.size for leaf in leaves)
-    here = 0
-    for leaf in leaves:
-        sharding = getattr(leaf, "sharding", None)
-        here += math.prod(sharding.shard_shape(leaf.shape) if sharding else leaf.shape)
+    whole = here = 0
+    for leaf in jax.tree.leaves(data):
+        shape, sharding = np.shape(leaf), getattr(leaf, "sharding", None)
+        whole += math.prod(shape)
+        here += math.prod(sharding.shard_shape(shape) if sharding else shape)
     return here / whole if whole else 1.0
 
 
@@ -155,7 +182,7 @@ def isolate(
     return alone(_first_layers(traced, graph, name, actions))
 
 
-def is_small_part(traced: TracedLoss, name: str, most_layers: int) -> bool:
+def is_small_part(traced: TracedLoss, unit: Unit, most_layers: int) -> bool:
     """Whether a unit is better priced without the rest of the program.
 
     It is where the program is large and the unit a small part of it: compiled whole
@@ -163,17 +190,29 @@ def is_small_part(traced: TracedLoss, name: str, most_layers: int) -> bool:
 
     Args:
       traced: The program.
-      name: One of its units.
+      unit: One of its units.
       most_layers: Layers in a cut.
     """
-    unit = {unit.name: unit for unit in traced.units}[name]
+    sites = {found.name: found for found in traced.units}[unit.name].sites
     ours = {site.ops[0] for site in traced.found.sites}
-    if not all(site.ops[0] in ours for site in unit.sites):
+    if not all(site.ops[0] in ours for site in sites):
         return False  # Within another operation, where values have no place outside.
-    written = len(unit.sites[:most_layers])
-    part = written * num_operations(unit.sites[0].body)
-    whole = num_operations(traced.found.program)
+    if any(map(_is_sharded, sites)):
+        return False
+    left_out = max(0, len(sites) - most_layers) if unit.skippable else 0
+    is_call = len(sites[0].ops) == 1
+    layer = num_operations(sites[0].body) + is_call
+    whole = num_operations(traced.found.program) - left_out * layer
+    part = (len(sites) - left_out) * layer
     return whole > _LARGE and part < _SMALL_PART * whole
+
+
+def _is_sharded(site: Site) -> bool:
+    """Whether values' types say how they lie on devices."""
+    explicit = jax.sharding.AxisType.Explicit
+    avals = [atom.aval for atom in site.inputs if isinstance(atom, Value)]
+    meshes = [aval.sharding.mesh for aval in avals if hasattr(aval, "sharding")]
+    return any(explicit in mesh.axis_types for mesh in meshes)
 
 
 def _first_layers(

@@ -9,8 +9,9 @@ One compile prices a candidate roughly, with the constant of the one that rebuil
 everything; the second is only spent on candidates that a choice really uses.
 
 A unit that is a small part of a large program is compiled without the rest of it. What
-its layers take and save, against rebuilding everything, is the same; where the peak
-stands is set right by one compile of the whole program.
+its layers take and save, against rebuilding everything, is the same unless they are
+light or the step runs the loss many times, which compiles of the whole program tell;
+where the peak stands is set right by one of them.
 
 A run of one layer is written out without a loop, and the compiler then fuses and
 overlaps it with what is next to it: on GPT it saves a third of the layer's time. So the
@@ -33,11 +34,13 @@ Ask = Callable[[Sequence[tuple[str, Request]]], list[Measurement]]
 Runs = Sequence[tuple[str, int]]
 """Candidates' names, each with how many layers in turn take it."""
 
-REFERENCE = "full"
+REFERENCE, KEEP_ALL = "full", "none"
 NUM_EDGES = 6
 """Actions tried at an end of a loop, those of all units together."""
 _MOST_UNROLLED, _MOST_UNROLLED_OPERATIONS = 100, 15_000
 """Layers and all their operations; the compiler would take too long for more."""
+_OFF, _NEGLIGIBLE = 0.25, 0.02
+"""How far off prices may be: of a difference, and of the whole."""
 
 
 def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
@@ -90,10 +93,13 @@ class UnitPrices:
     def __init__(
         self, unit: Unit, choices: Sequence[Candidate], cut: UnitCut, ask: Ask
     ):
-        self.unit, self.cut, self.ask, self.share = unit, cut, ask, cut.share
-        self.kept_by_others = cut.kept_by_others
+        self.unit, self.ask = unit, ask
         self.choices = {c.name: c for c in choices}
-        self.correction = 0.0
+        self.start(cut)
+
+    def start(self, cut: UnitCut) -> None:
+        """Forgets all prices; the next ones are by this cut."""
+        self.cut, self.correction = cut, 0.0
         self.deep: dict[str, Probe] = {}
         self.shallow: dict[str, Probe] = {}
         self.beside: dict[tuple[str, str, bool], Probe] = {}
@@ -206,6 +212,11 @@ class UnitPrices:
             probe.time_us - many.time_us,
         )
 
+    def difference(self, name: str) -> tuple[float, float]:
+        """Bytes kept and time of one layer, against rebuilding everything."""
+        price, full = self._price(name), self._price(REFERENCE)
+        return price.kept_bytes - full.kept_bytes, price.time_us - full.time_us
+
     def layers_us(self, runs: Runs) -> float:
         """Time of all layers by their prices, of ends that stand alone by theirs."""
         total = sum(n * self._price(name).time_us for name, n in runs)
@@ -291,7 +302,7 @@ class UnitPrices:
         layers = deep.num_layers - shallow.num_layers
         if layers <= 0:
             action = self.choices[name].action
-            kept = self.share * self.unit.kept(action).device_bytes
+            kept = self.cut.share * self.unit.kept(action).device_bytes
             # Of several layers, the others' prices are against all rebuilt.
             host = deep.host_bytes if self.unit.num_layers == 1 else 0.0
             time = deep.time_us if self.unit.num_layers == 1 else 0.0
@@ -300,9 +311,9 @@ class UnitPrices:
             host = (deep.host_bytes - shallow.host_bytes) / layers
             time = (deep.time_us - shallow.time_us) / layers
             if shallow.num_others:  # the slopes are against layers that rebuild all
-                kept += self.share * self.unit.kept(RECOMPUTE).device_bytes
+                kept += self.cut.share * self.unit.kept(RECOMPUTE).device_bytes
         kept = max(0.0, kept)
-        base = deep.bytes - deep.num_layers * kept - self.kept_by_others
+        base = deep.bytes - deep.num_layers * kept - self.cut.kept_by_others
         return Price(name, kept, base, max(0.0, host), time)
 
     def _rough_price(self, name: str) -> Price:
@@ -312,8 +323,34 @@ class UnitPrices:
         n = deep.num_layers
         kept = max(0.0, full.kept_bytes + (deep.bytes - reference.bytes) / n)
         time = full.time_us + (deep.time_us - reference.time_us) / n
-        base = deep.bytes - n * kept - self.kept_by_others
+        base = deep.bytes - n * kept - self.cut.kept_by_others
         return Price(name, kept, base, deep.host_bytes / n, time)
+
+
+def hold(
+    prices: Sequence[UnitPrices], all_kept: Measurement, all_rebuilt: Measurement
+) -> bool:
+    """Whether prices say about what becomes of the program if it keeps everything.
+
+    They do not where the step runs the loss more than once, or on more than one of the
+    arguments that prices are made with, and a unit was priced without the program.
+
+    Args:
+      prices: Of all units.
+      all_kept: The program all of whose layers keep everything.
+      all_rebuilt: The program all of whose layers rebuild everything.
+    """
+    if any(KEEP_ALL not in p.choices for p in prices):
+        return True
+    differences = [(p.unit.num_layers, *p.difference(KEEP_ALL)) for p in prices]
+    more_bytes = sum(n * size for n, size, _ in differences)
+    more_us = sum(n * time for n, _, time in differences)
+    size, time = all_rebuilt.memory.total_bytes, all_rebuilt.time.step_us
+    found_us = all_kept.time.step_us - time
+    found_bytes = all_kept.memory.total_bytes - size  # Less where the peak is elsewhere
+    off_us = abs(found_us - more_us) - _OFF * max(abs(found_us), abs(more_us))
+    off_bytes = found_bytes - (1 + _OFF) * more_bytes
+    return off_us <= _NEGLIGIBLE * time and off_bytes <= _NEGLIGIBLE * size
 
 
 def correct(

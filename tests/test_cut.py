@@ -1,5 +1,7 @@
 """A unit is priced without the program around it as it would be in it."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,32 +115,37 @@ def two_kinds(num_each):
     return rr.Problem(loss, ([one] * num_each, array(8192, 1024)))
 
 
+@pytest.fixture
+def alone(monkeypatch):
+    """Whatever can be is priced alone, however small the program."""
+    monkeypatch.setattr(_cut, "_LARGE", 0)
+    monkeypatch.setattr(_cut, "_SMALL_PART", 2)
+    monkeypatch.setattr(_cut, "_NEGLIGIBLE", math.inf)
+
+
 @pytest.mark.parametrize("name", ["wide", "gated"])
-def test_prices_are_those_within_the_program(name, monkeypatch):
-    problem, target = two_kinds(4), rr.target("h100:1")
-    found = {}
-    for large in (0, 10**9):
-        monkeypatch.setattr(_cut, "_LARGE", large)
-        monkeypatch.setattr(_cut, "_SMALL_PART", 2)
-        search = Search(problem, target)
-        (prices,) = [p for p in search.prices if p.unit.name == name]
-        assert prices.cut.is_alone == (large == 0)
-        few = ("full", "none", "dots")
-        prices.choices = {n: c for n, c in prices.choices.items() if n in few}
+def test_prices_are_those_within_the_program(name, alone):
+    search = Search(two_kinds(4), rr.target("h100:1"))
+    (prices,) = [p for p in search.prices if p.unit.name == name]
+    few = ("full", "none", "dots")
+    prices.choices = {n: c for n, c in prices.choices.items() if n in few}
+    cuts = search.cuts.best(prices.unit, 0.0), search.cuts.within(prices.unit)
+    assert [cut.is_alone for cut in cuts] == [True, False]
+    found = []
+    for cut in cuts:
+        prices.start(cut)
         prices.price_roughly()
         prices.refine(few)
-        found[large] = {n: prices._price(n) for n in few}
+        found.append({n: prices._price(n) for n in few})
     layers_us = search.add("as written", None).time_us / 4
     for one in ("none", "dots"):
-        alone, within = found[0][one], found[10**9][one]
-        assert alone.kept_bytes == pytest.approx(within.kept_bytes, rel=0.02)
-        faster = [p["full"].time_us - p[one].time_us for p in found.values()]
+        alone_bytes, within_bytes = (p[one].kept_bytes for p in found)
+        assert alone_bytes == pytest.approx(within_bytes, rel=0.02)
+        faster = [p["full"].time_us - p[one].time_us for p in found]
         assert faster[0] == pytest.approx(faster[1], abs=0.05 * layers_us)
 
 
-def test_a_plan_by_such_prices_fits(monkeypatch):
-    monkeypatch.setattr(_cut, "_LARGE", 0)
-    monkeypatch.setattr(_cut, "_SMALL_PART", 2)
+def test_a_plan_by_such_prices_fits(alone):
     problem = two_kinds(4)
     plain = rr.measure(problem, target="h100:1").memory.total_bytes
     fit = rr.fit(problem, budget=int(0.6 * plain), target="h100:1")
@@ -146,24 +153,108 @@ def test_a_plan_by_such_prices_fits(monkeypatch):
     assert fit.bound_us > 0
 
 
-def is_small_part(kind, name, monkeypatch, large, part):
-    monkeypatch.setattr(_cut, "_LARGE", large)
-    monkeypatch.setattr(_cut, "_SMALL_PART", part)
-    loss, *args = PLAIN[kind](ROWS)
-    return _cut.is_small_part(trace_loss(loss, args), name, 8)
+def accumulated(loss, specs):
+    def step(ws, xs):
+        def add(total, x):
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(ws, x)), None
+
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, ws), xs)[0]
+
+    ws, x = specs
+    return step, (ws, jax.ShapeDtypeStruct((4, *x.shape), x.dtype))
+
+
+def ensemble(loss, specs):
+    four = lambda leaf: jax.ShapeDtypeStruct((4, *leaf.shape), leaf.dtype)
+    return jax.vmap(jax.grad(loss)), jax.tree.map(four, specs)
+
+
+def twice(loss, specs):
+    def step(ws, x):
+        ws = jax.tree.map(jnp.add, ws, jax.grad(loss)(ws, x))
+        return jax.grad(loss)(ws, x)
+
+    return step, specs
+
+
+@pytest.mark.parametrize("kind", [accumulated, ensemble, twice])
+def test_steps_that_run_the_loss_several_times_are_priced_whole(kind, alone):
+    def layer(w, x):
+        return x + jnp.sin(jnp.tanh(x @ w["up"])) @ w["down"]
+
+    def loss(ws, x):
+        for w in ws:
+            x = rr.block(layer, "layer")(w, x)
+        return (x**2).mean()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    specs = ([{"up": array(512, 2048), "down": array(2048, 512)}] * 4, array(4096, 512))
+    is_alone = []
+    for step in (None, lambda loss: kind(loss, specs)):
+        search = Search(rr.Problem(loss, specs, step), rr.target("h100:1"))
+        search.prepare()
+        is_alone += [prices.cut.is_alone for prices in search.prices]
+    assert is_alone == [True, False]
+
+
+def loss_of_layers(num_layers, layer=lambda w, x: jnp.tanh(x @ w)):
+    """Layers one after the other, and what their loss is made of."""
+
+    def loss(ws, x):
+        for w in ws:
+            x = rr.block(layer, "layer")(w, x)
+        return (x**2).sum()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    return loss, [array(8, 8)] * num_layers, array(4, 8)
+
+
+def is_small_part(loss, args):
+    (unit,) = rr.trace(loss, *args).units
+    return _cut.is_small_part(trace_loss(loss, args), unit, 8)
 
 
 @pytest.mark.parametrize(
-    ("large", "part", "alone"),
+    ("large", "part", "small"),
     [(0, 2, True), (10**6, 2, False), (0, 0.01, False)],
 )
 def test_small_parts_of_large_programs_are_priced_alone(
-    monkeypatch, large, part, alone
+    monkeypatch, large, part, small
 ):
-    assert is_small_part("scanned", "scan_0", monkeypatch, large, part) == alone
+    monkeypatch.setattr(_cut, "_LARGE", large)
+    monkeypatch.setattr(_cut, "_SMALL_PART", part)
+    loss, *args = PLAIN["scanned"](ROWS)
+    assert is_small_part(loss, args) == small
 
 
-def test_what_stands_within_another_operation_is_priced_in_place(monkeypatch):
+def test_all_of_a_program_is_no_small_part_of_it_however_many_layers(monkeypatch):
+    monkeypatch.setattr(_cut, "_LARGE", 0)
+    loss, *args = loss_of_layers(100)
+    assert not is_small_part(loss, args)
+
+
+def test_what_stands_within_another_operation_is_priced_in_place(alone):
     loss, *args = PLAIN["shard_map, scanned"](ROWS)
-    (unit,) = rr.trace(loss, *args).units
-    assert not is_small_part("shard_map, scanned", unit.name, monkeypatch, 0, 2)
+    assert not is_small_part(loss, args)
+
+
+def test_what_is_sharded_by_its_type_is_priced_in_place(alone):
+    explicit = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((1,), ("d",), axis_types=explicit)
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    loss, *args = loss_of_layers(4)
+    assert is_small_part(loss, args)
+    array = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole)
+    with jax.set_mesh(mesh):
+        assert not is_small_part(loss, jax.tree.map(array, args))
+
+
+def test_layers_that_cost_as_much_as_passing_them_on_are_priced_in_place(monkeypatch):
+    monkeypatch.setattr(_cut, "_LARGE", 0)
+    monkeypatch.setattr(_cut, "_SMALL_PART", 2)
+    loss, *args = loss_of_layers(4)
+    search = Search(rr.Problem(loss, tuple(args)), rr.target("h100:1"))
+    (unit,) = search.units
+    passed_us = 2 * 4 * (2 * 4 * 8 * 4) / 3.35e6  # twice, 4 layers, [4, 8] in and out
+    assert not search.cuts.best(unit, 100 * passed_us).is_alone
+    assert search.cuts.best(unit, 300 * passed_us).is_alone

@@ -133,6 +133,13 @@ def test_the_loss_that_comes_back_computes_the_same():
         assert jnp.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+def test_numbers_among_the_arguments_are_arguments():
+    scaled = lambda ws, x, scale: scale * loss(ws, x)
+    ws, x = specs(depth=4)
+    found = fit(scaled, ws, x, 0.5, budget="1 GiB", target="cpu:1", most_compiles=12)
+    assert found.plan.fits
+
+
 def test_what_is_printed_by_hand_is_a_few_lines(searched):
     _, found = searched
     first, *plan, last = str(found[0.6]).splitlines()

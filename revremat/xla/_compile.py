@@ -30,6 +30,8 @@ from revremat.xla._totals import NAMES, totals
 
 _FORMAT = 2
 _CACHE_LIMIT_BYTES = 4 << 30
+_FOLDERS = "revremat-"
+_ABANDONED_S = 24 * 60 * 60
 
 
 class DoesNotFitError(UserError):
@@ -299,13 +301,17 @@ def _compiler_settings() -> Iterator[None]:
 
 
 def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifact:
-    folder = tempfile.mkdtemp(prefix="revremat-")
+    _sweep()
+    folder = tempfile.mkdtemp(prefix=_FOLDERS)
     elsewhere = target.platform == "cuda" and not target.present
     options = {
         **options,
         **(no_kernels(Path(folder)) if elsewhere else {}),
         "xla_dump_to": folder,
         "xla_dump_hlo_as_proto": True,
+        # Whatever XLA_FLAGS say:
+        "xla_dump_hlo_module_re": ".*",
+        "xla_dump_compress_protos": False,
     }
     start = time.perf_counter()
     try:
@@ -389,7 +395,7 @@ def _write(path: Path, key: str, artifact: Artifact) -> None:
                 z.writestr("hlo.pb", artifact.hlo)
             os.replace(name, path)
         except BaseException:
-            os.unlink(name)
+            Path(name).unlink(missing_ok=True)
             raise
         _prune(path.parent)
     except OSError:
@@ -397,13 +403,34 @@ def _write(path: Path, key: str, artifact: Artifact) -> None:
 
 
 def _prune(folder: Path) -> None:
-    files = sorted(folder.glob("*.zip"), key=lambda p: p.stat().st_mtime)
-    excess = sum(p.stat().st_size for p in files) - _CACHE_LIMIT_BYTES
-    for oldest in files:
+    files: list[tuple[float, int, Path]] = []
+    for path in folder.glob("*.zip"):
+        with contextlib.suppress(FileNotFoundError):  # another process prunes, too
+            found = path.stat()
+            files.append((found.st_mtime, found.st_size, path))
+    excess = sum(size for _, size, _ in files) - _CACHE_LIMIT_BYTES
+    for _, size, oldest in sorted(files):
         if excess <= 0:
-            return
-        excess -= oldest.stat().st_size
+            break
+        excess -= size
         oldest.unlink(missing_ok=True)
+    for path in _left_behind(folder, ".new-*"):
+        path.unlink(missing_ok=True)
+
+
+@functools.cache
+def _sweep() -> None:
+    """Removes the dumps of processes that were killed."""
+    for folder in _left_behind(Path(tempfile.gettempdir()), f"{_FOLDERS}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _left_behind(folder: Path, pattern: str) -> Iterator[Path]:
+    """What has not been touched for longer than any compile takes."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                yield path
 
 
 def _varint(number: int) -> bytes:

@@ -13,10 +13,15 @@ def totals(hlo: bytes) -> dict[str, int]:
 
     Args:
       hlo: A serialized `HloProto`.
+
+    Raises:
+      RuntimeError: No buffers were assigned in it.
     """
     found = {prefix + name: 0 for prefix in ("", "host_") for name in NAMES}
-    proto = HloProto.FromString(hlo)
-    for one in proto.buffer_assignment.buffer_allocations:
+    allocations = HloProto.FromString(hlo).buffer_assignment.buffer_allocations
+    if not allocations:
+        raise RuntimeError("XLA's dump holds no buffers: the compile ended too early")
+    for one in allocations:
         prefix = "host_" if one.color == HOST_SPACE else ""
         taken, given = one.is_entry_computation_parameter, one.maybe_live_out
         found[prefix + "argument"] += one.size * taken

@@ -2,6 +2,10 @@
 
 import importlib
 import os
+import subprocess
+import sys
+import tempfile
+import time
 from pathlib import Path
 
 import jax
@@ -11,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import revremat as rr
 from revremat.xla import _cards, _compile
+from revremat.xla._totals import totals
 from tests.xla.programs import NO_TILING, enlarged, spec
 
 SOURCE = """
@@ -264,6 +269,46 @@ def test_the_oldest_entries_go_when_the_folder_is_full(cache, monkeypatch):
     assert ask(other).cached
 
 
+def test_what_killed_processes_left_behind_goes_after_a_day(
+    cache, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    _compile._sweep.cache_clear()
+    dumps = [tmp_path / name for name in ("revremat-old", "revremat-new", "others")]
+    for folder in dumps:
+        folder.mkdir()
+    (dumps[0] / "dump.pb").write_bytes(b"abc")
+    cache.mkdir(exist_ok=True)
+    entries = [cache / ".new-old", cache / ".new-new"]
+    for path in entries:
+        path.write_bytes(b"abc")
+    long_ago = time.time() - 2 * _compile._ABANDONED_S
+    for path in (dumps[0], dumps[2], entries[0]):
+        os.utime(path, (long_ago, long_ago))
+    ask()
+    assert [folder.exists() for folder in dumps] == [False, True, True]
+    assert [path.exists() for path in entries] == [False, True]
+
+
+@pytest.mark.parametrize("target", ["cpu:1", "h100:1"])
+def test_flags_about_dumps_change_nothing(target):
+    program = (
+        "import jax, jax.numpy as jnp, revremat as rr\n"
+        "x = jax.ShapeDtypeStruct((256, 256), jnp.float32)\n"
+        "step = lambda x: jnp.sin(x) @ x\n"
+        f"found = rr.measure(step, x, target={target!r}, cache=False)\n"
+        "print(found.memory.total_bytes)\n"
+    )
+    flags = "--xla_dump_hlo_module_re=nothing --xla_dump_compress_protos=true"
+    taken = []
+    for given in ("", flags):
+        env = {**os.environ, "XLA_FLAGS": given}
+        args = [sys.executable, "-c", program]
+        ran = subprocess.run(args, env=env, capture_output=True, text=True, check=True)
+        taken.append(int(ran.stdout))
+    assert taken[0] == taken[1] > 2 * 4 * 256 * 256
+
+
 def test_jax_settings_are_left_as_they_were():
     names = ("jax_compiler_enable_remat_pass", "jax_enable_compilation_cache")
     before = [getattr(jax.config, name) for name in names]
@@ -304,6 +349,11 @@ def test_a_product_that_xla_tiles_in_no_way_is_the_librarys_and_the_report_says_
     other = rr.measure(step, *NO_TILING, target="h100:1", options=by_hand)
     assert other.memory.total_bytes == first.memory.total_bytes
     assert "tile" not in other.notes[-1]
+
+
+def test_a_dump_without_buffers_has_no_totals():
+    with pytest.raises(RuntimeError, match="no buffers"):
+        totals(b"")
 
 
 def test_options_that_were_asked_for_are_not_changed():
