@@ -1,10 +1,10 @@
 """What the compiler made: targets, compiles, liveness, origins and time."""
 
+from revremat.xla._artifact import Artifact as Artifact
 from revremat.xla._cards import GPU_CARDS as GPU_CARDS
 from revremat.xla._cards import Card as Card
 from revremat.xla._cards import load_card as load_card
 from revremat.xla._clock import estimate as estimate
-from revremat.xla._compile import Artifact as Artifact
 from revremat.xla._compile import DoesNotFitError as DoesNotFitError
 from revremat.xla._compile import Lowered as Lowered
 from revremat.xla._compile import compile_step as compile_step

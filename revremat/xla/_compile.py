@@ -1,19 +1,11 @@
-"""Compile a step for a target, once: afterwards it comes from the disk."""
+"""Compile a step for a target; the second time it comes from the disk."""
 
 import contextlib
 import functools
-import hashlib
-import importlib.metadata as metadata
-import io
-import json
-import os
-import platform
 import shutil
 import tempfile
 import threading
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,50 +13,19 @@ from typing import Any
 
 import jax
 
-from revremat._compat import compile_settings
 from revremat._errors import UserError
+from revremat.xla._artifact import Artifact, versions
+from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
 from revremat.xla._no_kernels import no_kernels
 from revremat.xla._specs import place
-from revremat.xla._targets import Target, gpu_target_config
+from revremat.xla._targets import Target
 from revremat.xla._totals import NAMES, totals
 
-_FORMAT = 2
-_CACHE_LIMIT_BYTES = 4 << 30
 _FOLDERS = "revremat-"
-_ABANDONED_S = 24 * 60 * 60
 
 
 class DoesNotFitError(UserError):
     """The target's compiler itself refused the program for want of memory."""
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """What the compiler made of a step.
-
-    Attributes:
-      hlo: Serialized `HloProto`: the scheduled module and, unless the step came
-        already compiled, its buffer assignment.
-      stats: XLA's own totals in bytes: `argument`, `output`, `alias`, `temp`,
-        `generated_code`, and the same with the prefix `host_`.
-      seconds: Time the compile took.
-      cached: It came from the disk.
-      versions: Of the compiler.
-      remarks: What was done differently than asked, and why.
-    """
-
-    hlo: bytes
-    stats: Mapping[str, int]
-    seconds: float
-    cached: bool
-    versions: str
-    remarks: tuple[str, ...] = ()
-
-
-def cache_folder() -> Path:
-    """Where compiles are kept: `$REVREMAT_CACHE`, or the user's cache folder."""
-    default = Path.home() / ".cache" / "revremat" / "compiles"
-    return Path(os.environ.get("REVREMAT_CACHE", default))
 
 
 @dataclass(frozen=True)
@@ -90,9 +51,9 @@ class Lowered:
           DoesNotFitError: A TPU compile ran out of memory.
         """
         target = self.target
-        key = _fingerprint(self.program, target, self.options, self.placed)
+        key = fingerprint(self.program, target, self.options, self.placed)
         path = cache_folder() / f"{key}.zip"
-        if cache and (found := _read(path, key)) is not None:
+        if cache and (found := read(path, key)) is not None:
             return found
         try:
             made = _compile(self.program, target, self.options)
@@ -103,7 +64,7 @@ class Lowered:
             made = _compile(self.program, target, {**self.options, **changes})
             made = replace(made, remarks=(remark,))
         if cache:
-            _write(path, key, made)
+            write(path, key, made)
         return made
 
 
@@ -198,76 +159,10 @@ def read_compiled(compiled: Any) -> Artifact:
     return Artifact(hlo, _stats(compiled), 0.0, False, versions())
 
 
-def versions() -> str:
-    """Versions of everything that takes part in a compile."""
-    names = []
-    for wheel in (
-        "jax",
-        "jaxlib",
-        "jax-cuda13-plugin",
-        "jax-cuda13-pjrt",
-        "nvidia-cuda-nvcc",
-        "nvidia-cuda-nvrtc",
-        "nvidia-cudnn-cu13",
-        "libtpu",
-    ):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            names.append(f"{wheel} {metadata.version(wheel)}")
-    return ", ".join(names)
-
-
 def _default_options(target: Target) -> dict[str, Any]:
     if target.platform == "cuda" and not target.present:
         return {"xla_gpu_autotune_level": 0}  # nothing to tune on
     return {}
-
-
-def _fingerprint(
-    lowered: Any, target: Target, options: Mapping[str, Any], placed: Any
-) -> str:
-    """A hash of everything that a compile depends on, source lines included."""
-    module = io.BytesIO()
-    lowered.compiler_ir().operation.write_bytecode(module)
-    leaves = jax.tree.leaves(placed)
-    match target.platform:
-        case "cuda":
-            machine = gpu_target_config(target.card)
-        case "cpu":
-            machine = _instruction_set()
-        case _:
-            machine = target.spec
-    parts = {
-        "format": _FORMAT,
-        "target": [target.platform, target.num_hosts, target.devices_per_host],
-        "present": target.present,
-        "machine": machine,
-        "devices": sorted({str(_device_ids(leaf)) for leaf in leaves}),
-        "options": sorted((k, str(v)) for k, v in options.items()),
-        "settings": compile_settings(lowered),
-        "flags": [os.environ.get(n, "") for n in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
-        "versions": versions(),
-        "module": hashlib.sha256(module.getvalue()).hexdigest(),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-@functools.cache
-def _instruction_set() -> str:
-    """What this machine's CPU can do: its compiler makes use of all of it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    kinds = ("model name", "flags", "Features", "CPU part")
-    found = sorted({line for line in lines if line.startswith(kinds)})
-    return "\n".join([platform.machine(), platform.processor(), *found])
-
-
-def _device_ids(leaf: Any) -> tuple[int, ...]:
-    sharding = leaf.sharding
-    if hasattr(sharding, "mesh"):
-        return tuple(d.id for d in sharding.mesh.devices.flat)
-    return tuple(sorted(d.id for d in sharding.device_set))
 
 
 _SETTINGS = {
@@ -354,83 +249,11 @@ def _stats(compiled: Any) -> dict[str, int]:
     }
 
 
-def _read(path: Path, key: str) -> Artifact | None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            about = json.loads(archive.read("about.json"))
-            if about["key"] != key:
-                return None
-            path.touch()  # recently used ones are kept longest
-            return Artifact(
-                archive.read("hlo.pb"),
-                about["stats"],
-                about["seconds"],
-                True,
-                about["versions"],
-                tuple(about.get("remarks", ())),
-            )
-    except (OSError, LookupError, ValueError, TypeError, RuntimeError, EOFError):
-        return None  # absent or damaged: compiled again and replaced
-    except (zipfile.BadZipFile, zlib.error):
-        return None
-
-
-def _write(path: Path, key: str, artifact: Artifact) -> None:
-    about = {
-        "key": key,
-        "stats": dict(artifact.stats),
-        "seconds": artifact.seconds,
-        "versions": artifact.versions,
-        "remarks": artifact.remarks,
-    }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with (
-                os.fdopen(handle, "wb") as file,
-                zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z,
-            ):
-                z.writestr("about.json", json.dumps(about))
-                z.writestr("hlo.pb", artifact.hlo)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        _prune(path.parent)
-    except OSError:
-        return  # a cache that cannot be written only costs time
-
-
-def _prune(folder: Path) -> None:
-    files: list[tuple[float, int, Path]] = []
-    for path in folder.glob("*.zip"):
-        with contextlib.suppress(FileNotFoundError):  # another process prunes, too
-            found = path.stat()
-            files.append((found.st_mtime, found.st_size, path))
-    excess = sum(size for _, size, _ in files) - _CACHE_LIMIT_BYTES
-    for _, size, oldest in sorted(files):
-        if excess <= 0:
-            break
-        excess -= size
-        oldest.unlink(missing_ok=True)
-    for path in _left_behind(folder, ".new-*"):
-        path.unlink(missing_ok=True)
-
-
 @functools.cache
 def _sweep() -> None:
     """Removes the dumps of processes that were killed."""
-    for folder in _left_behind(Path(tempfile.gettempdir()), f"{_FOLDERS}*"):
+    for folder in left_behind(Path(tempfile.gettempdir()), f"{_FOLDERS}*"):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _left_behind(folder: Path, pattern: str) -> Iterator[Path]:
-    """What has not been touched for longer than any compile takes."""
-    for path in folder.glob(pattern):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                yield path
 
 
 def _varint(number: int) -> bytes:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from revremat._errors import UserError
-from revremat.xla._compile import Artifact
+from revremat.xla._artifact import Artifact
 from revremat.xla._hlo import Module, is_tuple
 from revremat.xla._liveness import liveness
 from revremat.xla._totals import totals

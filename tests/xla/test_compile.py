@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import revremat as rr
-from revremat.xla import _cards, _compile
+from revremat.xla import _cards, _compile, _disk
 from revremat.xla._totals import totals
 from tests.xla.programs import NO_TILING, enlarged, spec
 
@@ -155,13 +155,13 @@ def test_precision_is_part_of_a_compile():
 
 def test_versions_are_part_of_a_compile(monkeypatch):
     ask()
-    monkeypatch.setattr(_compile, "versions", lambda: "jax 99.0")
+    monkeypatch.setattr(_disk, "versions", lambda: "jax 99.0")
     assert not ask().cached
 
 
 def test_another_instruction_set_is_another_compile(monkeypatch):
     ask()
-    monkeypatch.setattr(_compile, "_instruction_set", lambda: "an older machine")
+    monkeypatch.setattr(_disk, "_instruction_set", lambda: "an older machine")
     assert not ask().cached
 
 
@@ -222,12 +222,12 @@ def test_a_flipped_bit_anywhere_is_noticed_or_harmless(cache):
     ask()
     file = entry(cache)
     data = file.read_bytes()
-    whole = _compile._read(file, file.stem)
+    whole = _disk.read(file, file.stem)
     for position in range(0, len(data), max(1, len(data) // 60)):
         bad = bytearray(data)
         bad[position] ^= 1 << (position % 8)
         file.write_bytes(bad)
-        found = _compile._read(file, file.stem)
+        found = _disk.read(file, file.stem)
         assert found is None or (found.hlo, found.stats) == (whole.hlo, whole.stats)
 
 
@@ -254,7 +254,7 @@ def test_a_full_disk_leaves_nothing_half_written(cache, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_compile.os, "replace", full)
+    monkeypatch.setattr(_disk.os, "replace", full)
     assert not ask().cached
     assert list(cache.iterdir()) == []
 
@@ -263,7 +263,7 @@ def test_the_oldest_entries_go_when_the_folder_is_full(cache, monkeypatch):
     ask()
     oldest = entry(cache)
     os.utime(oldest, (1, 1))
-    monkeypatch.setattr(_compile, "_CACHE_LIMIT_BYTES", oldest.stat().st_size * 3 // 2)
+    monkeypatch.setattr(_disk, "_CACHE_LIMIT_BYTES", oldest.stat().st_size * 3 // 2)
     ask(other)
     assert oldest not in list(cache.glob("*.zip"))
     assert ask(other).cached
@@ -282,7 +282,7 @@ def test_what_killed_processes_left_behind_goes_after_a_day(
     entries = [cache / ".new-old", cache / ".new-new"]
     for path in entries:
         path.write_bytes(b"abc")
-    long_ago = time.time() - 2 * _compile._ABANDONED_S
+    long_ago = time.time() - 2 * _disk._ABANDONED_S
     for path in (dumps[0], dumps[2], entries[0]):
         os.utime(path, (long_ago, long_ago))
     ask()
