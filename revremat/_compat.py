@@ -18,9 +18,15 @@ def name_stack(eqn: JaxprEqn) -> Any:
     return eqn.source_info.name_stack
 
 
-def source_line(eqn: JaxprEqn) -> str:
-    """`file:line (function)` of the user's code an equation came from, or ''."""
-    return source_info_util.summarize(eqn.source_info)
+def source_frames(eqn: JaxprEqn) -> Iterator[tuple[str, str]]:
+    """Where an equation comes from, outside of JAX, the innermost call first.
+
+    Yields:
+      A file, and `file:line (function)`.
+    """
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        line = f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+        yield frame.file_name, line
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from revremat import _compat
 from revremat._errors import UserError
 from revremat._graph import Choice, Graph, Operation, Unit, Value
 from revremat._problem import Problem
+from revremat._sources import source_line
 from revremat.program import _costs
 from revremat.program._fusion import read_whole
 from revremat.program._keep import Layer, cannot_rebuild, is_dear
@@ -99,7 +100,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
                 num_flops=_costs.num_flops(op),
                 dear=is_dear(op),
                 pinned=cannot_rebuild(op) or "",
-                source=_compat.source_line(op.eqn),
+                source=source_line(op.eqn),
                 batch_dims=_costs.num_batch_dims(op),
             )
             for op in forward.ops

@@ -1,5 +1,6 @@
 """What trace finds in a program: units, residuals, names, fingerprints."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
@@ -123,6 +124,24 @@ def test_bytes_per_device_come_from_the_caller():
     graph = rr.trace(scanned, *specs(), bytes_of=lambda aval: aval.size)
     (hidden,) = [r for r in graph["scan_0"].residuals if r.given]
     assert hidden.num_bytes == BATCH * WIDTH
+
+
+def test_what_a_library_makes_is_found_where_it_was_called():
+    dense = nn.Dense(WIDTH)
+
+    def layer(w, x):
+        return jnp.tanh(dense.apply(w, x))
+
+    x = jax.ShapeDtypeStruct((2, WIDTH), jnp.float32)
+    w = jax.eval_shape(dense.init, jax.random.key(0), x)
+    (unit,) = rr.trace(lambda w, x: rr.block(layer, "one")(w, x).sum(), w, x).units
+    found = {op.kind: op.source for op in unit.operations}
+    library, here = found["dot_general"].split(", called at ")
+    assert "linear.py:" in library
+    assert here.endswith(".layer)")
+    assert "test_trace.py:" in here
+    assert found["tanh"].endswith(".layer)")
+    assert "called at" not in found["tanh"]
 
 
 def test_a_problem_is_traced_as_its_loss():

@@ -1,12 +1,10 @@
 """Origin: which line of the user's program a buffer's value comes from."""
 
 import re
-import sysconfig
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from revremat._sources import is_users
 from revremat.xla._hlo import Module
 
 # Operations that move or reshape a value without making a new one.
@@ -238,20 +236,6 @@ def _split_outside_parentheses(path: str) -> list[str]:
             parts.append(path[start:position])
             start = position + 1
     return [*parts, path[start:]] if path else []
-
-
-@cache
-def is_users(file: str) -> bool:
-    """Whether a source file is the user's: not installed, and not revremat's."""
-    return not any(file.startswith(folder) for folder in _installed())
-
-
-@cache
-def _installed() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    own = str(Path(__file__).resolve().parents[1])
-    places = {paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return (*(str(Path(p).resolve()) for p in places), *places, own, "<")
 
 
 def _after_backward(module: Module) -> set[int]:

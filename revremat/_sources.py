@@ -1,0 +1,36 @@
+"""Whose source files are whose."""
+
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from revremat import _compat
+
+
+def source_line(eqn: Any) -> str:
+    """`file:line (function)` of the code an equation came from, or ''.
+
+    Where that is a library's, the line of the user's code that called it as well.
+    """
+    frames = list(_compat.source_frames(eqn))
+    if not frames:
+        return ""
+    file, line = frames[0]
+    calls = (call for other, call in frames if is_users(other))
+    caller = "" if is_users(file) else next(calls, "")
+    return f"{line}, called at {caller}" if caller else line
+
+
+@cache
+def is_users(file: str) -> bool:
+    """Whether a source file is the user's: not installed, and not revremat's."""
+    return not any(file.startswith(folder) for folder in _installed())
+
+
+@cache
+def _installed() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    own = str(Path(__file__).resolve().parent)
+    places = {paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return (*(str(Path(p).resolve()) for p in places), *places, own, "<")
