@@ -22,6 +22,11 @@ from revremat.xla._targets import Target
 from revremat.xla._totals import NAMES, totals
 
 _FOLDERS = "revremat-"
+_NO_ROOM = "RESOURCE_EXHAUSTED"
+_REFUSED = (
+    "the compiler of {} refuses the program for want of memory; these are the sums of "
+    "the buffers that it had laid out, some hundred kB off at most"
+)
 
 
 class DoesNotFitError(UserError):
@@ -48,7 +53,7 @@ class Lowered:
         """Compiles it, or reads an identical compile from the disk.
 
         Raises:
-          DoesNotFitError: A TPU compile ran out of memory.
+          DoesNotFitError: The compiler ran out of memory before it had laid it out.
         """
         target = self.target
         key = fingerprint(self.program, target, self.options, self.placed)
@@ -143,7 +148,7 @@ def compile_step(
       An `Artifact`.
 
     Raises:
-      DoesNotFitError: A TPU compile ran out of memory.
+      DoesNotFitError: The compiler ran out of memory before it had laid it out.
       UserError: The arguments do not suit the target.
     """
     lowered = lower_step(step, specs, target, donate=donate, options=options)
@@ -208,21 +213,26 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
         "xla_dump_hlo_module_re": ".*",
         "xla_dump_compress_protos": False,
     }
-    start = time.perf_counter()
+    start, remarks = time.perf_counter(), ()
     try:
-        stats = None
         with _compiler_settings():
             try:
                 stats = _stats(lowered.compile(compiler_options=options))
-            except jax.errors.JaxRuntimeError:
-                if not (elsewhere and _largest_dump(folder)):
+            except jax.errors.JaxRuntimeError as error:
+                refused = target.platform == "tpu" and _NO_ROOM in str(error)
+                if not (elsewhere or refused):
                     raise
+                try:  # All we ask for is settled once buffers are assigned.
+                    stats = totals(_largest_dump(folder))
+                except RuntimeError:
+                    raise error from None
+                remarks = (_REFUSED.format(target.spec),) * refused
         seconds = time.perf_counter() - start
         hlo = _largest_dump(folder)
         if not hlo:
             raise RuntimeError(f"XLA wrote no dump for {target.spec}")
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" in str(error):
+        if _NO_ROOM in str(error):
             reason = str(error).splitlines()[0]
             raise DoesNotFitError(
                 f"the compiler of {target.spec} refuses the program: {reason}"
@@ -230,7 +240,7 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Artifact(hlo, stats or totals(hlo), seconds, False, versions())
+    return Artifact(hlo, stats, seconds, False, versions(), remarks)
 
 
 def _largest_dump(folder: str) -> bytes:
