@@ -5,11 +5,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import revremat as rr
-from experiments.bench.rivals import RIVALS, Arena
+from experiments.bench.rivals import RIVALS, Arena, Rival
 from revremat import policies
 from revremat._bytes import format_bytes
 from revremat._choose import Actions, Row, Search
@@ -109,6 +109,7 @@ def contest(
     tell: Tell = print,
     stop: Callable[[], None] = lambda: None,
     unroll: bool = True,
+    kinds: Sequence[type[Rival]] = RIVALS,
 ) -> dict[str, Any]:
     """All of one program's figures, for JSON.
 
@@ -122,6 +123,7 @@ def contest(
       tell: Gets a line now and then.
       stop: Called before each compile; whatever it raises ends the contest.
       unroll: Whether the search may write a loop's layers out.
+      kinds: The rivals.
 
     Returns:
       Budgets, each with the search's answer and every rival's best (None where none of
@@ -149,7 +151,7 @@ def contest(
     rows, compiles = list(search.rows.values()), {"search": search.done}
     seconds = {"search": time.perf_counter() - began}
     arena = arena_of(search)
-    rivals = [kind(arena) for kind in RIVALS]
+    rivals = [kind(arena) for kind in kinds]
     for rival in rivals:
         before, start = search.done, time.perf_counter()
         for budget in budgets:

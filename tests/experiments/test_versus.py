@@ -258,6 +258,20 @@ def test_splits_find_the_best_of_all_or_near_it_by_prices_that_are_off(arena, sl
     assert rival.best(sizes[0] - 1) is None
 
 
+def test_rivals_that_were_not_run_are_neither_beaten_nor_without_a_plan(
+    whole, tmp_path, capsys
+):
+    only = dataclasses.replace(whole, out=tmp_path, rivals=("uniform preset",))
+    assert versus.main(only) == 0
+    (found,) = versus.read(tmp_path).values()
+    assert len(versus.gains(found, "uniform preset")) == 2
+    assert versus.gains(found, "greedy") == []
+    assert "| small (cpu:1, 2) |" in (table := versus.markdown({"small": found}))
+    assert table.splitlines()[2].endswith("| - |")
+    assert versus.main(dataclasses.replace(only, rivals=("gredy",))) == 2
+    assert "no rival 'gredy'; there are no remat" in capsys.readouterr().out
+
+
 def test_programs_weigh_the_same_however_many_budgets_they_were_run_at():
     def done(*gains):  # None: the rival has no plan
         rows = [

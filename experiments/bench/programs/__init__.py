@@ -29,7 +29,7 @@ PROGRAMS: dict[str, Entry] = {
 """All programs by name: the standard ones first."""
 
 
-def refusal(names: Iterable[str], known: Collection[str]) -> str:
+def refusal(names: Iterable[str], known: Collection[str], what: str = "program") -> str:
     """What to say of a name that no program has; nothing if all are known.
 
     >>> refusal(["gpt3"], ["gpt2_xl", "vit_l_384"])
@@ -37,5 +37,5 @@ def refusal(names: Iterable[str], known: Collection[str]) -> str:
     """
     for name in names:
         if name not in known:
-            return f"no program {name!r}; there are {', '.join(known)}"
+            return f"no {what} {name!r}; there are {', '.join(known)}"
     return ""
