@@ -177,8 +177,16 @@ def twice(loss, specs):
     return step, specs
 
 
-@pytest.mark.parametrize("kind", [accumulated, ensemble, twice])
-def test_steps_that_run_the_loss_several_times_are_priced_whole(kind, alone):
+@pytest.mark.parametrize(
+    ("kind", "is_alone"),
+    [
+        (None, True),
+        (accumulated, False),
+        (ensemble, False),
+        pytest.param(twice, False, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_that_run_the_loss_several_times_are_priced_whole(kind, is_alone, alone):
     def layer(w, x):
         return x + jnp.sin(jnp.tanh(x @ w["up"])) @ w["down"]
 
@@ -189,12 +197,10 @@ def test_steps_that_run_the_loss_several_times_are_priced_whole(kind, alone):
 
     array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     specs = ([{"up": array(512, 2048), "down": array(2048, 512)}] * 4, array(4096, 512))
-    is_alone = []
-    for step in (None, lambda loss: kind(loss, specs)):
-        search = Search(rr.Problem(loss, specs, step), rr.target("h100:1"))
-        search.prepare()
-        is_alone += [prices.cut.is_alone for prices in search.prices]
-    assert is_alone == [True, False]
+    step = kind and (lambda loss: kind(loss, specs))
+    search = Search(rr.Problem(loss, specs, step), rr.target("h100:1"))
+    search.prepare()
+    assert [prices.cut.is_alone for prices in search.prices] == [is_alone]
 
 
 def loss_of_layers(num_layers, layer=lambda w, x: jnp.tanh(x @ w)):
