@@ -71,7 +71,10 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
                     f"{unit.name!r}; one of the two has to go."
                 )
             outer = found[outer].inside
-    return [Decision(unit=found[unit.name], plan=unit) for unit in plan.units]
+    return [
+        Decision(unit=found[unit.name], plan=unit, in_order=plan.in_order)
+        for unit in plan.units
+    ]
 
 
 def _difference(unit: UnitPlan, found: dict[str, FoundUnit]) -> str:

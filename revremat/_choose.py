@@ -15,6 +15,7 @@ from revremat._fitted import UNKNOWN, Fit, Row, holders, over
 from revremat._graph import Graph
 from revremat._measure import Request, measure_each
 from revremat._measurement import Measurement
+from revremat._order import IN_ORDER, put_in_order, try_without_order
 from revremat._plan import RECOMPUTE, SAVE, Action, Plan
 from revremat._prices import (
     KEEP_ALL,
@@ -66,7 +67,7 @@ class Search:
         self.most_compiles = most_compiles
         self.budget = 0
         self.prices: list[UnitPrices] = []
-        self.priced = False
+        self.priced = self.in_order = False
         self.done, self.expected = 0, 0
         self.rows: dict[Any, Row] = {}
         self.reference: Row | None = None
@@ -82,13 +83,13 @@ class Search:
         every = self._propose(_MOST_CANDIDATES)
         if most_compiles is not None:
             for most in range(_MOST_CANDIDATES - 1, _FEWEST_CANDIDATES - 1, -1):
-                if self._num_needed() <= most_compiles:
+                if self.num_needed <= most_compiles:
                     break
                 every = self._propose(most)
-            if self._num_needed() > most_compiles:
+            if self.num_needed > most_compiles:
                 raise UserError(
                     f"{most_compiles} compiles are too few for this program: a search "
-                    f"needs {self._num_needed()} or more"
+                    f"needs {self.num_needed} or more"
                 )
         self.left = tuple(
             name
@@ -131,7 +132,8 @@ class Search:
         ]
         return every
 
-    def _num_needed(self) -> int:
+    @property
+    def num_needed(self) -> int:
         """Compiles without which there is no answer."""
         return sum(p.num_first_compiles for p in self.prices) + 1 + _AFTER_PRICING
 
@@ -149,6 +151,7 @@ class Search:
         if self.most_compiles is not None:
             self.expected = min(self.expected, self.most_compiles)
         written = self.add("as written", None)
+        put_in_order(self)
         for prices in self.prices:
             prices.start(self.cuts.best(prices.unit, written.time_us))
             prices.price_roughly()
@@ -162,7 +165,7 @@ class Search:
         self.budget = budget_bytes
         written = self.add("as written", None)
         if (arguments := written.measurement.memory.argument_bytes) > budget_bytes:
-            counts, _ = self._all_alike(REFERENCE, RECOMPUTE)
+            counts, _ = self.all_alike(REFERENCE, RECOMPUTE)
             self.try_all([(counts, UNKNOWN)])
             size = format_bytes(arguments)
             return self._answer(0.0, f"the step's arguments alone ({size})")
@@ -186,6 +189,7 @@ class Search:
             bound_us = choice.bound_us + fixed_us
             if best.bytes <= self.budget:
                 bound_us += trim_ends(self, best)
+        try_without_order(self)
         return self._answer(bound_us, greedy_us=greedy_us)
 
     def _answer(
@@ -229,15 +233,27 @@ class Search:
         self.done += 1
         return request
 
-    def add(self, name: str, actions: Actions | None, predicted: float = UNKNOWN):
+    def add(
+        self,
+        name: str,
+        actions: Actions | None,
+        predicted: float = UNKNOWN,
+        in_order: bool | None = None,
+    ) -> Row:
         """Compiles a whole program, unless it has been."""
-        return self.add_all([(name, actions, predicted)])[0]
+        return self.add_all([(name, actions, predicted)], in_order)[0]
 
     def add_all(
-        self, programs: Sequence[tuple[str, Actions | None, float]]
+        self,
+        programs: Sequence[tuple[str, Actions | None, float]],
+        in_order: bool | None = None,
     ) -> list[Row]:
         """Compiles whole programs, unless they have been."""
-        keys = [None if a is None else tuple(sorted(a.items())) for _, a, _ in programs]
+        ordered = self.in_order if in_order is None else in_order
+        keys = [
+            None if actions is None else (ordered, *sorted(actions.items()))
+            for _, actions, _ in programs
+        ]
         missing: dict[Any, tuple[str, Plan | None, float]] = {}
         steps = []
         for key, (name, actions, predicted) in zip(keys, programs, strict=True):
@@ -248,7 +264,9 @@ class Search:
                 continue
             if key in missing:
                 continue
-            plan = None if actions is None else self.graph.plan(actions)
+            plan = None
+            if actions is not None:
+                plan = self.graph.plan(actions, in_order=ordered)
             missing[key] = (name, plan, predicted)
             loss = self.problem.loss
             changed = loss if plan is None else apply(loss, plan)
@@ -256,14 +274,15 @@ class Search:
         for (key, (name, plan, predicted)), m in zip(
             missing.items(), self.ask(steps), strict=True
         ):
-            self.rows[key] = Row(name, plan, m, predicted)
+            marked = name + IN_ORDER if plan is not None and plan.in_order else name
+            self.rows[key] = Row(marked, plan, m, predicted)
         return [self.rows[key] for key in keys]
 
     # Prices ---------------------------------------------------------------------------
 
     def _correct(self) -> None:
         """Sets the constant of all prices right by one whole program."""
-        counts, actions = self._all_alike(REFERENCE, RECOMPUTE)
+        counts, actions = self.all_alike(REFERENCE, RECOMPUTE)
         alone = [prices for prices in self.prices if prices.cut.is_alone]
         predict = lambda: policies.predict_bytes(self.menus(), counts)
         row = self.add(_summary(counts), actions, UNKNOWN if alone else predict())
@@ -283,11 +302,11 @@ class Search:
         if hold(self.prices, written, rebuilt) or not self.room_for(needed + 1):
             return True
         # As written it need not keep everything.
-        counts, actions = self._all_alike(KEEP_ALL, SAVE)
+        counts, actions = self.all_alike(KEEP_ALL, SAVE)
         kept = self.add(_summary(counts), actions).measurement
         return hold(self.prices, kept, rebuilt)
 
-    def _all_alike(self, name: str, action: Action) -> tuple[Counts, Actions]:
+    def all_alike(self, name: str, action: Action) -> tuple[Counts, Actions]:
         """Every layer of the program the same."""
         return (
             {u.name: ((name, u.num_layers),) for u in self.units},
@@ -453,7 +472,9 @@ class Search:
 
     def _is_priced(self, row: Row) -> bool:
         known = {u: {c.action for c in few} for u, few in self.candidates.items()}
-        actions = row.plan.actions if row.plan else {}
+        if row.plan is None or row.plan.in_order != self.in_order:
+            return False
+        actions = row.plan.actions
         return bool(actions) and all(
             unit in known and known[unit].issuperset(taken)
             for unit, taken in actions.items()

@@ -61,6 +61,7 @@ class Cuts:
       graph: What `rr.trace` made of it.
       target: Where it would run.
       units: All about which is decided; those left out stay as written.
+      in_order: Whether gradients are computed in order, as a plan says it.
     """
 
     problem: Problem
@@ -68,6 +69,12 @@ class Cuts:
     graph: Graph
     target: Target
     units: Sequence[Unit]
+    in_order: bool = False
+
+    @property
+    def share(self) -> float:
+        """Part of an activation that lies on one device."""
+        return _share(self.problem.specs[1:])
 
     def within(self, unit: Unit) -> UnitCut:
         """How to price one unit in the program, other ones rebuilding everything."""
@@ -76,9 +83,8 @@ class Cuts:
             for u in self.units
             if u != unit
         )
-        share = _share(self.problem.specs[1:])
         step = functools.partial(self._shortened, unit.name)
-        return UnitCut(step, False, share * kept, share)
+        return UnitCut(step, False, self.share * kept, self.share)
 
     def best(self, unit: Unit, program_us: float) -> UnitCut:
         """How to price one unit: without the rest of the program where that will do.
@@ -93,7 +99,7 @@ class Cuts:
         if self._fused_us(unit) > _NEGLIGIBLE * program_us:
             return self.within(unit)
         step = functools.partial(self._isolated, unit.name)
-        return UnitCut(step, True, 0.0, _share(self.problem.specs[1:]))
+        return UnitCut(step, True, 0.0, self.share)
 
     def _fused_us(self, unit: Unit) -> float:
         """Time that layers may take more alone than fused with what is around them."""
@@ -112,7 +118,8 @@ class Cuts:
     def _shortened(self, name: str, actions: tuple[Action, ...]) -> Request:
         chosen = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
         chosen[name] = actions
-        return step_of(self.problem, shorten(self.problem.loss, self.graph, chosen))
+        loss = shorten(self.problem.loss, self.graph, chosen, self.in_order)
+        return step_of(self.problem, loss)
 
 
 def step_of(problem: Problem, loss: Callable[..., Any]) -> Request:
@@ -135,6 +142,7 @@ def shorten(
     loss: Callable[..., Any],
     graph: Graph,
     actions: Mapping[str, tuple[Action, ...]],
+    in_order: bool = False,
 ) -> Callable[..., Any]:
     """A loss of the same arguments with fewer layers.
 
@@ -146,6 +154,7 @@ def shorten(
       graph: What came out.
       actions: From unit to the actions of its first layers; fewer than it has only
         where it is `skippable`.
+      in_order: Whether gradients are computed in order, as a plan says it.
 
     Returns:
       A function with the signature of `loss`.
@@ -157,7 +166,10 @@ def shorten(
         functools.update_wrapper(bound, loss)
         traced = trace_loss(bound, args)
         decisions = [
-            _first_layers(traced, graph, name, given) for name, given in actions.items()
+            dataclasses.replace(
+                _first_layers(traced, graph, name, given), in_order=in_order
+            )
+            for name, given in actions.items()
         ]
         outs = rewrite(traced.found, decisions, jax.tree.leaves(args))
         return traced.out_tree.unflatten(outs)

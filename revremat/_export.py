@@ -72,6 +72,11 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
             f"one has {graph.fingerprint}); search again."
         )
     lost: list[str] = []
+    if plan.in_order:
+        lost.append(
+            "computing layers' gradients in order: without, the compiler may put "
+            "those of weights off and hold what they are made of; use `rr.apply`"
+        )
     if form == "maxtext":
         text = _maxtext(plan, graph, lost)
     else:

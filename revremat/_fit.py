@@ -148,7 +148,8 @@ def _presets(search: Search) -> tuple[Row, ...]:
         )
         for name in policies.PRESETS
     ]
-    return tuple(search.add_all([("as written", None, unknown), *uniform]))
+    programs = [("as written", None, unknown), *uniform]
+    return tuple(search.add_all(programs, in_order=False))
 
 
 def frontier(
@@ -265,6 +266,8 @@ def _(noun: Fit, console: Console) -> None:
         console.print(Text(f"{number} of {len(noun.rows)} programs: {remark}"))
     for unit in plan.units:
         console.print(Text(str(unit)))
+    if plan.in_order:
+        console.print("gradients of layers outside of loops are computed in order")
 
 
 @print_noun.register

@@ -11,7 +11,7 @@ from typing import Any
 from revremat._errors import UserError
 from revremat._files import write_text
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MOST_LAYERS = 1_000_000
 KINDS = ("save", "recompute", "offload", "invert")
 
@@ -167,6 +167,10 @@ class Plan:
       held_by: What holds the memory where the plan does not fit, for people to read.
       jax_version: Of the JAX that traced the program: names that are made up mean the
         same value only there.
+      in_order: Whether layers outside of loops compute all of their gradients before
+        the backward pass goes on below them. Else the compiler may put gradients of
+        weights off and hold what they are made of, which it does where a loop adds
+        them up over microbatches.
     """
 
     units: tuple[UnitPlan, ...]
@@ -177,6 +181,7 @@ class Plan:
     compiled_bytes: int | None = None
     held_by: str = ""
     jax_version: str = ""
+    in_order: bool = False
 
     @property
     def total_bytes(self) -> int | None:
@@ -235,6 +240,7 @@ class Plan:
     def to_json(self) -> str:
         """One JSON object; equal neighbouring layers are written once, with a count."""
         fields = {key: getattr(self, key) for key in _PLAN_FIELDS}
+        fields["in_order"] = self.in_order
         units = [_write_unit(unit) for unit in self.units]
         return json.dumps(
             {"schema": SCHEMA_VERSION, **fields, "units": units}, indent=1
@@ -264,6 +270,7 @@ class Plan:
             fields = {
                 key: _typed(data, key, kind) for key, kind in _PLAN_FIELDS.items()
             }
+            fields["in_order"] = _flag(data, "in_order")
             units = tuple(_read_unit(unit) for unit in _typed(data, "units", list))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
@@ -275,6 +282,8 @@ class Plan:
         head = f"plan for {self.target or 'any target'}{size}{budget}"
         if not self.fits:
             head += f" (does not fit: {self.held_by or 'see the units'})"
+        if self.in_order:
+            head += ", gradients in order"
         return "\n".join([head, *(f"  {unit}" for unit in self.units)])
 
 
@@ -324,9 +333,7 @@ def _read_unit(data: dict[str, Any]) -> UnitPlan:
         chunks, every = _typed(run, "chunks", int), run.get("every", 1)
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"'every' is {every!r}")
-        unroll = run.get("unroll", False)
-        if not isinstance(unroll, bool):
-            raise ValueError(f"'unroll' is {unroll!r}")
+        unroll = _flag(run, "unroll")
         names = {key: _names(run, key) for key in ("save", "offload", "ahead")}
         action = Action(kind, chunks=chunks, every=every, unroll=unroll, **names)
         actions += [action] * count
@@ -339,6 +346,13 @@ def _read_unit(data: dict[str, Any]) -> UnitPlan:
         device_names=tuple(device_names),
         host_names=tuple(host_names),
     )
+
+
+def _flag(data: dict[str, Any], key: str) -> bool:
+    value = data.get(key, False)  # Older schemas have fewer of them.
+    if not isinstance(value, bool):
+        raise ValueError(f"{key!r} is {value!r}")
+    return value
 
 
 def _names(data: dict[str, Any], key: str) -> tuple[str, ...]:

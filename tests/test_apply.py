@@ -56,6 +56,14 @@ def by_hand(w, x):
     return x.sum()
 
 
+def of_two_kinds(w, x):
+    """The unit's layers do not follow one another."""
+    one = rr.block(layer, "layer")
+    for k in range(LAYERS):
+        x = jnp.sin(one(jax.tree.map(lambda a, k=k: a[k], w), x))
+    return x.sum()
+
+
 def in_a_branch(w, x):
     return jax.lax.cond(x[0, 0] > 5, lambda w, x: x.sum(), scanned, w, x)
 
@@ -74,11 +82,13 @@ def in_a_scan(w, x):
         (by_hand, "repeat_0"),
         (in_a_branch, "cond_0/branch_0/scan_0"),
         (in_a_scan, "scan_0/scan_0"),
+        (of_two_kinds, "layer"),
     ],
 )
-def test_gradients_are_the_same(loss, unit):
+@pytest.mark.parametrize("in_order", [False, True])
+def test_gradients_are_the_same(loss, unit, in_order):
     args = arguments()
-    plan = rr.trace(loss, *args).plan({unit: MIXED})
+    plan = rr.trace(loss, *args).plan({unit: MIXED}, in_order=in_order)
     assert_same_gradient(loss, rr.apply(loss, plan), *args)
 
 

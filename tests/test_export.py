@@ -114,6 +114,14 @@ def test_what_jax_has_no_words_for_is_said(actions, sentence):
     assert any(sentence in said for said in exported(actions).lost)
 
 
+@pytest.mark.parametrize("form", ["jax", "maxtext"])
+def test_that_gradients_come_in_order_is_said_to_be_lost(form):
+    for in_order in (True, False):
+        plan = GRAPH.plan({"stack": RECOMPUTE}, in_order=in_order)
+        lost = rr.export(plan, GRAPH, form).lost
+        assert any("gradients in order" in said for said in lost) is in_order
+
+
 @pytest.mark.parametrize(
     ("actions", "flags", "lost"),
     [

@@ -36,6 +36,15 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path, place):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_gradients_in_order_are_a_part_of_the_plan():
+    ordered = plan(in_order=True)
+    assert Plan.from_json(ordered.to_json()) == ordered
+    assert "gradients in order" in str(ordered)
+    data = json.loads(plan().to_json())
+    assert data.pop("in_order") is False
+    assert Plan.from_json(json.dumps(data | {"schema": 3})) == plan()
+
+
 def test_equal_layers_are_written_once():
     runs = json.loads(plan().to_json())["units"][0]["actions"]
     assert [run["layers"] for run in runs] == [2, 1, 1]
@@ -85,7 +94,7 @@ def with_run(**changes):
         ("[" * 100_000, "is not a plan: it is not JSON"),
         (
             edited(schema=99),
-            "schema version 99 and this revremat reads versions up to 3",
+            "schema version 99 and this revremat reads versions up to 4",
         ),
         (edited(units=None), "damaged plan: 'units' is None"),
         (edited(budget_bytes="60GiB"), "damaged plan: 'budget_bytes' is '60GiB'"),
@@ -94,6 +103,7 @@ def with_run(**changes):
         (with_run(layers=10**12), "'layers' is 1000000000000"),
         (with_run(layers=True), "'layers' is True"),
         (with_run(save=[1]), r"'save' is \[1\]"),
+        (edited(in_order="no"), "damaged plan: 'in_order' is 'no'"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_sentence(tmp_path, text, message):

@@ -50,7 +50,7 @@ def arena_of(search: Search) -> Arena:
     def compile(name: str, actions: Actions | None) -> Row | None:
         key = None if actions is None else _kept(search.units, actions)
         if key not in rows:
-            rows[key] = search.add(name, actions)
+            rows[key] = search.add(name, actions, in_order=False)
         return rows[key]
 
     def presets() -> tuple[Menu, ...]:

@@ -33,11 +33,14 @@ class Decision:
       plan: An action for each of its layers.
       shortened: Whether there may be fewer actions than layers; the layers beyond them
         are left out.
+      in_order: Whether layers outside of loops compute all of their gradients before
+        the backward pass goes on.
     """
 
     unit: FoundUnit
     plan: UnitPlan
     shortened: bool = False
+    in_order: bool = False
 
 
 def rewrite(
@@ -69,17 +72,21 @@ def steps_of(decision: Decision) -> Iterator[tuple[Op, tuple[Op, ...], Step]]:
         return
     for site in unit.sites:
         taken, actions = actions[: site.length], actions[site.length :]
-        step = partial(_run_site, site, unit.name, taken)
+        step = partial(_run_site, site, unit.name, taken, decision.in_order)
         if site.kind != "scan" and not taken:
             step = partial(_skip_site, site, unit.chain)
         yield site.ops[0], site.ops, step
 
 
 def _run_site(
-    site: Site, name: str, actions: tuple[Action, ...], env: dict[Value, Any]
+    site: Site,
+    name: str,
+    actions: tuple[Action, ...],
+    in_order: bool,
+    env: dict[Value, Any],
 ) -> None:
     values = [read(env, atom) for atom in site.inputs]
-    results = execute(site, f"unit {name!r}", actions, values)
+    results = execute(site, f"unit {name!r}", actions, values, in_order=in_order)
     env.update(zip(site.outputs, results, strict=True))
 
 
@@ -237,7 +244,12 @@ def lifted(site: Site) -> list[Constant]:
 
 
 def execute(
-    site: Site, label: str, actions: tuple[Action, ...], values: Sequence[Any]
+    site: Site,
+    label: str,
+    actions: tuple[Action, ...],
+    values: Sequence[Any],
+    *,
+    in_order: bool = False,
 ) -> list[Any]:
     """Run one site under its actions: its outputs, from its inputs."""
     args, number = list(values), actions[0].chunks
@@ -247,7 +259,15 @@ def execute(
     if number > 1:
         return run_chunks(site.chunks[number], number, actions[0], label, args)
     if site.kind != "scan":
-        unit = Unit(site.body, site.in_mask, site.held, actions[0], label, site.layers)
+        unit = Unit(
+            site.body,
+            site.in_mask,
+            site.held,
+            actions[0],
+            label,
+            in_order=in_order,
+            layers=site.layers,
+        )
         return run_unit(unit, args)
     stack = Stack(
         body=site.body,

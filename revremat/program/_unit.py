@@ -26,6 +26,8 @@ class Unit:
       held: Which inputs are there in the backward pass anyway.
       action: How its residuals come back.
       name: What messages call it.
+      in_order: Whether all of its gradients are there before any of them is used. Else
+        the compiler may put those of its weights off, and hold what they are made of.
       layers: The body's two passes, for each mask that was asked for.
     """
 
@@ -34,6 +36,7 @@ class Unit:
     held: tuple[bool, ...]
     action: Action
     name: str
+    in_order: bool = False
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def passes(self, mask: tuple[bool, ...]) -> tuple[Layer, Kept]:
@@ -75,8 +78,11 @@ def run_unit(unit: Unit, args: Sequence[Any]) -> list[Any]:
         if all(isinstance(ct, SymbolicZero) for ct in wanted):
             return ([None] * len(inputs),)
         tied = _layer.tie(env, kept.late, [instantiate(ct) for ct in wanted])
-        pulled = iter(_layer.pull_back(layer, kept, env, tied))
-        return ([next(pulled) if on else None for on in static.mask],)
+        pulled = _layer.pull_back(layer, kept, env, tied)
+        if unit.in_order:
+            pulled = jax.lax.optimization_barrier(pulled)
+        gradients = iter(pulled)
+        return ([next(gradients) if on else None for on in static.mask],)
 
     call.defvjp(forward, backward, symbolic_zeros=True)
     return list(call(list(args)))
