@@ -123,7 +123,9 @@ def alone(monkeypatch):
     monkeypatch.setattr(_cut, "_NEGLIGIBLE", math.inf)
 
 
-@pytest.mark.parametrize("name", ["wide", "gated"])
+@pytest.mark.parametrize(
+    "name", ["wide", pytest.param("gated", marks=pytest.mark.slow)]
+)
 def test_prices_are_those_within_the_program(name, alone):
     search = Search(two_kinds(4), rr.target("h100:1"))
     (prices,) = [p for p in search.prices if p.unit.name == name]
@@ -146,7 +148,7 @@ def test_prices_are_those_within_the_program(name, alone):
 
 
 def test_a_plan_by_such_prices_fits(alone):
-    problem = two_kinds(4)
+    problem = two_kinds(2)
     plain = rr.measure(problem, target="h100:1").memory.total_bytes
     fit = rr.fit(problem, budget=int(0.6 * plain), target="h100:1")
     assert 0.5 * plain < fit.plan.compiled_bytes <= 0.6 * plain

@@ -23,6 +23,7 @@ from revremat.program._buffers import (
     zeros,
 )
 from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
+from revremat.program._layout import as_in_a_loop
 from revremat.program._linearize import pick
 from revremat.program._ops import Value
 from revremat.program._segments import Segment, segments
@@ -90,6 +91,8 @@ class Engine:
 
     def _forward_step(self, segment: Segment, consts, xs, state, t):
         carry, ys, room = state
+        if isinstance(t, int):
+            carry = as_in_a_loop(carry)
         room, kept = list(room), []
         last = len(segment.pattern) - 1
         for j, action in enumerate(segment.pattern):
@@ -114,6 +117,8 @@ class Engine:
 
         def one(state, j):
             carry, ys = state
+            if isinstance(j, int):
+                carry = as_in_a_loop(carry)
             index = self._index(segment, t, j)
             inputs = [*consts, *carry, *take(xs, index)]
             outs, _ = _layer.forward(self.layer, NOTHING, inputs)
@@ -219,6 +224,7 @@ class Engine:
             if inverts:
                 self._start_from(state.output, env)
             if written_out:
+                cotangents = as_in_a_loop(cotangents)
                 cotangents = _layer.tie(env, plan.late, cotangents)
             state = self._differentiate(plan, index, env, cotangents, state)
             if written_out and (segment.unroll or self.stack.unrolled):
@@ -278,6 +284,8 @@ class Engine:
             state = replace(state, carry=carry)
 
         def again(carry, j):
+            if isinstance(j, int):
+                carry = as_in_a_loop(carry)
             inputs = [*self.consts, *carry, *take(self.xs, self._index(segment, t, j))]
             return _layer.advance(self.layer, plan, inputs)
 
@@ -290,6 +298,7 @@ class Engine:
             env = self._recall(plan, index, at_all(saved, j))
             cotangents = state.carry
             if isinstance(j, int):
+                cotangents = as_in_a_loop(cotangents)
                 cotangents = _layer.tie(env, plan.late, cotangents)
             return self._differentiate(plan, index, env, cotangents, state), None
 

@@ -40,7 +40,7 @@ def distance(a, b):
             network,
             form,
             id=f"{network.__name__}-{form}",
-            marks=() if form == "scan" or network is NETWORKS[0] else pytest.mark.slow,
+            marks=() if form == "scan" else pytest.mark.slow,
         )
         for network in NETWORKS
         for form in FORMS

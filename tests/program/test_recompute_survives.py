@@ -108,8 +108,17 @@ def compiled_text(f, platform):
     return lowered.compile().as_text()
 
 
-@pytest.mark.parametrize("platform", ["cpu", "h100"])
-@pytest.mark.parametrize("loss", [scanned, unrolled, blocks])
+@pytest.mark.parametrize(
+    ("loss", "platform"),
+    [
+        (scanned, "cpu"),
+        (unrolled, "cpu"),
+        (blocks, "cpu"),
+        (scanned, "h100"),
+        (unrolled, "h100"),
+        pytest.param(blocks, "h100", marks=pytest.mark.slow),
+    ],
+)
 def test_the_compiled_program_recomputes_what_the_plan_says(loss, platform):
     graph = rr.trace(loss, *specs())
     (unit,) = graph.units
