@@ -1,6 +1,7 @@
 """search and fit: a plan for a budget, proven by the target's own compiler."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -236,7 +237,9 @@ def _(noun: Fit, console: Console) -> None:
         table.add_row(
             Text(row.name),
             format_bytes(row.bytes),
-            format_bytes(row.predicted_bytes) if row.plan else "",
+            ""
+            if math.isnan(row.predicted_bytes)
+            else format_bytes(row.predicted_bytes),
             format_us(row.time_us),
             "yes" if row.bytes <= (plan.budget_bytes or 0) else "no",
             "chosen" if chosen else "",
