@@ -202,7 +202,7 @@ class Search:
             budget_bytes=self.budget,
             predicted_bytes=_known(best.predicted_bytes),
             compiled_bytes=best.bytes,
-            held_by=held_by or holders(best.measurement),
+            held_by=held_by or holders(best, self.graph, self.cuts.share),
         )
         return Fit(
             loss=apply(self.problem.loss, plan) if plan.units else self.problem.loss,

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from revremat._bytes import format_bytes, format_us
+from revremat._graph import Graph
 from revremat._measurement import Measurement
 from revremat._plan import Plan
 from revremat.policies import Menu
 
 SCHEMA_VERSION = 1
 UNKNOWN = float("nan")
+_MUCH = 0.25
+"""Of all bytes."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +120,29 @@ def over(rows: Iterable[Row]) -> float:
     return max([0.0, *(error for error in errors if not math.isnan(error))])
 
 
-def holders(m: Measurement) -> str:
-    """What takes most of a program's memory, for people to read."""
-    parts = list(m.memory.by("phase", "module").items())[:3]
-    return ", ".join(
+def holders(row: Row, graph: Graph, share: float) -> str:
+    """What takes most of a program's memory, for people to read.
+
+    Args:
+      row: The program.
+      graph: What `rr.trace` finds in it.
+      share: Part of an activation that lies on one device.
+    """
+    memory = row.measurement.memory
+    parts = list(memory.by("phase", "module").items())[:3]
+    held = ", ".join(
         f"{'/'.join(filter(None, key))} {format_bytes(size)}" for key, size in parts
+    )
+    decided = sum(
+        graph[unit].kept(action).device_bytes
+        for unit, actions in (row.plan.actions if row.plan else {}).items()
+        for action in actions
+    )
+    undecided = memory.where(phase="forward").bytes - share * decided
+    if undecided <= _MUCH * row.bytes:
+        return held
+    return (
+        f"{held}; about {format_bytes(undecided)} of that are kept outside of all "
+        "units, where nothing is decided: put rr.block, jax.checkpoint or your "
+        "library's remat around what makes them"
     )

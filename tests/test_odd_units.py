@@ -107,3 +107,23 @@ def test_a_scan_of_no_layers_is_left_alone():
     assert [unit.num_layers for unit in graph.units] == [LAYERS]
     plan = graph.plan({graph.units[0].name: (rr.RECOMPUTE,) * LAYERS})
     same_gradients(rr.apply(loss, plan), loss, w, x)
+
+
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_what_is_kept_outside_of_units_is_told_where_it_does_not_fit(is_marked):
+    def outside(x, w):
+        for bend in (jnp.tanh, jnp.sin, jnp.cos, jax.nn.sigmoid, jnp.arctan):
+            x = bend(x @ w)
+        return x
+
+    def loss(ws, x):
+        x = (rr.block(outside, "outside") if is_marked else outside)(x, ws[0])
+        for w in ws[1:]:
+            x = rr.block(lambda w, x: jnp.tanh(jnp.sin(x @ w) @ w), "layer")(w, x)
+        return (x**2).sum()
+
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    problem = rr.Problem(loss, ([shape(64, 64)] * 3, shape(4096, 64)))
+    found = rr.fit(problem, budget="2.5MiB", target="cpu:1")
+    assert not found.plan.fits
+    assert ("outside of all units" in found.plan.held_by) is not is_marked
