@@ -123,7 +123,8 @@ class Unit:
     Attributes:
       name: What plans call it.
       kind: `"scan"`, `"block"` (a function marked `rr.block`, once or several times),
-        `"repeat"` (the same computation several times over, unmarked), `"checkpoint"`
+        `"repeat"` (the same computation several times over, unmarked), `"module"` (one
+        of a network's modules, where those are not alike), `"checkpoint"`
         (a `jax.checkpoint` region) or `"whole"` (the loss itself, if there is no
         other).
       fingerprint: Equal for equal computations, whatever their variables are called.

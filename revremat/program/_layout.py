@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from revremat import _compat
 from revremat.program._linearize import is_inexact
 
 
@@ -21,7 +22,7 @@ def as_in_a_loop(arrays: Sequence[Any]) -> list[Any]:
 
 def _one(array: Any) -> Any:
     # An array that is there already lies as it lies.
-    is_traced = isinstance(array, jax.core.Tracer)
+    is_traced = _compat.is_tracer(array)
     if not is_traced or array.ndim < 2 or not is_inexact(jax.typeof(array)):
         return array
     return with_layout_constraint(array, Layout(tuple(range(array.ndim))))

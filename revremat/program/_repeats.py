@@ -45,10 +45,17 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """An unrolled loop: the body of all turns, and the turns."""
+    """An unrolled loop: the body of all turns, and the turns.
+
+    Attributes:
+      body: What every turn computes.
+      turns: Where it does.
+      module: What the user's library calls it, if it is one of a network's modules.
+    """
 
     body: Program
     turns: tuple[Turn, ...]
+    module: str = ""
 
 
 def find_repeats(

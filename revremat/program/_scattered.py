@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from revremat.program._costs import num_bytes
+from revremat.program._modules import find_modules, given_back
 from revremat.program._ops import Op, Value
 from revremat.program._repeats import (
     MOST_OPS,
@@ -32,6 +33,8 @@ _ENOUGH = 0.9
 """Of what a program makes: loops written out that cover it are all there is."""
 _BETTER = 1.1
 """How much more scattered layers have to cover than loops written out do."""
+_MUCH_BETTER = 1.5
+"""How much more the modules of a program have to give back than equal layers do."""
 _LEAST_PART = 0.01
 """Of what a program makes: layers that give back less are not worth a unit."""
 _MOST_TRIMMED = 0.2
@@ -58,7 +61,10 @@ def find_layers(
     if len(ops) > MOST_OPS or covered >= _ENOUGH * sum(map(made_by, ops)):
         return in_a_row
     anywhere = _find_anywhere(ops, used_after, made_bytes)
-    return anywhere if _covered(anywhere) > _BETTER * covered else in_a_row
+    found = anywhere if _covered(anywhere) > _BETTER * covered else in_a_row
+    modules = find_modules(ops, used_after, made_bytes)
+    gains = [sum(map(given_back, layers)) for layers in (found, modules)]
+    return modules if gains[1] > _MUCH_BETTER * gains[0] else found
 
 
 def _covered(repeats: Iterable[Repeat]) -> int:

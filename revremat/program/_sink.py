@@ -111,7 +111,8 @@ def _with_inside(
     rename = lambda atom: env.get(atom, atom)
     body = [replace(op, inputs=tuple(map(rename, op.inputs))) for op in repeat.body.ops]
     kept = [(value, atoms) for value, atoms in slots.values() if atoms]
-    return Repeat(
+    return replace(
+        repeat,
         body=replace(
             repeat.body,
             inputs=tuple(value for value, _ in kept),

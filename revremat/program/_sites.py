@@ -203,8 +203,8 @@ def _repeat_sites(
                 held = [isinstance(a, Constant) or a in weights for a in turn.inputs]
                 sites.append(
                     Site(
-                        kind="repeat",
-                        label="",
+                        kind="module" if repeat.module else "repeat",
+                        label=repeat.module,
                         ops=turn.ops,
                         inputs=turn.inputs,
                         outputs=turn.outputs,

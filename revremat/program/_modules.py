@@ -1,0 +1,73 @@
+"""Layers that are all different: what the user's library calls modules.
+
+Stages of a network need not be equal, in width or in what they are made of, and then
+only parts of them come twice. Their operations carry the names of the modules they come
+from; a run of operations under one name is a layer.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from revremat.program._costs import num_bytes
+from revremat.program._ops import Op, Value
+from revremat.program._repeats import Repeat, is_heavy, made_by, same_flow, used_by
+
+_DEEPEST = 6
+_NUMBER = re.compile(r"_\d+$")
+_LEAST_PART = 0.01
+"""Of what a program makes: a module that gives back less is not worth a unit."""
+_LARGEST = 0.5
+"""Of what all modules give back: a larger one is to be taken apart."""
+
+
+def given_back(layer: Repeat) -> float:
+    """Bytes that layers make and neither take nor hand on."""
+    total = 0
+    for turn in layer.turns:
+        made = {out for op in turn.ops for out in op.outputs}
+        passed = {a for a in (*turn.inputs, *turn.outputs) if isinstance(a, Value)}
+        total += sum(map(made_by, turn.ops))
+        total -= sum(num_bytes(a.aval) for a in passed if a in made)
+    return total
+
+
+def find_modules(
+    ops: Sequence[Op], used_after: set[Value], made_bytes: float
+) -> list[Repeat]:
+    """The modules of a stretch, each a layer by itself, at the depth that gives most.
+
+    Args:
+      ops: A stretch without scans, blocks and checkpoints.
+      used_after: What the rest of the program uses.
+      made_bytes: Of all that the program makes.
+    """
+    best: list[Repeat] = []
+    best_bytes = 0.0
+    for depth in range(1, _DEEPEST + 1):
+        found = _at(depth, ops, used_after, _LEAST_PART * made_bytes)
+        sizes = [given_back(one) for one in found]
+        if sizes and max(sizes) <= _LARGEST * sum(sizes) and sum(sizes) > best_bytes:
+            best, best_bytes = found, sum(sizes)
+    return best
+
+
+def _at(
+    depth: int, ops: Sequence[Op], used_after: set[Value], least_bytes: float
+) -> list[Repeat]:
+    found = []
+    for path, run in groupby(ops, lambda op: _path(op, depth)):
+        turn = list(run)
+        if len(path) < depth or not any(map(is_heavy, turn)):
+            continue
+        inside = set(turn)
+        outside = used_by(op for op in ops if op not in inside)
+        layer = same_flow([turn], used_after | outside)
+        if layer is not None and given_back(layer) >= least_bytes:
+            found.append(replace(layer, module=_NUMBER.sub("", path[-1])))
+    return found
+
+
+def _path(op: Op, depth: int) -> tuple[str, ...]:
+    return tuple(str(op.scope).split("/")[:depth]) if str(op.scope) else ()
