@@ -35,7 +35,8 @@ UNITS = {
     "checkpointed, unrolled": {"checkpoint_0": 4},
     "checkpointed with a policy": {"scan_0": 4},
     "cond, scanned": {"scan_0": 4},
-    "cond, unrolled": {"repeat_0": 3},  # The first one looks at the batch itself.
+    # Four layers, the first of which looks at the batch itself: two by two.
+    "cond, unrolled": {"repeat_0": 2},
     "fori_loop": {"scan_0": 4},
     "while_loop": {"scan_0": 4},
     "mixed precision": {"scan_0": 4},
