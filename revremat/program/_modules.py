@@ -23,14 +23,11 @@ _LARGEST = 0.5
 
 
 def given_back(layer: Repeat) -> float:
-    """Bytes that layers make and neither take nor hand on."""
-    total = 0
-    for turn in layer.turns:
-        made = {out for op in turn.ops for out in op.outputs}
-        passed = {a for a in (*turn.inputs, *turn.outputs) if isinstance(a, Value)}
-        total += sum(map(made_by, turn.ops))
-        total -= sum(num_bytes(a.aval) for a in passed if a in made)
-    return total
+    """Bytes that layers make and do not hand on."""
+    return sum(
+        sum(map(made_by, turn.ops)) - sum(num_bytes(out.aval) for out in turn.outputs)
+        for turn in layer.turns
+    )
 
 
 def find_modules(
@@ -59,7 +56,9 @@ def _at(
     found = []
     for path, run in groupby(ops, lambda op: _path(op, depth)):
         turn = list(run)
-        if len(path) < depth or not any(map(is_heavy, turn)):
+        if len(path) < depth or sum(map(made_by, turn)) < least_bytes:
+            continue
+        if not any(map(is_heavy, turn)):
             continue
         inside = set(turn)
         outside = used_by(op for op in ops if op not in inside)
