@@ -54,6 +54,7 @@ def test_its_buffers_at_the_peak_add_up(refused):
     assert listed == pytest.approx(memory.total_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_plan_is_found_for_it(refused):
     budget = rr.target(TARGET).usable_bytes
     assert refused.memory.total_bytes > budget
