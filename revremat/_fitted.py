@@ -133,9 +133,11 @@ def holders(row: Row, graph: Graph, share: float) -> str:
     held = ", ".join(
         f"{'/'.join(filter(None, key))} {format_bytes(size)}" for key, size in parts
     )
+    if row.plan is None:  # Nothing was decided, inside of units or outside.
+        return held
     decided = sum(
         graph[unit].kept(action).device_bytes
-        for unit, actions in (row.plan.actions if row.plan else {}).items()
+        for unit, actions in row.plan.actions.items()
         for action in actions
     )
     undecided = memory.where(phase="forward").bytes - share * decided

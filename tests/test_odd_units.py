@@ -7,6 +7,7 @@ import pytest
 
 import revremat as rr
 from revremat._choose import Search
+from revremat._fitted import holders
 
 LAYERS, WIDTH, ROWS = 4, 32, 512
 
@@ -127,3 +128,5 @@ def test_what_is_kept_outside_of_units_is_told_where_it_does_not_fit(is_marked):
     found = rr.fit(problem, budget="2.5MiB", target="cpu:1")
     assert not found.plan.fits
     assert ("outside of all units" in found.plan.held_by) is not is_marked
+    written = next(row for row in found.rows if row.plan is None)
+    assert "of all units" not in holders(written, rr.trace(loss, *problem.specs), 1.0)
