@@ -2,21 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from revremat import policies
 from revremat._apply import apply
 from revremat._bytes import format_bytes
-from revremat._cut import Cuts, step_of
+from revremat._compiled import Actions, Compiled, Progress, best_of
+from revremat._cut import Cuts
 from revremat._errors import UserError
 from revremat._fitted import UNKNOWN, Fit, Row, holders, over
-from revremat._graph import Graph
-from revremat._measure import Request, measure_each
-from revremat._measurement import Measurement
-from revremat._order import IN_ORDER, put_in_order, try_without_order
-from revremat._plan import RECOMPUTE, SAVE, Action, Plan
+from revremat._order import put_in_order, try_without_order
+from revremat._plan import RECOMPUTE, SAVE, Action
 from revremat._prices import (
     KEEP_ALL,
     NUM_EDGES,
@@ -29,15 +27,10 @@ from revremat._prices import (
 )
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE, fill, trim_ends
-from revremat._trace import trace
 from revremat.policies import Choice, Menu
 from revremat.program._loss import trace_loss
 from revremat.xla import Target
 
-Progress = Callable[[str, int, int], None]
-"""Told what is compiled next, how many compiles are done, and how many there may be."""
-
-Actions = Mapping[str, tuple[Action, ...]]
 Counts = Mapping[str, Runs]
 
 _MOST_TIGHTENINGS = 5
@@ -51,8 +44,8 @@ _AFTER_PRICING = 5
 _AFTER_TWINS = 4
 
 
-class Search:
-    """One search; everything compiled whole is kept as a row."""
+class Search(Compiled):
+    """One search: what is asked of the compiler, and what is made of its answers."""
 
     def __init__(
         self,
@@ -62,16 +55,12 @@ class Search:
         most_compiles: int | None = None,
         unroll: bool = True,
     ):
-        self.problem, self.target, self.progress = problem, target, progress
+        super().__init__(problem, target, progress, most_compiles)
         self.unroll = unroll
-        self.most_compiles = most_compiles
         self.budget = 0
         self.prices: list[UnitPrices] = []
-        self.priced = self.in_order = False
-        self.done, self.expected = 0, 0
-        self.rows: dict[Any, Row] = {}
+        self.priced = False
         self.reference: Row | None = None
-        self.graph: Graph = trace(problem.loss, *problem.specs)
         again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
         self.traced = trace_loss(again, problem.specs)
         if self.traced.fingerprint != self.graph.fingerprint:
@@ -136,10 +125,6 @@ class Search:
     def num_needed(self) -> int:
         """Compiles without which there is no answer."""
         return sum(p.num_first_compiles for p in self.prices) + 1 + _AFTER_PRICING
-
-    def room_for(self, number: int) -> bool:
-        """Whether so many compiles more are allowed."""
-        return self.most_compiles is None or self.done + number <= self.most_compiles
 
     def prepare(self) -> None:
         """The program as it was written, and the first price of everything."""
@@ -219,64 +204,6 @@ class Search:
     def menus(self) -> tuple[Menu, ...]:
         """What is known of all prices; nothing before the first."""
         return tuple(prices.menu() for prices in self.prices if prices.deep)
-
-    # Compiles -------------------------------------------------------------------------
-
-    def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement]:
-        """Steps on the target, by its compiler."""
-        return list(measure_each(map(self._begun, steps), target=self.target))
-
-    def _begun(self, named: tuple[str, Request]) -> Request:
-        name, request = named
-        if self.progress is not None:
-            self.progress(name, self.done, max(self.done + 1, self.expected))
-        self.done += 1
-        return request
-
-    def add(
-        self,
-        name: str,
-        actions: Actions | None,
-        predicted: float = UNKNOWN,
-        in_order: bool | None = None,
-    ) -> Row:
-        """Compiles a whole program, unless it has been."""
-        return self.add_all([(name, actions, predicted)], in_order)[0]
-
-    def add_all(
-        self,
-        programs: Sequence[tuple[str, Actions | None, float]],
-        in_order: bool | None = None,
-    ) -> list[Row]:
-        """Compiles whole programs, unless they have been."""
-        ordered = self.in_order if in_order is None else in_order
-        keys = [
-            None if actions is None else (ordered, *sorted(actions.items()))
-            for _, actions, _ in programs
-        ]
-        missing: dict[Any, tuple[str, Plan | None, float]] = {}
-        steps = []
-        for key, (name, actions, predicted) in zip(keys, programs, strict=True):
-            if (known := self.rows.get(key)) is not None:
-                if math.isnan(known.predicted_bytes):
-                    new = dataclasses.replace(known, predicted_bytes=predicted)
-                    self.rows[key] = new
-                continue
-            if key in missing:
-                continue
-            plan = None
-            if actions is not None:
-                plan = self.graph.plan(actions, in_order=ordered)
-            missing[key] = (name, plan, predicted)
-            loss = self.problem.loss
-            changed = loss if plan is None else apply(loss, plan)
-            steps.append((name, step_of(self.problem, changed)))
-        for (key, (name, plan, predicted)), m in zip(
-            missing.items(), self.ask(steps), strict=True
-        ):
-            marked = name + IN_ORDER if plan is not None and plan.in_order else name
-            self.rows[key] = Row(marked, plan, m, predicted)
-        return [self.rows[key] for key in keys]
 
     # Prices ---------------------------------------------------------------------------
 
@@ -461,14 +388,10 @@ class Search:
             programs.append((_summary(counts), actions, predicted))
         return self.add_all(programs)
 
-    def best(self, budget_bytes: int) -> Row:
-        """The fastest program compiled so far that fits, or else the smallest."""
-        return self._best(list(self.rows.values()), budget_bytes)
-
     def _best_priced(self) -> Row | None:
         """The best one whose actions have prices: presets need not be candidates."""
         rows = [row for row in self.rows.values() if self._is_priced(row)]
-        return self._best(rows, self.budget) if rows else None
+        return best_of(rows, self.budget) if rows else None
 
     def _is_priced(self, row: Row) -> bool:
         known = {u: {c.action for c in few} for u, few in self.candidates.items()}
@@ -479,12 +402,6 @@ class Search:
             unit in known and known[unit].issuperset(taken)
             for unit, taken in actions.items()
         )
-
-    def _best(self, rows: list[Row], budget_bytes: int) -> Row:
-        fitting = [r for r in rows if r.bytes <= budget_bytes]
-        if fitting:
-            return min(fitting, key=lambda r: (r.time_us, r.bytes))
-        return min(rows, key=lambda r: r.bytes)
 
 
 def _known(predicted: float) -> int | None:

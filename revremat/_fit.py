@@ -11,8 +11,8 @@ from rich.text import Text
 
 from revremat import policies, xla
 from revremat._bytes import format_bytes, format_us, parse_bytes
-from revremat._choose import Progress as Progress
 from revremat._choose import Search
+from revremat._compiled import Progress as Progress
 from revremat._errors import UserError
 from revremat._fitted import Fit as Fit
 from revremat._fitted import Row as Row

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
+from revremat._compiled import IN_ORDER
 from revremat._fitted import UNKNOWN
 from revremat._plan import RECOMPUTE
 from revremat._prices import REFERENCE
@@ -10,8 +11,6 @@ from revremat._prices import REFERENCE
 if TYPE_CHECKING:
     from revremat._choose import Search
 
-IN_ORDER = "; gradients in order"
-"""Marks such a program's name."""
 _WORTH_IT = 0.05
 """Of all bytes: computing in order takes time, too."""
 

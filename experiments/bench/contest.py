@@ -12,7 +12,9 @@ import revremat as rr
 from experiments.bench.rivals import RIVALS, Arena, Rival
 from revremat import policies
 from revremat._bytes import format_bytes
-from revremat._choose import Actions, Row, Search
+from revremat._choose import Search
+from revremat._compiled import Actions
+from revremat._fitted import Row
 from revremat._graph import Unit
 from revremat.policies import PRESETS, Candidate, Menu, preset
 

@@ -32,8 +32,9 @@ from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import Uniform
 from experiments.bench.versus import geometric_mean
 from revremat._bytes import format_bytes
-from revremat._choose import Row, Search
+from revremat._choose import Search
 from revremat._files import write_text
+from revremat._fitted import Row
 from revremat.xla._cards import with_changes
 
 RESULT = Path(__file__).parents[1] / "results" / "measured-gain.json"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from revremat import Action, UserError
-from revremat._choose import Row
+from revremat._fitted import Row
 from revremat._graph import Unit
 from revremat.policies import Menu
 

@@ -1,0 +1,122 @@
+"""Compiled: whole programs of one problem, compiled as asked and kept."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from revremat._apply import apply
+from revremat._cut import step_of
+from revremat._fitted import UNKNOWN, Row
+from revremat._graph import Graph
+from revremat._measure import Request, measure_each
+from revremat._measurement import Measurement
+from revremat._plan import Action, Plan
+from revremat._problem import Problem
+from revremat._trace import trace
+from revremat.xla import Target
+
+Progress = Callable[[str, int, int], None]
+"""Told what is compiled next, how many compiles are done, and how many there may be."""
+
+Actions = Mapping[str, tuple[Action, ...]]
+
+IN_ORDER = "; gradients in order"
+"""Marks such a program's name."""
+
+
+class Compiled:
+    """What the target's compiler said so far, and how often it may still be asked.
+
+    Attributes:
+      rows: Every whole program, by its actions; None is the program as written.
+      in_order: Whether programs compute gradients in order, where nothing else is said.
+      done: Programs compiled or read from the cache, cut ones included.
+      expected: About how many there will be.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        target: Target,
+        progress: Progress | None = None,
+        most_compiles: int | None = None,
+    ):
+        self.problem, self.target, self.progress = problem, target, progress
+        self.most_compiles = most_compiles
+        self.graph: Graph = trace(problem.loss, *problem.specs)
+        self.rows: dict[Any, Row] = {}
+        self.in_order = False
+        self.done, self.expected = 0, 0
+
+    def room_for(self, number: int) -> bool:
+        """Whether so many compiles more are allowed."""
+        return self.most_compiles is None or self.done + number <= self.most_compiles
+
+    def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement]:
+        """Steps on the target, by its compiler."""
+        return list(measure_each(map(self._begun, steps), target=self.target))
+
+    def _begun(self, named: tuple[str, Request]) -> Request:
+        name, request = named
+        if self.progress is not None:
+            self.progress(name, self.done, max(self.done + 1, self.expected))
+        self.done += 1
+        return request
+
+    def add(
+        self,
+        name: str,
+        actions: Actions | None,
+        predicted: float = UNKNOWN,
+        in_order: bool | None = None,
+    ) -> Row:
+        """Compiles a whole program, unless it has been."""
+        return self.add_all([(name, actions, predicted)], in_order)[0]
+
+    def add_all(
+        self,
+        programs: Sequence[tuple[str, Actions | None, float]],
+        in_order: bool | None = None,
+    ) -> list[Row]:
+        """Compiles whole programs, unless they have been."""
+        ordered = self.in_order if in_order is None else in_order
+        keys = [
+            None if actions is None else (ordered, *sorted(actions.items()))
+            for _, actions, _ in programs
+        ]
+        missing: dict[Any, tuple[str, Plan | None, float]] = {}
+        steps = []
+        for key, (name, actions, predicted) in zip(keys, programs, strict=True):
+            if (known := self.rows.get(key)) is not None:
+                if math.isnan(known.predicted_bytes):
+                    new = dataclasses.replace(known, predicted_bytes=predicted)
+                    self.rows[key] = new
+                continue
+            if key in missing:
+                continue
+            plan = None
+            if actions is not None:
+                plan = self.graph.plan(actions, in_order=ordered)
+            missing[key] = (name, plan, predicted)
+            loss = self.problem.loss
+            changed = loss if plan is None else apply(loss, plan)
+            steps.append((name, step_of(self.problem, changed)))
+        for (key, (name, plan, predicted)), m in zip(
+            missing.items(), self.ask(steps), strict=True
+        ):
+            marked = name + IN_ORDER if plan is not None and plan.in_order else name
+            self.rows[key] = Row(marked, plan, m, predicted)
+        return [self.rows[key] for key in keys]
+
+    def best(self, budget_bytes: int) -> Row:
+        """The fastest program compiled so far that fits, or else the smallest."""
+        return best_of(self.rows.values(), budget_bytes)
+
+
+def best_of(rows: Collection[Row], budget_bytes: int) -> Row:
+    """The fastest that fits, or else the smallest."""
+    fitting = [row for row in rows if row.bytes <= budget_bytes]
+    if fitting:
+        return min(fitting, key=lambda row: (row.time_us, row.bytes))
+    return min(rows, key=lambda row: row.bytes)
