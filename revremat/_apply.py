@@ -19,8 +19,10 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
     Scans, blocks, repeats and checkpointed regions that the plan names are replaced
     where they stand, also inside jitted functions and inside code of other libraries;
-    all else stays as it is. The result can be jitted, differentiated, mapped and
-    sharded as the loss could.
+    all else stays as it is. The result can be jitted, differentiated in reverse mode,
+    mapped and sharded as the loss could. Layers written out have a say in how arrays
+    lie in memory, which `jax.export` has to be told to allow, by
+    `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")]`.
 
     Args:
       loss: What was given to `rr.trace` or `rr.search`.
@@ -63,6 +65,7 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
             f"{traced.fingerprint}, the plan has {plan.program})",
         )
     for unit in plan.units:
+        _check(unit, found[unit.name])
         outer = found[unit.name].inside
         while outer:
             if outer in plan.actions:
@@ -92,6 +95,20 @@ def _difference(unit: UnitPlan, found: dict[str, FoundUnit]) -> str:
             "when the plan was made"
         )
     return ""
+
+
+def _check(unit: UnitPlan, found: FoundUnit) -> None:
+    """What `Unit.plan` looks at, of a plan that was written by hand."""
+    for action in set(unit.actions):
+        if action.kind == "invert" and any(s.inverse is None for s in found.sites):
+            wrong = "there is no inverse"
+        elif action.unroll and found.kind != "scan":
+            wrong = "there is no loop to write out"
+        elif (action.every > 1 or action.ahead) and not found.is_stack:
+            wrong = "it is no stack"
+        else:
+            continue
+        raise UserError(f"the plan gives unit {unit.name!r} {action!r}, but {wrong}.")
 
 
 def _another_program(plan: Plan, difference: str) -> UserError:

@@ -12,7 +12,7 @@ from revremat._bytes import format_bytes
 from revremat._compiled import Actions, Compiled, Progress, best_of
 from revremat._cut import Cuts
 from revremat._errors import UserError
-from revremat._fitted import UNKNOWN, Fit, Row, holders, over
+from revremat._fitted import UNKNOWN, Fit, Row, holders, over, times_alive
 from revremat._order import put_in_order, try_without_order
 from revremat._plan import RECOMPUTE, SAVE, Action
 from revremat._prices import (
@@ -163,6 +163,8 @@ class Search(Compiled):
             if self._write_out(choice.support):
                 choice = self._tighten() or choice
                 self._rivals(choice)
+            if not self._is_written_out_within(choice):
+                self._tighten(in_loops=True)
         if self.best(budget_bytes).bytes > budget_bytes:
             smallest = self._try_smallest()
             choice = choice or smallest
@@ -180,14 +182,17 @@ class Search(Compiled):
     def _answer(
         self, bound_us: float, held_by: str = "", greedy_us: float | None = None
     ) -> Fit:
-        best = self.best(self.budget)
+        best, times = self.best(self.budget), 1.0
+        if self.problem.step is not None and self.reference is not None:
+            written = self.add("as written", None)
+            times = times_alive(written, self.reference, self.graph, self.cuts.share)
         plan = dataclasses.replace(
             best.plan or self.graph.plan({}),
             target=self.target.spec,
             budget_bytes=self.budget,
             predicted_bytes=_known(best.predicted_bytes),
             compiled_bytes=best.bytes,
-            held_by=held_by or holders(best, self.graph, self.cuts.share),
+            held_by=held_by or holders(best, self.graph, self.cuts.share, times),
         )
         return Fit(
             loss=apply(self.problem.loss, plan) if plan.units else self.problem.loss,
@@ -253,13 +258,20 @@ class Search(Compiled):
 
     # Choice ---------------------------------------------------------------------------
 
-    def _tighten(self) -> Choice | None:
-        """The best mix by its prices, compiled; the limit moves until it fits."""
+    def _tighten(self, in_loops: bool = False) -> Choice | None:
+        """The best mix by its prices, compiled; the limit moves until it fits.
+
+        Args:
+          in_loops: No layer is written out.
+
+        Returns:
+          The first choice.
+        """
         limit, first = float(self.budget), None
         for _ in range(_MOST_TIGHTENINGS):
             if first and not self.room_for(1):
                 break
-            choice = self._choose(limit)
+            choice = self._choose(limit, in_loops=in_loops)
             if choice is None:
                 break
             first = first or choice
@@ -347,12 +359,32 @@ class Search(Compiled):
             found[unit] = tuple((name, len(list(run))) for name, run in runs)
         return found
 
-    def _choose(self, limit: float, **how: Any) -> Choice | None:
+    def _choose(
+        self, limit: float, in_loops: bool = False, **how: Any
+    ) -> Choice | None:
         """A choice all of whose prices come from two compiles."""
         while True:
-            choice = self.mix(self.menus(), limit, **how)
+            menus = self.menus()
+            if in_loops:
+                menus = [menu.only(self._in_loops(menu.unit)) for menu in menus]
+            choice = self.mix(menus, limit, **how)
             if choice is None or not self.refine(choice):
                 return choice
+
+    def _in_loops(self, unit: str) -> set[str]:
+        """Names of a unit's candidates that are not written out."""
+        return {c.name for c in self.candidates[unit] if not c.action.unroll}
+
+    def _is_written_out_within(self, choice: Choice) -> bool:
+        """Whether layers can be written out within the budget, if they are to be."""
+        if all(name in self._in_loops(unit) for unit, name in choice.support):
+            return True
+        return any(
+            row.plan is not None
+            and row.bytes <= self.budget
+            and any(a.unroll for few in row.plan.actions.values() for a in few)
+            for row in self.rows.values()
+        )
 
     def mix(self, menus: Sequence[Menu], limit: float, **how: Any) -> Choice | None:
         """The fastest mix of what is on the menus that the host has room for."""

@@ -9,7 +9,7 @@ from typing import Any
 from revremat._bytes import format_bytes, format_us
 from revremat._graph import Graph
 from revremat._measurement import Measurement
-from revremat._plan import Plan
+from revremat._plan import SAVE, Plan
 from revremat.policies import Menu
 
 SCHEMA_VERSION = 1
@@ -120,13 +120,33 @@ def over(rows: Iterable[Row]) -> float:
     return max([0.0, *(error for error in errors if not math.isnan(error))])
 
 
-def holders(row: Row, graph: Graph, share: float) -> str:
+def times_alive(written: Row, rebuilt: Row, graph: Graph, share: float) -> float:
+    """How often what a loss keeps is alive at a time: a step may run it several times.
+
+    Args:
+      written: The program as written.
+      rebuilt: One that rebuilds all it can.
+      graph: What `rr.trace` finds in the loss.
+      share: Part of an activation that lies on one device.
+    """
+    assert rebuilt.plan is not None
+    given_back = share * sum(
+        graph[unit].kept(SAVE).device_bytes - graph[unit].kept(action).device_bytes
+        for unit, actions in rebuilt.plan.actions.items()
+        for action in actions
+    )
+    kept = [row.measurement.memory.where(phase="forward") for row in (written, rebuilt)]
+    return max(1.0, (kept[0].bytes - kept[1].bytes) / max(1.0, given_back))
+
+
+def holders(row: Row, graph: Graph, share: float, times: float = 1.0) -> str:
     """What takes most of a program's memory, for people to read.
 
     Args:
       row: The program.
       graph: What `rr.trace` finds in it.
       share: Part of an activation that lies on one device.
+      times: How often what the loss keeps is alive at a time.
     """
     memory = row.measurement.memory
     parts = list(memory.by("phase", "module").items())[:3]
@@ -140,7 +160,7 @@ def holders(row: Row, graph: Graph, share: float) -> str:
         for unit, actions in row.plan.actions.items()
         for action in actions
     )
-    undecided = memory.where(phase="forward").bytes - share * decided
+    undecided = memory.where(phase="forward").bytes - times * share * decided
     if undecided <= _MUCH * row.bytes:
         return held
     return (

@@ -12,6 +12,7 @@ from revremat._errors import UserError
 from revremat._files import write_text
 
 SCHEMA_VERSION = 4
+_KNOWS_ORDER = 4
 MOST_LAYERS = 1_000_000
 KINDS = ("save", "recompute", "offload", "invert")
 
@@ -183,6 +184,10 @@ class Plan:
     jax_version: str = ""
     in_order: bool = False
 
+    def __post_init__(self):
+        if not isinstance(self.in_order, bool):
+            raise UserError(f"in_order={self.in_order!r} is neither True nor False")
+
     @property
     def total_bytes(self) -> int | None:
         """Compiled bytes where there are any, else predicted ones."""
@@ -259,7 +264,7 @@ class Plan:
             raise UserError(
                 f"{source} is not a plan: it is not JSON ({error})."
             ) from None
-        if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+        if not isinstance(data, dict) or type(data.get("schema")) is not int:
             raise UserError(f"{source} is not a plan: it has no schema version.")
         if data["schema"] > SCHEMA_VERSION:
             raise UserError(
@@ -270,8 +275,13 @@ class Plan:
             fields = {
                 key: _typed(data, key, kind) for key, kind in _PLAN_FIELDS.items()
             }
+            if "in_order" not in data and data["schema"] >= _KNOWS_ORDER:
+                raise ValueError("'in_order' is missing")
             fields["in_order"] = _flag(data, "in_order")
             units = tuple(_read_unit(unit) for unit in _typed(data, "units", list))
+            names = [unit.name for unit in units]
+            if twice := {name for name in names if names.count(name) > 1}:
+                raise ValueError(f"unit {min(twice)!r} is there twice")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
         return cls(units=units, **fields)
@@ -304,6 +314,8 @@ def _typed(data: dict[str, Any], key: str, kind: Any) -> Any:
         raise ValueError(f"{key!r} is missing")
     value = data[key]
     if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{key!r} is {value!r}")
+    if isinstance(value, int) and value < 0:
         raise ValueError(f"{key!r} is {value!r}")
     return value
 

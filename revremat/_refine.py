@@ -1,6 +1,5 @@
 """Refine: small changes to the best plan so far, each of them compiled."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from itertools import batched, product
@@ -73,22 +72,13 @@ def _nearby(search: "Search", row: Row, limit: float) -> Choice | None:
 
 def _one_more(menus: Sequence[Menu], used: dict[str, set[str]]) -> list[list[Menu]]:
     """Menus of what is used, then with each other candidate beside it."""
-
-    def only(names: dict[str, set[str]]) -> list[Menu]:
-        return [
-            dataclasses.replace(
-                m, prices=tuple(p for p in m.prices if p.name in names[m.unit])
-            )
-            for m in menus
-        ]
-
     more = [
         {**used, m.unit: used[m.unit] | {p.name}}
         for m in menus
         for p in m.prices
         if p.name not in used[m.unit]
     ]
-    return [only(names) for names in (used, *more)]
+    return [[m.only(names[m.unit]) for m in menus] for names in (used, *more)]
 
 
 def trim_ends(search: "Search", best: Row) -> float:

@@ -148,6 +148,27 @@ def test_a_plan_for_another_program_is_refused(loss, args, message):
     assert "JAX" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (INVERT, "INVERT, but there is no inverse"),
+        (SAVE(unroll=True), "unroll=True.*, but there is no loop to write out"),
+        (SAVE(every=2), "every=2.*, but it is no stack"),
+        (RECOMPUTE(ahead=["hidden"]), "but it is no stack"),
+    ],
+)
+def test_an_action_written_into_a_plan_by_hand_is_refused(action, message):
+    loss = lambda w, x: rr.block(layer, "alone")(
+        jax.tree.map(lambda a: a[0], w), x
+    ).sum()
+    args = arguments()
+    plan = rr.trace(loss, *args).plan({"alone": SAVE})
+    unit = dataclasses.replace(plan.units[0], actions=(action,))
+    by_hand = dataclasses.replace(plan, units=(unit,))
+    with pytest.raises(UserError, match=f"unit 'alone' .*{message}"):
+        rr.apply(loss, by_hand)(*args)
+
+
 def test_a_plan_of_another_jax_that_does_not_hold_says_so():
     args = arguments()
     plan = rr.trace(scanned, *args).plan({"scan_0": RECOMPUTE})

@@ -130,3 +130,20 @@ def test_what_is_kept_outside_of_units_is_told_where_it_does_not_fit(is_marked):
     assert ("outside of all units" in found.plan.held_by) is not is_marked
     written = next(row for row in found.rows if row.plan is None)
     assert "of all units" not in holders(written, rr.trace(loss, *problem.specs), 1.0)
+
+
+def test_what_several_losses_keep_in_their_units_is_not_told_to_be_outside():
+    layer = lambda w, x: x + jnp.tanh(x @ w["up"]) @ w["down"]
+    loss = lambda w, x: jnp.square(rr.stack(layer, w, x)).mean()
+
+    def step(loss):
+        three = lambda w, a, b, c: loss(w, a) * loss(w, b) * loss(w, c)
+        return jax.grad(three), (w, x, x, x)
+
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    w, x = {"up": shape(6, 64, 256), "down": shape(6, 256, 64)}, shape(4096, 64)
+    problem = rr.Problem(loss, (w, x), step)
+    found = rr.fit(problem, budget="8MiB", target="h100:1", unroll=False)
+    assert not found.plan.fits
+    assert " 18.0 MiB" in found.plan.held_by  # six inputs for each of three
+    assert "outside of all units" not in found.plan.held_by

@@ -45,6 +45,11 @@ def test_gradients_in_order_are_a_part_of_the_plan():
     assert Plan.from_json(json.dumps(data | {"schema": 3})) == plan()
 
 
+def test_a_flag_is_true_or_false():
+    with pytest.raises(UserError, match="in_order='no' is neither True nor False"):
+        plan(in_order="no")
+
+
 def test_equal_layers_are_written_once():
     runs = json.loads(plan().to_json())["units"][0]["actions"]
     assert [run["layers"] for run in runs] == [2, 1, 1]
@@ -73,13 +78,20 @@ def test_actions_print_as_they_are_written():
     assert eval(repr(action), {"RECOMPUTE": RECOMPUTE}) == action
 
 
+def written():
+    return json.loads(plan().to_json())
+
+
 def edited(**changes):
-    data = json.loads(plan().to_json())
-    return json.dumps(data | changes)
+    return json.dumps(written() | changes)
+
+
+def without(key):
+    return json.dumps({k: v for k, v in written().items() if k != key})
 
 
 def with_run(**changes):
-    data = json.loads(plan().to_json())
+    data = written()
     data["units"][0]["actions"][0] |= changes
     return json.dumps(data)
 
@@ -104,6 +116,13 @@ def with_run(**changes):
         (with_run(layers=True), "'layers' is True"),
         (with_run(save=[1]), r"'save' is \[1\]"),
         (edited(in_order="no"), "damaged plan: 'in_order' is 'no'"),
+        (without("in_order"), "damaged plan: 'in_order' is missing"),
+        (edited(schema=True), "it has no schema version"),
+        (edited(compiled_bytes=-1), "damaged plan: 'compiled_bytes' is -1"),
+        (
+            edited(units=2 * written()["units"]),
+            "damaged plan: unit 'stack' is there twice",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_in_one_sentence(tmp_path, text, message):

@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
+from revremat import _compiled
 from revremat._cut import UnitCut
+from revremat._fitted import Row
 from revremat._prices import UnitPrices
 from revremat.policies import candidates
 
@@ -39,3 +41,33 @@ def test_loops_too_long_to_compile_stay_loops(
     prices = prices_of(num_layers, products_of_a_layer)
     assert bool(prices.written_out()) == written_out
     assert all(candidate.action.unroll for candidate in prices.written_out())
+
+
+class TwiceAsLarge(Row):
+    @property
+    def bytes(self):
+        written_out = self.plan and any(
+            action.unroll for unit in self.plan.units for action in unit.actions
+        )
+        return (2 if written_out else 1) * super().bytes
+
+
+def test_where_written_out_layers_do_not_fit_loops_are_mixed_as_if_there_were_none(
+    monkeypatch,
+):
+    def layer(x, w):
+        return x + jnp.tanh(jnp.sin(x @ w)) @ w, None
+
+    def loss(w, x):
+        return jax.lax.scan(layer, x, w)[0].sum()
+
+    w = jax.ShapeDtypeStruct((8, 256, 256), jnp.float32)
+    x = jax.ShapeDtypeStruct((8192, 256), jnp.float32)
+    ways = {"target": "cpu:1", "budget": "160MiB"}
+    in_loops = rr.fit(loss, w, x, unroll=False, **ways)
+    assert in_loops.plan.fits
+    monkeypatch.setattr(_compiled, "Row", TwiceAsLarge)
+    found = rr.fit(loss, w, x, **ways)
+    assert found.plan.fits
+    step_us = found.measurement.time.step_us
+    assert step_us <= 1.01 * in_loops.measurement.time.step_us

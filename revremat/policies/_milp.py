@@ -10,7 +10,8 @@ their working space. The peak is then the largest over these moments,
 one linear constraint each, and the choice is a small integer program.
 """
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,11 @@ class Menu:
     unit: str
     num_layers: int
     prices: tuple[Price, ...]
+
+    def only(self, names: Collection[str]) -> "Menu":
+        """The same unit with these candidates alone."""
+        prices = tuple(price for price in self.prices if price.name in names)
+        return dataclasses.replace(self, prices=prices)
 
 
 @dataclass(frozen=True)

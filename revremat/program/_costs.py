@@ -1,6 +1,7 @@
 """What an operation costs, counted: FLOPs and bytes. For explaining and for pruning."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from revremat.program._ops import Op, Program, as_closed, flatten
@@ -26,8 +27,15 @@ def program_flops(program: Program) -> int:
 
 def num_operations(program: Program) -> int:
     """Operations, with those of loops' bodies and other calls, once each."""
-    inner = (flatten(closed) for op in program.ops for closed in _inside(op))
-    return len(program.ops) + sum(map(num_operations, inner))
+    return sum(1 for _ in every_op(program))
+
+
+def every_op(program: Program) -> Iterator[Op]:
+    """Operations, with those of loops' bodies and other calls, once each."""
+    for op in program.ops:
+        yield op
+        for closed in _inside(op):
+            yield from every_op(flatten(closed))
 
 
 def num_flops(op: Op) -> int:

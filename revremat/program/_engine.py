@@ -23,7 +23,7 @@ from revremat.program._buffers import (
     zeros,
 )
 from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
-from revremat.program._layout import as_in_a_loop
+from revremat.program._layout import as_in_a_loop, is_turned
 from revremat.program._linearize import pick
 from revremat.program._ops import Value
 from revremat.program._segments import Segment, segments
@@ -41,6 +41,7 @@ class Engine:
         self.kept: dict[Action, Kept] = {
             action: resolve(layer, action, unit) for action in set(stack.actions)
         }
+        self.lay = list if is_turned(layer.passes.forward) else as_in_a_loop
         self.segments = segments(stack.actions, loops=not stack.unrolled)
         if any(segment.group for segment in self.segments):
             _check_repeatable(layer, unit)
@@ -65,9 +66,9 @@ class Engine:
             step = partial(forward, segment, consts, xs)
             turns = range(segment.repeats)
             room = self._room(segment, step, carry, ys)
-            (carry, ys, room), kept = self._loop(
-                segment, step, (carry, ys, room), turns
-            )
+            state, kept = self._loop(segment, step, (carry, ys, room, []), turns)
+            carry, ys, room, sent = state
+            carry = _layer.wait_for(sent, carry)
             pairs = zip(room, kept, strict=True)
             kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
             last = carry if self._keeps_output(segment) else None
@@ -83,16 +84,17 @@ class Engine:
         none: list[list[Any]] = [[] for _ in segment.pattern]
         if len(segment.pattern) == 1:
             return none
-        (_, _, _), kept = jax.eval_shape(
-            lambda c, y: step((c, y, none), jnp.int32(0)), carry, ys
+        _, kept = jax.eval_shape(
+            lambda c, y: step((c, y, none, []), jnp.int32(0), None), carry, ys
         )
         stacked = lambda a: zeros(a, (segment.repeats,))
         return [jax.tree.map(stacked, on_device) for on_device, _ in kept]
 
-    def _forward_step(self, segment: Segment, consts, xs, state, t):
-        carry, ys, room = state
-        if isinstance(t, int):
-            carry = as_in_a_loop(carry)
+    def _forward_step(self, segment: Segment, consts, xs, state, t, _):
+        carry, ys, room, sent = state
+        written_out = isinstance(t, int)
+        if written_out:
+            carry = self.lay(carry)
         room, kept = list(room), []
         last = len(segment.pattern) - 1
         for j, action in enumerate(segment.pattern):
@@ -109,35 +111,49 @@ class Engine:
                 if j < last:
                     t, carry, room[j] = lax.optimization_barrier((t, carry, room[j]))
             kept.append((on_device, on_host))
-        return (carry, ys, room), kept
+        if written_out:
+            # What the layer before sent to the host had a layer's time to get there.
+            carry = _layer.wait_for(sent, carry)
+            sent = [array for _, on_host in kept for array in on_host]
+        return (carry, ys, room, sent), kept
 
-    def _forward_group(self, segment: Segment, consts, xs, state, t):
+    def _forward_group(self, segment: Segment, consts, xs, state, t, _):
         """A segment of layers of which only the first one's input is kept."""
-        first, ys, room = state
+        first, ys, room, sent = state
 
-        def one(state, j):
+        def one(state, j, _):
             carry, ys = state
             if isinstance(j, int):
-                carry = as_in_a_loop(carry)
+                carry = self.lay(carry)
             index = self._index(segment, t, j)
             inputs = [*consts, *carry, *take(xs, index)]
             outs, _ = _layer.forward(self.layer, NOTHING, inputs)
             return (outs[: len(carry)], put(ys, outs[len(carry) :], index)), None
 
         (carry, ys), _ = self._loop(segment, one, (first, ys), range(segment.group))
-        return (carry, ys, room), [(first, [])]
+        return (carry, ys, room, sent), [(first, [])]
 
     def _loop(
-        self, segment: Segment, step, state: Any, turns: range, reverse: bool = False
+        self,
+        segment: Segment,
+        step,
+        state: Any,
+        turns: range,
+        given: Any = None,
+        reverse: bool = False,
     ) -> tuple[Any, Any]:
-        """`lax.scan` over the turns, or the same written out."""
+        """`lax.scan` over the turns and what each is given, or the same written out."""
         if not self._is_written_out(segment, len(turns)):
+            numbers = jnp.arange(turns.start, turns.stop)
             return lax.scan(
-                step, state, jnp.arange(turns.start, turns.stop), reverse=reverse
+                lambda state, turn: step(state, *turn),
+                state,
+                (numbers, given),
+                reverse=reverse,
             )
         outs: list[Any] = []
         for t in reversed(turns) if reverse else turns:
-            state, out = step(state, t)
+            state, out = step(state, t, at_all(given, t))
             outs.append(out)
         if reverse:
             outs.reverse()
@@ -182,6 +198,7 @@ class Engine:
             consts=[zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
             xs=[jax.tree.map(zeros, aval) for aval in pick(x_avals, self.x_mask)],
             output=None,
+            fetched=None,
         )
         self.ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
         self.consts, self.xs = consts, xs
@@ -207,10 +224,13 @@ class Engine:
         if segment.group:
             step = partial(self._backward_group, segment, kept)
             return self._loop(segment, step, state, turns, reverse=True)[0]
+        # A loop is given what is on the host: indexed under `vmap` it were gathered,
+        # and nothing gathers there.
+        on_host = [on_host for _, on_host in kept]
         step = partial(self._backward_step, segment, kept)
-        return self._loop(segment, step, state, turns, reverse=True)[0]
+        return self._loop(segment, step, state, turns, on_host, reverse=True)[0]
 
-    def _backward_step(self, segment: Segment, kept, state: "_Gradients", t):
+    def _backward_step(self, segment: Segment, kept, state: "_Gradients", t, on_host):
         last, written_out = len(segment.pattern) - 1, isinstance(t, int)
         for j in reversed(range(len(segment.pattern))):
             plan = self.kept[segment.pattern[j]]
@@ -218,13 +238,16 @@ class Engine:
                 # Or the compiler fetches every layer's weights before it needs them.
                 t, carry = lax.optimization_barrier((t, state.carry))
                 state = replace(state, carry=carry)
-            index, one = self._index(segment, t, j), at_all(kept[j], t)
-            env = self._recall(plan, index, one)
+            index, one = self._index(segment, t, j), (at_all(kept[j][0], t), on_host[j])
             cotangents, inverts = state.carry, segment.pattern[j].kind == "invert"
+            if written_out:
+                cotangents = self.lay(cotangents)
+                there, state, cotangents = self._fetch(kept[j], t, state, cotangents)
+                one = one[0], there
+            env = self._recall(plan, index, one)
             if inverts:
                 self._start_from(state.output, env)
             if written_out:
-                cotangents = as_in_a_loop(cotangents)
                 cotangents = _layer.tie(env, plan.late, cotangents)
             state = self._differentiate(plan, index, env, cotangents, state)
             if written_out and (segment.unroll or self.stack.unrolled):
@@ -233,6 +256,19 @@ class Engine:
                 below = [env[v] for v in self.carry_values]
                 state = replace(state, output=below)
         return state, None
+
+    def _fetch(self, kept, t: int, state: "_Gradients", cotangents):
+        """What a written out layer has on the host, there; the next one's on its way.
+
+        It comes while this layer is differentiated, as what this layer has came before.
+        """
+        on_host, fetched, below = kept[1], state.fetched, None
+        if fetched is None:
+            fetched, cotangents = _layer.fetch_after(at_all(on_host, t), cotangents)
+        if t > 0:
+            waiting = at_all(on_host, t - 1)
+            below, cotangents = _layer.fetch_after(waiting, cotangents)
+        return fetched, replace(state, fetched=below), cotangents
 
     def _backward_ahead(self, segment: Segment, kept, state: "_Gradients"):
         """While one layer's gradients are computed, rebuild part of the layer below."""
@@ -263,7 +299,7 @@ class Engine:
             state = self._differentiate(plan, index, env, state.carry, state)
             return replace(state, output=given)
 
-        def step(both, t):
+        def step(both, t, _):
             state, rebuilt = both
             index, env, given = known(t, rebuilt)
             below = early(t - 1, state.carry, given)
@@ -275,7 +311,7 @@ class Engine:
         (state, rebuilt), _ = self._loop(segment, step, both, turns, reverse=True)
         return differentiate(*known(0, rebuilt), state)
 
-    def _backward_group(self, segment: Segment, kept, state: "_Gradients", t):
+    def _backward_group(self, segment: Segment, kept, state: "_Gradients", t, _):
         """Run a segment forward again, its layers keeping as said, then backward."""
         plan = self.kept[segment.pattern[0]]
         first, _ = at_all(kept[0], t)
@@ -283,9 +319,9 @@ class Engine:
             first, carry = _layer.tie_arrays(first, state.carry)
             state = replace(state, carry=carry)
 
-        def again(carry, j):
+        def again(carry, j, _):
             if isinstance(j, int):
-                carry = as_in_a_loop(carry)
+                carry = self.lay(carry)
             inputs = [*self.consts, *carry, *take(self.xs, self._index(segment, t, j))]
             return _layer.advance(self.layer, plan, inputs)
 
@@ -293,12 +329,12 @@ class Engine:
         with jax.named_scope("rematted_computation"):
             _, saved = self._loop(segment, again, first, turns)
 
-        def back(state, j):
+        def back(state, j, _):
             index = self._index(segment, t, j)
             env = self._recall(plan, index, at_all(saved, j))
             cotangents = state.carry
             if isinstance(j, int):
-                cotangents = as_in_a_loop(cotangents)
+                cotangents = self.lay(cotangents)
                 cotangents = _layer.tie(env, plan.late, cotangents)
             return self._differentiate(plan, index, env, cotangents, state), None
 
@@ -338,7 +374,7 @@ class Engine:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["carry", "consts", "xs", "output"],
+    data_fields=["carry", "consts", "xs", "output", "fetched"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -349,6 +385,7 @@ class _Gradients:
     consts: list[Any]
     xs: list[Any]
     output: list[Any] | None
+    fetched: list[Any] | None
 
 
 def _together(state: _Gradients, index: int) -> _Gradients:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -100,9 +101,14 @@ def describe_op(op: Op) -> str:
     Two that read the same can stand for one another, in the backward pass as well. Not
     for another process: Python functions that are called back are told apart.
     """
-    inputs = ",".join(_aval(atom.aval) for atom in op.inputs)
-    outputs = ",".join(_aval(out.aval) for out in op.outputs)
-    return f"{outputs}={op.kind}[{_params(op, ALIKE)}]({inputs})"
+    if op not in _described:
+        inputs = ",".join(_aval(atom.aval) for atom in op.inputs)
+        outputs = ",".join(_aval(out.aval) for out in op.outputs)
+        _described[op] = f"{outputs}={op.kind}[{_params(op, ALIKE)}]({inputs})"
+    return _described[op]
+
+
+_described: WeakKeyDictionary[Op, str] = WeakKeyDictionary()
 
 
 def _aval(aval: Any) -> str:

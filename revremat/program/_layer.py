@@ -96,6 +96,30 @@ def tie_arrays(
     return found, waiting
 
 
+def wait_for(sent: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    """Arrays that are only there once what was sent to the host is.
+
+    Outside a loop a compiler would send it when it is fetched, and hold it until then.
+    """
+    if not sent:
+        return list(arrays)
+    return tie_arrays(arrays, sent)[0]
+
+
+def fetch_after(
+    on_host: Sequence[Any], cotangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Values that come from the host once the cotangents are there; both, tied.
+
+    Outside a loop a compiler would find that what is sent there comes back, and leave
+    it on the device.
+    """
+    if not on_host:
+        return [], list(cotangents)
+    held, tied = tie_arrays(on_host, cotangents)
+    return [to_device(array) for array in held], tied
+
+
 def is_key(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 

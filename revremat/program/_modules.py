@@ -16,6 +16,7 @@ from revremat.program._repeats import Repeat, is_heavy, made_by, same_flow, used
 
 _DEEPEST = 6
 _NUMBER = re.compile(r"_\d+$")
+_TRANSFORMED = re.compile(r"\w+\((.*)\)")  # such as `vmap(stage_5)`
 _LEAST_PART = 0.01
 """Of what a program makes: a module that gives back less is not worth a unit."""
 _LARGEST = 0.5
@@ -64,9 +65,16 @@ def _at(
         outside = used_by(op for op in ops if op not in inside)
         layer = same_flow([turn], used_after | outside)
         if layer is not None and given_back(layer) >= least_bytes:
-            found.append(replace(layer, module=_NUMBER.sub("", path[-1])))
+            found.append(replace(layer, module=_label(path[-1])))
     return found
 
 
 def _path(op: Op, depth: int) -> tuple[str, ...]:
     return tuple(str(op.scope).split("/")[:depth]) if str(op.scope) else ()
+
+
+def _label(scope: str) -> str:
+    """A module's name without its number, and without what it was run under."""
+    while inner := _TRANSFORMED.fullmatch(scope):
+        scope = inner[1]
+    return _NUMBER.sub("", scope) or scope

@@ -27,7 +27,8 @@ class Unit:
       action: How its residuals come back.
       name: What messages call it.
       in_order: Whether all of its gradients are there before any of them is used. Else
-        the compiler may put those of its weights off, and hold what they are made of.
+        the compiler may put those of its weights off, and hold what they are made of,
+        unless that came from the host.
       layers: The body's two passes, for each mask that was asked for.
     """
 
@@ -63,6 +64,7 @@ def run_unit(unit: Unit, args: Sequence[Any]) -> list[Any]:
         layer, kept = unit.passes(mask)
         args = [p.value for p in primals]
         outputs, saved = _layer.forward(layer, kept, args)
+        outputs = _layer.wait_for(saved[1], outputs)
         used = {*layer.passes.residuals}.union(*(op.inputs for op in kept.late))
         pairs = zip(layer.passes.forward.inputs, args, unit.held, strict=True)
         held = [arg if on and v in used else None for v, arg, on in pairs]
@@ -73,13 +75,16 @@ def run_unit(unit: Unit, args: Sequence[Any]) -> list[Any]:
         layer, kept = unit.passes(static.mask)
         inputs = layer.passes.forward.inputs
         env = {v: a for v, a in zip(inputs, held, strict=True) if a is not None}
-        env = _layer.recall(kept, env, saved)
         wanted = pick(cotangents, layer.passes.out_mask)
         if all(isinstance(ct, SymbolicZero) for ct in wanted):
             return ([None] * len(inputs),)
-        tied = _layer.tie(env, kept.late, [instantiate(ct) for ct in wanted])
+        waiting = [instantiate(ct) for ct in wanted]
+        fetched, tied = _layer.fetch_after(saved[1], waiting)
+        env = _layer.recall(kept, env, (saved[0], fetched))
+        tied = _layer.tie(env, kept.late, tied)
         pulled = _layer.pull_back(layer, kept, env, tied)
-        if unit.in_order:
+        # What was fetched for gradients put off would be held until then.
+        if unit.in_order or kept.offloaded:
             pulled = jax.lax.optimization_barrier(pulled)
         gradients = iter(pulled)
         return ([next(gradients) if on else None for on in static.mask],)

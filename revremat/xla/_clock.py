@@ -290,16 +290,18 @@ class _Clock:
         ):
             return 0
         sources = self.module.operands(i)
+        # An asynchronous start has what it was given in its type: given, made, ...
+        made = i.shape.tuple_shapes[1] if i.opcode == "async-start" else i.shape
         from_host = [o for o in sources if _in_host_memory(o.shape)]
         to_host = _in_host_memory(i.shape)
         if not from_host and not to_host:
             return 0
         if i.opcode in ("copy", "copy-start"):
             return size_of(sources[0].shape)
+        if not _in_host_memory(made):
+            return size_of(made)
         sizes = [size_of(o.shape) for o in sources if not _in_host_memory(o.shape)]
-        if to_host and sizes:
-            return max(sizes)
-        return size_of(i.shape) if not to_host else 0
+        return max(sizes, default=0)
 
 
 def _in_host_memory(shape: Any) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import revremat as rr
+from revremat.program._modules import _label
 
 WIDTHS = (8, 16, 24)
 
@@ -81,3 +82,16 @@ def test_rebuilding_them_takes_what_checkpointing_each_does():
     planned = rr.apply(loss, graph.plan(actions))
     size = lambda f: rr.measure(jax.grad(f), *specs, target="h100:1").memory.total_bytes
     assert size(planned) < 0.6 * size(loss)
+
+
+@pytest.mark.parametrize(
+    ("scope", "name"),
+    [
+        ("stage_5", "stage"),
+        ("vmap(stage_5)", "stage"),
+        ("transpose(jvp(stage_5))", "stage"),
+        ("_0", "_0"),
+    ],
+)
+def test_names_are_without_numbers_and_transformations(scope, name):
+    assert _label(scope) == name

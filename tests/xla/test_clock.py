@@ -125,6 +125,32 @@ def test_a_slice_fetched_from_the_host_moves_the_slice():
     assert time_of(program).transfer_us == pytest.approx(200)
 
 
+def test_slices_that_cross_asynchronously_move_the_slice_either_way():
+    program = Program()
+    stack = program.entry.add("parameter", (24, 10**6), host=True)
+    one = program.entry.add("parameter", (1, 10**6))
+    at = program.entry.add("constant", (), dtype=4)
+
+    def started(inner, operands, made, on_host):
+        """An `async-start` has what it was given in its type, beside what it makes."""
+        shapes = [(24, 10**6), made]
+        start = program.entry.add("async-start", shapes, *operands, calls=[inner])
+        start.shape.tuple_shapes[0].layout.memory_space = 5
+        if on_host:
+            start.shape.tuple_shapes[1].layout.memory_space = 5
+        program.entry.add("async-done", made, start, host=on_host)
+
+    fetch = program.computation("fetch")
+    fetch.add("dynamic-slice", (1, 10**6), fetch.add("parameter", (24, 10**6)))
+    started(fetch, [stack, at, at], (1, 10**6), on_host=False)
+    assert time_of(program).transfer_us == pytest.approx(200)
+    send = program.computation("send")
+    whole, part = send.add("parameter", (24, 10**6)), send.add("parameter", (1, 10**6))
+    send.add("dynamic-update-slice", (24, 10**6), whole, part)
+    started(send, [stack, one, at, at], (24, 10**6), on_host=True)
+    assert time_of(program).transfer_us == pytest.approx(400)
+
+
 def test_a_copy_on_the_device_is_no_transfer():
     program = Program()
     argument = program.entry.add("parameter", (10**6,))

@@ -1,0 +1,100 @@
+"""What is sent to the host is there, in loops, written out and in single layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import revremat as rr
+
+LAYERS, WIDTH, ROWS = 6, 256, 8192
+
+
+def layer(w, x):
+    return x + jnp.tanh(x @ w["up"]) @ w["down"]
+
+
+def scanned(w, x):
+    return jnp.square(rr.stack(layer, w, x)).mean()
+
+
+def in_a_python_loop(w, x):
+    for k in range(LAYERS):
+        x = layer(jax.tree.map(lambda a, k=k: a[k], w), x)
+    return jnp.square(x).mean()
+
+
+def single(w, x):
+    """Every layer feeds the loss, so they are no chain."""
+    total = 0.0
+    for k in range(LAYERS):
+        x = rr.block(layer, name="layer")(jax.tree.map(lambda a, k=k: a[k], w), x)
+        total += jnp.square(x).mean()
+    return total
+
+
+def arguments(width, rows, make):
+    w = {
+        "up": make(LAYERS, width, 2 * width),
+        "down": make(LAYERS, 2 * width, width),
+    }
+    return w, make(rows, width)
+
+
+WAYS = {
+    "scanned": (scanned, rr.OFFLOAD),
+    "written out": (scanned, rr.OFFLOAD(unroll=True)),
+    "a Python loop": (in_a_python_loop, rr.OFFLOAD),
+    "single": (single, rr.OFFLOAD),
+    "half of it": (scanned, rr.RECOMPUTE(offload=["tanh_0"], unroll=True)),
+}
+
+
+ROOM = 6 * 4 * ROWS * WIDTH  # for inputs of six layers that feed the loss
+
+
+def planned(loss, args, action):
+    graph = rr.trace(loss, *args)
+    (unit,) = graph.units
+    return rr.apply(loss, graph.plan({unit.name: action})), unit
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_compiler_puts_on_the_host_what_the_plan_says(way):
+    loss, action = WAYS[way]
+    spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    args = arguments(WIDTH, ROWS, spec)
+    offloading, unit = planned(loss, args, action)
+    on_host = LAYERS * unit.kept(action).host_bytes
+    found = rr.measure(jax.grad(offloading), *args, target="h100:1").memory
+    assert on_host > 0
+    assert found.host_bytes == pytest.approx(on_host, rel=0.02)
+    saved = LAYERS * unit.kept(action).device_bytes
+    # Two layers' are on the device at a time: one on its way, one in use.
+    assert found.temp_bytes < saved + on_host / 2 + ROOM
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["", "mapped"])
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_those_of_plain_autodiff(way, mapped):
+    loss, action = WAYS[way]
+    rng = np.random.default_rng(0)
+    make = lambda *shape: jnp.asarray(rng.normal(size=shape) / 4, jnp.float32)
+    w, x = arguments(8, 4, make)
+    offloading, _ = planned(loss, (w, x), action)
+    over = lambda f: jax.vmap(f, (None, 0)) if mapped else f
+    x = jnp.stack([x, 2 * x]) if mapped else x
+    ours, plain = (jax.jit(over(jax.grad(f)))(w, x) for f in (offloading, loss))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), ours, plain)
+
+
+@pytest.mark.parametrize("way", ["scanned", "written out"])
+def test_a_mapped_loss_offloads_too(way):
+    loss, action = WAYS[way]
+    spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    w, x = arguments(WIDTH, ROWS, spec)
+    offloading, unit = planned(loss, (w, x), action)
+    mapped = jax.vmap(jax.grad(offloading), (None, 0))
+    found = rr.measure(mapped, w, spec(2, ROWS, WIDTH), target="h100:1").memory
+    on_host = 2 * LAYERS * unit.kept(action).host_bytes
+    assert found.host_bytes == pytest.approx(on_host, rel=0.02)
