@@ -12,7 +12,7 @@ from revremat._bytes import format_bytes
 from revremat._compiled import Actions, Compiled, Progress, best_of
 from revremat._cut import Cuts
 from revremat._errors import UserError
-from revremat._fitted import UNKNOWN, Fit, Row, holders, over, times_alive
+from revremat._fitted import UNKNOWN, Fit, Row, holders, not_sent, over, times_alive
 from revremat._order import put_in_order, try_without_order
 from revremat._plan import RECOMPUTE, SAVE, Action
 from revremat._prices import (
@@ -204,6 +204,7 @@ class Search(Compiled):
             greedy_us=greedy_us,
             num_compiles=self.done,
             left=self.left,
+            not_sent=not_sent(best, self.graph, self.cuts.share),
         )
 
     def menus(self) -> tuple[Menu, ...]:

@@ -264,6 +264,11 @@ def _(noun: Fit, console: Console) -> None:
             f"{len(noun.left)} units with less than 0.5 % of the bytes at stake were "
             "left as they are written"
         )
+    if noun.not_sent:
+        console.print(
+            f"the compiler leaves {format_bytes(noun.not_sent)} on the device of what "
+            "the plan sends to the host"
+        )
     unusual = Counter(n for row in noun.rows for n in remarks(row.measurement))
     for remark, number in unusual.items():
         console.print(Text(f"{number} of {len(noun.rows)} programs: {remark}"))

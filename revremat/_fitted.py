@@ -15,7 +15,7 @@ from revremat.policies import Menu
 SCHEMA_VERSION = 1
 UNKNOWN = float("nan")
 _MUCH = 0.25
-"""Of all bytes."""
+"""Of all bytes in question."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Fit:
       greedy_us: What the prices say of a mix chosen greedily; None if it found none.
       num_compiles: Programs compiled or read from the cache, cut ones included.
       left: Units with so few bytes that they were left as they are written.
+      not_sent: Bytes on each device that the plan sends to the host and the compiler
+        leaves where they are, as TPU's does outside of loops.
     """
 
     loss: Callable[..., Any]
@@ -77,6 +79,7 @@ class Fit:
     greedy_us: float | None
     num_compiles: int
     left: tuple[str, ...] = ()
+    not_sent: int = 0
 
     def to_json(self) -> str:
         """One JSON object: the plan and the measurement as they write themselves.
@@ -97,6 +100,7 @@ class Fit:
                 "greedy_us": self.greedy_us,
                 "num_compiles": self.num_compiles,
                 "left": self.left,
+                "not_sent": self.not_sent,
             },
             indent=1,
         )
@@ -137,6 +141,23 @@ def times_alive(written: Row, rebuilt: Row, graph: Graph, share: float) -> float
     )
     kept = [row.measurement.memory.where(phase="forward") for row in (written, rebuilt)]
     return max(1.0, (kept[0].bytes - kept[1].bytes) / max(1.0, given_back))
+
+
+def not_sent(row: Row, graph: Graph, share: float) -> int:
+    """Bytes that a plan sends to the host and the compiler leaves on the device.
+
+    Args:
+      row: The program.
+      graph: What `rr.trace` finds in it.
+      share: Part of an activation that lies on one device.
+    """
+    wanted = share * sum(
+        graph[unit].kept(action).host_bytes
+        for unit, actions in (row.plan.actions if row.plan else {}).items()
+        for action in actions
+    )
+    there = row.measurement.memory.host_bytes
+    return round(wanted - there) if there < (1 - _MUCH) * wanted else 0
 
 
 def holders(row: Row, graph: Graph, share: float, times: float = 1.0) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import revremat as rr
+from revremat._fitted import Row, not_sent
 
 LAYERS, WIDTH, ROWS = 6, 256, 8192
 
@@ -72,6 +73,19 @@ def test_the_compiler_puts_on_the_host_what_the_plan_says(way):
     saved = LAYERS * unit.kept(action).device_bytes
     # Two layers' are on the device at a time: one on its way, one in use.
     assert found.temp_bytes < saved + on_host / 2 + ROOM
+
+
+@pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
+def test_what_a_compiler_does_not_send_is_told(target):
+    """A CPU's has no other memory to send it to."""
+    spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    args = arguments(WIDTH, ROWS, spec)
+    graph = rr.trace(scanned, *args)
+    plan = graph.plan({"stack": rr.OFFLOAD})
+    offloading = jax.grad(rr.apply(scanned, plan))
+    row = Row("by hand", plan, rr.measure(offloading, *args, target=target))
+    on_host = LAYERS * graph["stack"].kept(rr.OFFLOAD).host_bytes
+    assert not_sent(row, graph, 1.0) == (on_host if target == "cpu:1" else 0)
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["", "mapped"])
