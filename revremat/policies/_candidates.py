@@ -26,6 +26,8 @@ _MOST_STEPS = 200_000
 _LEAST_GAIN = 0.01
 _MOST_LISTED = 6
 _LIGHT = 1.05
+_CHEAP = 0.01
+"""Of what rebuilding everything costs."""
 _NUM_CHUNKINGS = 3
 _LONG = 16
 _FEW = 8
@@ -418,6 +420,13 @@ def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
     return found
 
 
+def _is_made_of(unit: Unit, name: str, other: str) -> bool:
+    """Whether a value costs next to nothing once there is another."""
+    with_it = unit.kept(RECOMPUTE(save=[other, name])).rebuild_flops
+    without = unit.kept(RECOMPUTE(save=[other])).rebuild_flops
+    return without - with_it <= _CHEAP * unit.kept(RECOMPUTE).rebuild_flops
+
+
 def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
     """All products, then the dearest values with the other products saved or not."""
     products = _dots(unit, with_batch=False)
@@ -426,7 +435,7 @@ def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
         name = "offload " + "+".join(sorted(products))
         found.append(Candidate(name, RECOMPUTE(offload=products)))
     for name in names[:2]:
-        others = [n for n in names if n != name and n in products]
+        others = [n for n in names if n in products and not _is_made_of(unit, name, n)]
         alone.append(Candidate(f"offload {name}", RECOMPUTE(offload=[name])))
         if others:
             action = RECOMPUTE(save=others, offload=[name])

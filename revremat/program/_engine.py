@@ -60,20 +60,21 @@ class Engine:
         stack, carry = self.stack, list(init)
         y_avals = [a.aval for a in self.layer.passes.forward.outputs[stack.num_carry :]]
         ys = [zeros(a, (stack.length,)) for a in y_avals]
-        saved = []
+        saved, sent = [], []
         for segment in self.segments:
+            if not self._is_written_out(segment, segment.repeats):
+                carry, sent = _layer.wait_for(sent, carry), []
             forward = self._forward_group if segment.group else self._forward_step
             step = partial(forward, segment, consts, xs)
             turns = range(segment.repeats)
             room = self._room(segment, step, carry, ys)
-            state, kept = self._loop(segment, step, (carry, ys, room, []), turns)
+            state, kept = self._loop(segment, step, (carry, ys, room, sent), turns)
             carry, ys, room, sent = state
-            carry = _layer.wait_for(sent, carry)
             pairs = zip(room, kept, strict=True)
             kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
             last = carry if self._keeps_output(segment) else None
             saved.append((kept, last))
-        return (carry, ys), saved
+        return (_layer.wait_for(sent, carry), ys), saved
 
     def _room(self, segment: Segment, step, carry, ys) -> list[list[Any]]:
         """Buffers for what the layers of a pattern save, where there are several.
@@ -202,14 +203,15 @@ class Engine:
         )
         self.ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
         self.consts, self.xs = consts, xs
-        for segment, (kept, last) in zip(
-            reversed(self.segments), reversed(saved), strict=True
+        below = [None, *map(self._on_host_at_top, self.segments, saved)]
+        for segment, (kept, last), waiting in zip(
+            reversed(self.segments), reversed(saved), reversed(below[:-1]), strict=True
         ):
             if last is not None:
                 state = replace(state, output=last)
             if segment.pattern[0].kind != "invert":
                 state = replace(state, output=None)
-            state = self._backward_segment(segment, kept, state)
+            state = self._backward_segment(segment, kept, waiting, state)
         spread = lambda mask, found: [next(found) if on else None for on in mask]
         return (
             spread(self.const_mask, iter(state.consts)),
@@ -217,7 +219,16 @@ class Engine:
             spread(self.x_mask, iter(state.xs)),
         )
 
-    def _backward_segment(self, segment: Segment, kept, state: "_Gradients"):
+    def _on_host_at_top(self, segment: Segment, saved: Any) -> list[Any] | None:
+        """What the last one of written out layers has on the host."""
+        if segment.group or segment.turn > 1 or self.kept[segment.pattern[0]].ahead:
+            return None
+        if not self._is_written_out(segment, segment.repeats):
+            return None
+        kept, _ = saved
+        return at_all(kept[0][1], segment.repeats - 1)
+
+    def _backward_segment(self, segment: Segment, kept, waiting, state: "_Gradients"):
         if self.kept[segment.pattern[0]].ahead:
             return self._backward_ahead(segment, kept, state)
         turns = range(segment.repeats)
@@ -227,10 +238,12 @@ class Engine:
         # A loop is given what is on the host: indexed under `vmap` it were gathered,
         # and nothing gathers there.
         on_host = [on_host for _, on_host in kept]
-        step = partial(self._backward_step, segment, kept)
+        step = partial(self._backward_step, segment, kept, waiting)
         return self._loop(segment, step, state, turns, on_host, reverse=True)[0]
 
-    def _backward_step(self, segment: Segment, kept, state: "_Gradients", t, on_host):
+    def _backward_step(
+        self, segment: Segment, kept, waiting, state: "_Gradients", t, on_host
+    ):
         last, written_out = len(segment.pattern) - 1, isinstance(t, int)
         for j in reversed(range(len(segment.pattern))):
             plan = self.kept[segment.pattern[j]]
@@ -242,7 +255,9 @@ class Engine:
             cotangents, inverts = state.carry, segment.pattern[j].kind == "invert"
             if written_out:
                 cotangents = self.lay(cotangents)
-                there, state, cotangents = self._fetch(kept[j], t, state, cotangents)
+                below = waiting if t == 0 else at_all(kept[j][1], t - 1)
+                below = below if len(kept) == 1 else None
+                there, state, cotangents = self._fetch(one, below, state, cotangents)
                 one = one[0], there
             env = self._recall(plan, index, one)
             if inverts:
@@ -257,18 +272,17 @@ class Engine:
                 state = replace(state, output=below)
         return state, None
 
-    def _fetch(self, kept, t: int, state: "_Gradients", cotangents):
+    def _fetch(self, saved: _layer.Saved, below, state: "_Gradients", cotangents):
         """What a written out layer has on the host, there; the next one's on its way.
 
         It comes while this layer is differentiated, as what this layer has came before.
         """
-        on_host, fetched, below = kept[1], state.fetched, None
+        fetched, coming = state.fetched, None
         if fetched is None:
-            fetched, cotangents = _layer.fetch_after(at_all(on_host, t), cotangents)
-        if t > 0:
-            waiting = at_all(on_host, t - 1)
-            below, cotangents = _layer.fetch_after(waiting, cotangents)
-        return fetched, replace(state, fetched=below), cotangents
+            fetched, cotangents = _layer.fetch_after(saved[1], cotangents)
+        if below is not None:
+            coming, cotangents = _layer.fetch_after(below, cotangents)
+        return fetched, replace(state, fetched=coming), cotangents
 
     def _backward_ahead(self, segment: Segment, kept, state: "_Gradients"):
         """While one layer's gradients are computed, rebuild part of the layer below."""

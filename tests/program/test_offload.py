@@ -112,3 +112,22 @@ def test_a_mapped_loss_offloads_too(way):
     found = rr.measure(mapped, w, spec(2, ROWS, WIDTH), target="h100:1").memory
     on_host = 2 * LAYERS * unit.kept(action).host_bytes
     assert found.host_bytes == pytest.approx(on_host, rel=0.02)
+
+
+MIXES = [
+    [rr.OFFLOAD(unroll=True)] * 2 + [rr.SAVE(unroll=True)] * 2 + [rr.OFFLOAD] * 2,
+    [rr.OFFLOAD] * 2 + [rr.OFFLOAD(unroll=True), rr.RECOMPUTE(unroll=True)] * 2,
+    [rr.OFFLOAD, rr.SAVE] * 2 + [rr.OFFLOAD(unroll=True), rr.OFFLOAD],
+    [rr.OFFLOAD(unroll=True)] + [rr.RECOMPUTE(every=2)] * 4 + [rr.OFFLOAD],
+    [rr.OFFLOAD(unroll=True)] + [rr.RECOMPUTE(ahead=["tanh_0"])] * 4 + [rr.OFFLOAD],
+]
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=range(len(MIXES)))
+def test_gradients_hold_where_runs_of_layers_meet(mix):
+    rng = np.random.default_rng(0)
+    make = lambda *shape: jnp.asarray(rng.normal(size=shape) / 4, jnp.float32)
+    w, x = arguments(8, 4, make)
+    planned = rr.apply(scanned, rr.trace(scanned, w, x).plan({"stack": mix}))
+    ours, plain = (jax.jit(jax.grad(f))(w, x) for f in (planned, scanned))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), ours, plain)
