@@ -163,8 +163,9 @@ class Search(Compiled):
             if self._write_out(choice.support):
                 choice = self._tighten() or choice
                 self._rivals(choice)
-            if not self._is_written_out_within(choice):
-                self._tighten(in_loops=True)
+            for way in ("unroll", "on_host"):
+                if self._is_doubtful(choice, way) and self.room_for(1):
+                    self._tighten(without=way)
         if self.best(budget_bytes).bytes > budget_bytes:
             smallest = self._try_smallest()
             choice = choice or smallest
@@ -259,11 +260,11 @@ class Search(Compiled):
 
     # Choice ---------------------------------------------------------------------------
 
-    def _tighten(self, in_loops: bool = False) -> Choice | None:
+    def _tighten(self, without: str = "") -> Choice | None:
         """The best mix by its prices, compiled; the limit moves until it fits.
 
         Args:
-          in_loops: No layer is written out.
+          without: No layer is written out, or none has anything on the host.
 
         Returns:
           The first choice.
@@ -272,7 +273,7 @@ class Search(Compiled):
         for _ in range(_MOST_TIGHTENINGS):
             if first and not self.room_for(1):
                 break
-            choice = self._choose(limit, in_loops=in_loops)
+            choice = self._choose(limit, without=without)
             if choice is None:
                 break
             first = first or choice
@@ -360,32 +361,30 @@ class Search(Compiled):
             found[unit] = tuple((name, len(list(run))) for name, run in runs)
         return found
 
-    def _choose(
-        self, limit: float, in_loops: bool = False, **how: Any
-    ) -> Choice | None:
+    def _choose(self, limit: float, without: str = "", **how: Any) -> Choice | None:
         """A choice all of whose prices come from two compiles."""
         while True:
             menus = self.menus()
-            if in_loops:
-                menus = [menu.only(self._in_loops(menu.unit)) for menu in menus]
+            if without:
+                menus = [menu.only(self._lacking(without, menu.unit)) for menu in menus]
             choice = self.mix(menus, limit, **how)
             if choice is None or not self.refine(choice):
                 return choice
 
-    def _in_loops(self, unit: str) -> set[str]:
-        """Names of a unit's candidates that are not written out."""
-        return {c.name for c in self.candidates[unit] if not c.action.unroll}
+    def _lacking(self, way: str, unit: str) -> set[str]:
+        """Names of a unit's candidates that are not written out, or not on the host."""
+        return {c.name for c in self.candidates[unit] if not getattr(c.action, way)}
 
-    def _is_written_out_within(self, choice: Choice) -> bool:
-        """Whether layers can be written out within the budget, if they are to be."""
-        if all(name in self._in_loops(unit) for unit, name in choice.support):
-            return True
-        return any(
-            row.plan is not None
-            and row.bytes <= self.budget
-            and any(a.unroll for few in row.plan.actions.values() for a in few)
-            for row in self.rows.values()
-        )
+    def _is_doubtful(self, choice: Choice, way: str) -> bool:
+        """Whether prices want what may be slower or larger beside other layers.
+
+        What crosses to the host hides behind other layers, always. Written out layers
+        are fused with one another, and are doubtful where nothing that has any fits.
+        """
+        if all(name in self._lacking(way, unit) for unit, name in choice.support):
+            return False
+        fitting = (row for row in self.rows.values() if row.bytes <= self.budget)
+        return way == "on_host" or not any(_is_written_out(row) for row in fitting)
 
     def mix(self, menus: Sequence[Menu], limit: float, **how: Any) -> Choice | None:
         """The fastest mix of what is on the menus that the host has room for."""
@@ -435,6 +434,12 @@ class Search(Compiled):
             unit in known and known[unit].issuperset(taken)
             for unit, taken in actions.items()
         )
+
+
+def _is_written_out(row: Row) -> bool:
+    """Whether any layer of a loop is."""
+    actions = row.plan.actions.values() if row.plan else ()
+    return any(action.unroll for few in actions for action in few)
 
 
 def _known(predicted: float) -> int | None:

@@ -93,6 +93,11 @@ class Action:
         )
 
     @property
+    def on_host(self) -> bool:
+        """Whether anything is kept in host memory."""
+        return self.kind == "offload" or bool(self.offload)
+
+    @property
     def can_group(self) -> bool:
         """Whether layers of this action can form segments, as `every` says."""
         plain = self.kind in ("save", "recompute") and self.chunks == 1

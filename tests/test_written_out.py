@@ -71,3 +71,30 @@ def test_where_written_out_layers_do_not_fit_loops_are_mixed_as_if_there_were_no
     assert found.plan.fits
     step_us = found.measurement.time.step_us
     assert step_us <= 1.01 * in_loops.measurement.time.step_us
+
+
+class TwiceAsSlow(Row):
+    @property
+    def time_us(self):
+        actions = self.plan.actions.values() if self.plan else ()
+        on_host = any(action.on_host for few in actions for action in few)
+        return (2 if on_host else 1) * super().time_us
+
+
+@pytest.mark.slow
+def test_where_the_host_turns_out_slow_the_best_mix_without_it_is_tried(monkeypatch):
+    def layer(x, w):
+        return x + jnp.tanh(jnp.sin(x @ w)) @ w.T, None
+
+    def loss(w, x):
+        return jax.lax.scan(layer, x, w)[0].sum()
+
+    w = jax.ShapeDtypeStruct((8, 8192, 8192), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16)
+    monkeypatch.setattr(_compiled, "Row", TwiceAsSlow)
+    found = rr.fit(loss, w, x, target="h100:1", budget="4.2GiB")
+    slow = [r for r in found.rows if r.time_us > 1.5 * r.measurement.time.step_us]
+    assert slow  # by its prices, the host was worth it
+    (unit,) = found.plan.units
+    assert not any(action.on_host for action in unit.actions)
+    assert len(set(unit.actions)) > 1
