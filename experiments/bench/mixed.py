@@ -1,66 +1,104 @@
 """A plan that mixes the ways back against plans that know only one beside keeping.
 
     python -m experiments.bench.mixed
+    python -m experiments.bench.mixed --program gpt_8192
 
 At each budget: the searched plan, and the best plans of the same candidates whose
 layers may only be kept or recomputed, kept or offloaded, kept or inverted; every one
 chosen by the same integer program and compiled whole until it fits. Writes
-`experiments/results/mixed.json`; 1 if no budget has a mix of three ways that is faster
-than every one of those.
+`experiments/results/mixed-PROGRAM.json`; 1 if no budget has a mix of three ways that is
+faster than every one of those.
 """
 
 import dataclasses
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal
 
 import tyro
 
 import revremat as rr
-from experiments.configs import gpt
+from experiments.configs import gpt, gpt_175b
 from revremat import policies
 from revremat._bytes import format_bytes, format_us
 from revremat._choose import Search
 from revremat._files import write_text
 from revremat._fitted import Row
 
-RESULT = Path(__file__).parents[1] / "results" / "mixed.json"
+RESULTS = Path(__file__).parents[1] / "results"
 ALONE = ("recompute", "offload", "invert")
-_MOST_TRIES = 4
+_MOST_TRIES = 12
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which budgets, as shares of what the program takes as written."""
+    """Which program, and which budgets, as shares of what it takes as written."""
 
-    target: str = "h100:1"
-    budgets: tuple[float, ...] = (0.65, 0.5, 0.42)
-    num_layers: int = 12
-    batch_size: int = 4
-    out: Path = RESULT
+    program: Literal["gpt_4096", "gpt_8192", "gpt_175b"] = "gpt_4096"
+    budgets: tuple[float, ...] | None = None
+    out: Path = RESULTS
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, the machine it is for, and budgets where something must give."""
+
+    config: ModuleType
+    target: str
+    budgets: tuple[float, ...]
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+PROGRAMS = {
+    "gpt_4096": Program(
+        gpt,
+        "h100:1",
+        (0.65, 0.5, 0.42),
+        {
+            "num_layers": 12,
+            "batch_size": 4,
+            "width": 4096,
+            "mlp_width": 16_384,
+            "num_heads": 32,
+            "seq_len": 2048,
+            "vocab_size": 32_768,
+            "model.dtype": "bfloat16",
+        },
+    ),
+    "gpt_8192": Program(
+        gpt,
+        "h100:8",
+        (0.25, 0.21, 0.18),
+        {
+            "num_layers": 24,
+            "batch_size": 32,
+            "width": 8192,
+            "mlp_width": 32_768,
+            "num_heads": 64,
+            "seq_len": 2048,
+            "vocab_size": 32_768,
+            "model.dtype": "bfloat16",
+            "sharding.data": 1,
+            "sharding.fsdp": None,
+        },
+    ),
+    "gpt_175b": Program(gpt_175b, "h100:8x8", (0.4, 0.37, 0.34)),
+}
 
 
 def main(options: Options) -> int:
     """Runs all of it and prints a table."""
-    target = rr.target(options.target)
-    problem = gpt.problem(
-        target,
-        num_layers=options.num_layers,
-        batch_size=options.batch_size,
-        width=4096,
-        mlp_width=16_384,
-        num_heads=32,
-        seq_len=2048,
-        vocab_size=32_768,
-        **{"model.dtype": "bfloat16"},
-    )
+    program = PROGRAMS[options.program]
+    target = rr.target(program.target)
+    problem = program.config.problem(target, **program.overrides)
     search = Search(problem, target)
     plain = search.add("as written", None)
     print(f"as written: {format_bytes(plain.bytes)}, {format_us(plain.time_us)}")
     results = []
-    for share in options.budgets:
+    for share in options.budgets or program.budgets:
         budget = int(share * plain.bytes)
         one = search.fit(budget)
         used = ways(one.plan)
@@ -89,14 +127,17 @@ def main(options: Options) -> int:
         print(f"{format_bytes(budget)}: {format_us(mine)} ({', '.join(used)}); {told}")
         print(f"  {'; '.join(results[-1]['plan'])}", flush=True)
     record: dict[str, Any] = {
-        "program": "gpt, width 4096",
-        **{k: v for k, v in dataclasses.asdict(options).items() if k != "out"},
+        "program": options.program,
+        "target": program.target,
         "versions": plain.measurement.versions,
         "plain_bytes": plain.bytes,
         "plain_us": plain.time_us,
         "results": results,
     }
-    write_text(options.out, json.dumps(record, indent=1) + "\n")
+    write_text(
+        options.out / f"mixed-{options.program}.json",
+        json.dumps(record, indent=1) + "\n",
+    )
     held = any(len(r["ways"]) >= 3 and (r["gain"] or 0) > 0 for r in results)
     print("held" if held else "NOT held")
     return 0 if held else 1
@@ -129,7 +170,7 @@ def _knows_only(action: rr.Action, way: str) -> bool:
 
 def alone(search: Search, way: str, budget: int) -> Row | None:
     """The fastest plan that fits and knows only one way back beside keeping."""
-    limit, best = float(budget), None
+    limit = float(budget)
     for _ in range(_MOST_TRIES):
         menus = []
         for menu in search.menus():
@@ -137,16 +178,23 @@ def alone(search: Search, way: str, budget: int) -> Row | None:
             prices = [p for p in menu.prices if _knows_only(actions[p.name], way)]
             menus.append(dataclasses.replace(menu, prices=tuple(prices)))
         if not all(menu.prices for menu in menus):
-            return best
+            break
         host = search.target.host_bytes
         choice = policies.choose(menus, limit, host_budget_bytes=host)
         if choice is None:
-            return best
+            break
         row = search.try_mix(choice)
         if row.bytes <= budget:
-            return row if best is None else min(best, row, key=lambda r: r.time_us)
+            break
         limit -= row.bytes - budget + 1e-3 * budget
-    return best
+    fitting = [
+        row
+        for row in search.rows.values()
+        if row.bytes <= budget
+        and row.plan is not None
+        and all(_knows_only(a, way) for few in row.plan.actions.values() for a in few)
+    ]
+    return min(fitting, key=lambda row: row.time_us, default=None)
 
 
 if __name__ == "__main__":
