@@ -22,6 +22,7 @@ from revremat.program._buffers import (
     take,
     zeros,
 )
+from revremat.program._host import fetch
 from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
 from revremat.program._layout import as_in_a_loop, is_turned
 from revremat.program._linearize import pick
@@ -86,12 +87,12 @@ class Engine:
         if len(segment.pattern) == 1:
             return none
         _, kept = jax.eval_shape(
-            lambda c, y: step((c, y, none, []), jnp.int32(0), None), carry, ys
+            lambda c, y: step((c, y, none, []), jnp.int32(0)), carry, ys
         )
         stacked = lambda a: zeros(a, (segment.repeats,))
         return [jax.tree.map(stacked, on_device) for on_device, _ in kept]
 
-    def _forward_step(self, segment: Segment, consts, xs, state, t, _):
+    def _forward_step(self, segment: Segment, consts, xs, state, t):
         carry, ys, room, sent = state
         written_out = isinstance(t, int)
         if written_out:
@@ -118,11 +119,11 @@ class Engine:
             sent = [array for _, on_host in kept for array in on_host]
         return (carry, ys, room, sent), kept
 
-    def _forward_group(self, segment: Segment, consts, xs, state, t, _):
+    def _forward_group(self, segment: Segment, consts, xs, state, t):
         """A segment of layers of which only the first one's input is kept."""
         first, ys, room, sent = state
 
-        def one(state, j, _):
+        def one(state, j):
             carry, ys = state
             if isinstance(j, int):
                 carry = self.lay(carry)
@@ -140,21 +141,15 @@ class Engine:
         step,
         state: Any,
         turns: range,
-        given: Any = None,
         reverse: bool = False,
     ) -> tuple[Any, Any]:
-        """`lax.scan` over the turns and what each is given, or the same written out."""
+        """`lax.scan` over the turns, or the same written out."""
         if not self._is_written_out(segment, len(turns)):
             numbers = jnp.arange(turns.start, turns.stop)
-            return lax.scan(
-                lambda state, turn: step(state, *turn),
-                state,
-                (numbers, given),
-                reverse=reverse,
-            )
+            return lax.scan(step, state, numbers, reverse=reverse)
         outs: list[Any] = []
         for t in reversed(turns) if reverse else turns:
-            state, out = step(state, t, at_all(given, t))
+            state, out = step(state, t)
             outs.append(out)
         if reverse:
             outs.reverse()
@@ -235,31 +230,44 @@ class Engine:
         if segment.group:
             step = partial(self._backward_group, segment, kept)
             return self._loop(segment, step, state, turns, reverse=True)[0]
-        # A loop is given what is on the host: indexed under `vmap` it were gathered,
-        # and nothing gathers there.
-        on_host = [on_host for _, on_host in kept]
         step = partial(self._backward_step, segment, kept, waiting)
-        return self._loop(segment, step, state, turns, on_host, reverse=True)[0]
+        if self._is_written_out(segment, segment.repeats):
+            return self._loop(segment, step, state, turns, reverse=True)[0]
+        fetched, carry = self._fetch_first(kept, turns[-1], state.carry)
+        state = replace(state, carry=carry, fetched=fetched)
+        state, _ = self._loop(segment, step, state, turns, reverse=True)
+        return replace(state, fetched=None)
 
-    def _backward_step(
-        self, segment: Segment, kept, waiting, state: "_Gradients", t, on_host
-    ):
-        last, written_out = len(segment.pattern) - 1, isinstance(t, int)
+    def _fetch_first(self, kept, t: int, cotangents):
+        """What the first turn of a backward loop begins with, once it is wanted."""
+        on_host = kept[-1][1]
+        if not on_host:
+            return [], cotangents
+        turn, cotangents = lax.optimization_barrier((jnp.int32(t), cotangents))
+        return [fetch(array, turn) for array in on_host], cotangents
+
+    def _backward_step(self, segment: Segment, kept, waiting, state: "_Gradients", t):
+        last, written_out, turn = len(segment.pattern) - 1, isinstance(t, int), t
         for j in reversed(range(len(segment.pattern))):
             plan = self.kept[segment.pattern[j]]
             if j < last and not written_out:
                 # Or the compiler fetches every layer's weights before it needs them.
                 t, carry = lax.optimization_barrier((t, state.carry))
                 state = replace(state, carry=carry)
-            index, one = self._index(segment, t, j), (at_all(kept[j][0], t), on_host[j])
+            index, (on_device, on_host) = self._index(segment, t, j), kept[j]
             cotangents, inverts = state.carry, segment.pattern[j].kind == "invert"
             if written_out:
                 cotangents = self.lay(cotangents)
-                below = waiting if t == 0 else at_all(kept[j][1], t - 1)
-                below = below if len(kept) == 1 else None
-                there, state, cotangents = self._fetch(one, below, state, cotangents)
-                one = one[0], there
-            env = self._recall(plan, index, one)
+                below = waiting if t == 0 else at_all(on_host, t - 1)
+                own = at_all(on_host, t)
+                fetched, state, cotangents = self._fetch(own, below, state, cotangents)
+            elif j < last:  # While the layer above is differentiated.
+                fetched = [fetch(array, turn) for array in on_host]
+            else:  # The turn before has fetched it; this one does for the next.
+                fetched, after = state.fetched, jnp.maximum(turn - 1, 0)
+                coming = [fetch(array, after) for array in on_host]
+                state = replace(state, fetched=coming)
+            env = self._recall(plan, index, (at_all(on_device, t), fetched))
             if inverts:
                 self._start_from(state.output, env)
             if written_out:
@@ -272,14 +280,14 @@ class Engine:
                 state = replace(state, output=below)
         return state, None
 
-    def _fetch(self, saved: _layer.Saved, below, state: "_Gradients", cotangents):
+    def _fetch(self, own: list[Any], below, state: "_Gradients", cotangents):
         """What a written out layer has on the host, there; the next one's on its way.
 
         It comes while this layer is differentiated, as what this layer has came before.
         """
         fetched, coming = state.fetched, None
         if fetched is None:
-            fetched, cotangents = _layer.fetch_after(saved[1], cotangents)
+            fetched, cotangents = _layer.fetch_after(own, cotangents)
         if below is not None:
             coming, cotangents = _layer.fetch_after(below, cotangents)
         return fetched, replace(state, fetched=coming), cotangents
@@ -291,7 +299,8 @@ class Engine:
 
         def at(t):
             index = self._index(segment, t, 0)
-            return index, self._recall(plan, index, at_all(kept, t))
+            fetched = [fetch(array, t) for array in kept[1]]
+            return index, self._recall(plan, index, (at_all(kept[0], t), fetched))
 
         def early(t, cotangents, output):
             _, env = at(t)
@@ -313,7 +322,7 @@ class Engine:
             state = self._differentiate(plan, index, env, state.carry, state)
             return replace(state, output=given)
 
-        def step(both, t, _):
+        def step(both, t):
             state, rebuilt = both
             index, env, given = known(t, rebuilt)
             below = early(t - 1, state.carry, given)
@@ -325,7 +334,7 @@ class Engine:
         (state, rebuilt), _ = self._loop(segment, step, both, turns, reverse=True)
         return differentiate(*known(0, rebuilt), state)
 
-    def _backward_group(self, segment: Segment, kept, state: "_Gradients", t, _):
+    def _backward_group(self, segment: Segment, kept, state: "_Gradients", t):
         """Run a segment forward again, its layers keeping as said, then backward."""
         plan = self.kept[segment.pattern[0]]
         first, _ = at_all(kept[0], t)
@@ -333,7 +342,7 @@ class Engine:
             first, carry = _layer.tie_arrays(first, state.carry)
             state = replace(state, carry=carry)
 
-        def again(carry, j, _):
+        def again(carry, j):
             if isinstance(j, int):
                 carry = self.lay(carry)
             inputs = [*self.consts, *carry, *take(self.xs, self._index(segment, t, j))]
@@ -343,7 +352,7 @@ class Engine:
         with jax.named_scope("rematted_computation"):
             _, saved = self._loop(segment, again, first, turns)
 
-        def back(state, j, _):
+        def back(state, j):
             index = self._index(segment, t, j)
             env = self._recall(plan, index, at_all(saved, j))
             cotangents = state.carry

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from revremat.program._host import to_device, to_host
 from revremat.program._keep import Kept, Layer
 from revremat.program._ops import Op, Value, needed, read, run
 
@@ -43,11 +44,14 @@ def advancing(layer: Layer, kept: Kept) -> tuple[Op, ...]:
 
 
 def recall(kept: Kept, held: dict[Value, Any], saved: Saved) -> dict[Value, Any]:
-    """The values a layer has in the backward pass before anything is rebuilt."""
-    on_device, on_host = saved
+    """The values a layer has in the backward pass before anything is rebuilt.
+
+    All that it kept is on the device by now.
+    """
+    on_device, fetched = saved
     env = dict(held)
     env.update(zip(kept.saved, on_device, strict=True))
-    env.update(zip(kept.offloaded, map(to_device, on_host), strict=True))
+    env.update(zip(kept.offloaded, fetched, strict=True))
     return env
 
 
@@ -122,11 +126,3 @@ def fetch_after(
 
 def is_key(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-
-
-def to_host(x: Any) -> Any:
-    return jax.device_put(x, jax.memory.Space.Host)
-
-
-def to_device(x: Any) -> Any:
-    return jax.device_put(x, jax.memory.Space.Device)

@@ -48,6 +48,7 @@ WAYS = {
     "a Python loop": (in_a_python_loop, rr.OFFLOAD),
     "single": (single, rr.OFFLOAD),
     "half of it": (scanned, rr.RECOMPUTE(offload=["tanh_0"], unroll=True)),
+    "one layer ahead": (scanned, rr.RECOMPUTE(offload=["input"], ahead=["tanh_0"])),
 }
 
 
@@ -102,7 +103,20 @@ def test_gradients_are_those_of_plain_autodiff(way, mapped):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), ours, plain)
 
 
-@pytest.mark.parametrize("way", ["scanned", "written out"])
+def test_a_loop_fetches_what_is_on_the_host_while_the_layer_above_is_differentiated():
+    spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    args = arguments(4096, 8192, spec)
+    action = rr.RECOMPUTE(save=["input"], offload=["dot_general_0"])
+    offloading, _ = planned(scanned, args, action)
+    spans = rr.measure(jax.grad(offloading), *args, target="h100:1").time.spans
+    fetched = [s for s in spans if s.stream == "transfer" and s.phase == "backward"]
+    first, others = sorted(fetched, key=lambda span: span.times)
+    assert (first.times, others.times) == (1, LAYERS)
+    assert first.exposed_us > 0  # nothing is left to do meanwhile
+    assert others.exposed_us == 0
+
+
+@pytest.mark.parametrize("way", ["scanned", "written out", "one layer ahead"])
 def test_a_mapped_loss_offloads_too(way):
     loss, action = WAYS[way]
     spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
