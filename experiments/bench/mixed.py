@@ -168,19 +168,26 @@ def _knows_only(action: rr.Action, way: str) -> bool:
     return _ways(action) <= {"save", way}
 
 
-def alone(search: Search, way: str, budget: int) -> Row | None:
-    """The fastest plan that fits and knows only one way back beside keeping."""
-    limit = float(budget)
-    for _ in range(_MOST_TRIES):
+def _choose(search: Search, way: str, limit: float) -> policies.Choice | None:
+    """A choice among layers that know only one way, all of whose prices are exact."""
+    while True:
         menus = []
         for menu in search.menus():
             actions = {c.name: c.action for c in search.candidates[menu.unit]}
             prices = [p for p in menu.prices if _knows_only(actions[p.name], way)]
             menus.append(dataclasses.replace(menu, prices=tuple(prices)))
         if not all(menu.prices for menu in menus):
-            break
-        host = search.target.host_bytes
-        choice = policies.choose(menus, limit, host_budget_bytes=host)
+            return None
+        choice = search.mix(menus, limit)
+        if choice is None or not search.refine(choice):
+            return choice
+
+
+def alone(search: Search, way: str, budget: int) -> Row | None:
+    """The fastest plan that fits and knows only one way back beside keeping."""
+    limit = float(budget)
+    for _ in range(_MOST_TRIES):
+        choice = _choose(search, way, limit)
         if choice is None:
             break
         row = search.try_mix(choice)
