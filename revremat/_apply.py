@@ -1,6 +1,7 @@
 """Apply: the same loss, the same gradients, other memory."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
     @functools.wraps(loss)
     def applied(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = by_position(loss, args, kwargs)
         bound = functools.partial(loss, **kwargs)
         functools.update_wrapper(bound, loss)
         traced = trace_loss(bound, args)
@@ -51,6 +53,17 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         return traced.out_tree.unflatten(outs)
 
     return applied
+
+
+def by_position(
+    loss: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments as `rr.trace` was given them, where a name says which one is meant."""
+    try:
+        bound = inspect.signature(loss).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # it has no signature, or will say what is wrong
+        return args, kwargs
+    return bound.args, bound.kwargs
 
 
 def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:

@@ -13,6 +13,7 @@ from revremat._compiled import Actions, Compiled, Progress, best_of
 from revremat._cut import Cuts
 from revremat._errors import UserError
 from revremat._fitted import UNKNOWN, Fit, Row, holders, not_sent, over, times_alive
+from revremat._levels import look_inside, units_at
 from revremat._order import put_in_order, try_without_order
 from revremat._plan import RECOMPUTE, SAVE, Action
 from revremat._prices import (
@@ -54,9 +55,12 @@ class Search(Compiled):
         progress: Progress | None = None,
         most_compiles: int | None = None,
         unroll: bool = True,
+        level: int = 0,
     ):
         super().__init__(problem, target, progress, most_compiles)
         self.unroll = unroll
+        self.level = level
+        self.inner: Search | None = None
         self.budget = 0
         self.prices: list[UnitPrices] = []
         self.priced = False
@@ -104,13 +108,13 @@ class Search(Compiled):
         every = {
             u.name: policies.candidates(
                 u,
-                offload=self.target.platform != "cpu",
+                # A loop around those inside cannot keep its own stacks on the host.
+                offload=self.target.platform != "cpu" and not u.inside,
                 ahead=self.target.num_devices > 1,
                 most=most,
                 rates=rates,
             )
-            for u in self.graph.units
-            if not u.inside  # its outer unit decides
+            for u in units_at(self.graph, self.level)
         }
         self.candidates = policies.shortlist(every, self.graph.units)
         self.units = [u for u in self.graph.units if u.name in self.candidates]
@@ -169,7 +173,8 @@ class Search(Compiled):
         if self.best(budget_bytes).bytes > budget_bytes:
             smallest = self._try_smallest()
             choice = choice or smallest
-        fill(self, self.best(self.budget))
+        if self._is_priced(found := self.best(self.budget)):
+            fill(self, found)
         best = self._best_priced()
         if choice is not None and best is not None:
             fixed_us = best.time_us - self.layers_us(best)
@@ -177,23 +182,40 @@ class Search(Compiled):
             bound_us = choice.bound_us + fixed_us
             if best.bytes <= self.budget:
                 bound_us += trim_ends(self, best)
+        if inside_us := look_inside(self, self.budget):
+            bound_us = min(bound_us, inside_us)
         try_without_order(self)
         return self._answer(bound_us, greedy_us=greedy_us)
+
+    def within(self) -> "Search":
+        """A search of what is inside of this one's units, into the same rows."""
+        inner = Search(
+            self.problem,
+            self.target,
+            self.progress,
+            self.most_compiles,
+            self.unroll,
+            self.level + 1,
+        )
+        inner.rows = self.rows
+        return inner
 
     def _answer(
         self, bound_us: float, held_by: str = "", greedy_us: float | None = None
     ) -> Fit:
-        best, times = self.best(self.budget), 1.0
-        if self.problem.step is not None and self.reference is not None:
+        best, share, times = self.best(self.budget), self.cuts.share, 1.0
+        if self.reference is not None:
             written = self.add("as written", None)
-            times = times_alive(written, self.reference, self.graph, self.cuts.share)
+            times = times_alive(written, self.reference, self.graph, share)
+            share *= min(1.0, max(0.0, times)) if self.target.num_devices > 1 else 1.0
+            times = max(1.0, times) if self.problem.step is not None else 1.0
         plan = dataclasses.replace(
             best.plan or self.graph.plan({}),
             target=self.target.spec,
             budget_bytes=self.budget,
             predicted_bytes=_known(best.predicted_bytes),
             compiled_bytes=best.bytes,
-            held_by=held_by or holders(best, self.graph, self.cuts.share, times),
+            held_by=held_by or holders(best, self.graph, share, times),
         )
         return Fit(
             loss=apply(self.problem.loss, plan) if plan.units else self.problem.loss,
@@ -205,7 +227,7 @@ class Search(Compiled):
             greedy_us=greedy_us,
             num_compiles=self.done,
             left=self.left,
-            not_sent=not_sent(best, self.graph, self.cuts.share),
+            not_sent=not_sent(best, self.graph, share),
         )
 
     def menus(self) -> tuple[Menu, ...]:
@@ -293,6 +315,7 @@ class Search(Compiled):
         """The nearest competitors, and the best that treats all layers alike."""
         # Prices were set right by the reference: what that took is no error of theirs.
         rows = [r for r in self.rows.values() if r is not self.reference]
+        rows = [r for r in rows if self._is_priced(r)]
         limit = self.budget - over(rows)
         if not self.room_for(1 + _NUM_RIVALS):
             return

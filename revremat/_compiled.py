@@ -1,12 +1,14 @@
 """Compiled: whole programs of one problem, compiled as asked and kept."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from revremat._apply import apply
 from revremat._cut import step_of
+from revremat._errors import UserError
 from revremat._fitted import UNKNOWN, Row
 from revremat._graph import Graph
 from revremat._measure import Request, measure_each
@@ -48,6 +50,7 @@ class Compiled:
         self.rows: dict[Any, Row] = {}
         self.in_order = False
         self.done, self.expected = 0, 0
+        self._used = False
 
     def room_for(self, number: int) -> bool:
         """Whether so many compiles more are allowed."""
@@ -100,14 +103,30 @@ class Compiled:
                 plan = self.graph.plan(actions, in_order=ordered)
             missing[key] = (name, plan, predicted)
             loss = self.problem.loss
-            changed = loss if plan is None else apply(loss, plan)
+            changed = loss if plan is None else self._noted(apply(loss, plan))
             steps.append((name, step_of(self.problem, changed)))
         for (key, (name, plan, predicted)), m in zip(
             missing.items(), self.ask(steps), strict=True
         ):
             marked = name + IN_ORDER if plan is not None and plan.in_order else name
             self.rows[key] = Row(marked, plan, m, predicted)
+        if steps and any(plan for _, plan, _ in missing.values()) and not self._used:
+            raise UserError(
+                "Problem.step does not use the loss it is given, so no plan changes "
+                "anything: write `lambda loss: (step, specs)` with a step that "
+                "differentiates this loss, not one it closes over"
+            )
         return [self.rows[key] for key in keys]
+
+    def _noted(self, loss: Callable[..., Any]) -> Callable[..., Any]:
+        """The same loss; it is seen whether it is called."""
+
+        @functools.wraps(loss)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._used = True
+            return loss(*args, **kwargs)
+
+        return noted
 
     def best(self, budget_bytes: int) -> Row:
         """The fastest program compiled so far that fits, or else the smallest."""

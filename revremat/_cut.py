@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from revremat._apply import by_position
 from revremat._graph import Graph, Unit
 from revremat._measure import Request
 from revremat._plan import RECOMPUTE, Action
@@ -162,6 +163,7 @@ def shorten(
 
     @functools.wraps(loss)
     def shortened(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = by_position(loss, args, kwargs)
         bound = functools.partial(loss, **kwargs)
         functools.update_wrapper(bound, loss)
         traced = trace_loss(bound, args)

@@ -127,6 +127,8 @@ def over(rows: Iterable[Row]) -> float:
 def times_alive(written: Row, rebuilt: Row, graph: Graph, share: float) -> float:
     """How often what a loss keeps is alive at a time: a step may run it several times.
 
+    Below one where activations are split over more devices than the data is.
+
     Args:
       written: The program as written.
       rebuilt: One that rebuilds all it can.
@@ -140,7 +142,7 @@ def times_alive(written: Row, rebuilt: Row, graph: Graph, share: float) -> float
         for action in actions
     )
     kept = [row.measurement.memory.where(phase="forward") for row in (written, rebuilt)]
-    return max(1.0, (kept[0].bytes - kept[1].bytes) / max(1.0, given_back))
+    return (kept[0].bytes - kept[1].bytes) / max(1.0, given_back)
 
 
 def not_sent(row: Row, graph: Graph, share: float) -> int:

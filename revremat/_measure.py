@@ -261,6 +261,8 @@ def read_artifact(
         if packing and heap is not None:
             packed = _pack(heap)
     host = [stats.get(f"host_{k}", 0) for k in ("argument", "output", "temp")]
+    time = xla.estimate(module, target)
+    idle = target.num_devices > 1 and artifact.is_whole and not time.collective_us
     return Measurement(
         program=name or module.name,
         target=target.spec,
@@ -281,11 +283,15 @@ def read_artifact(
             what_if=changes,
             rules=tuple((rules or {}).items()),
         ),
-        time=xla.estimate(module, target),
+        time=time,
         compile_seconds=artifact.seconds,
         cached=artifact.cached,
         versions=artifact.versions,
-        notes=(*_NOTES[target.platform], *artifact.remarks),
+        notes=(
+            *_NOTES[target.platform],
+            *artifact.remarks,
+            *(_SAME_WORK.format(target.num_devices),) * idle,
+        ),
     )
 
 
@@ -302,6 +308,11 @@ def _name_of(step: Any) -> str:
 
 
 _PACKING_SECONDS = 5.0
+_SAME_WORK = (
+    "no argument is split over the {0} devices and they exchange nothing: each does "
+    "the whole step; give arguments a sharding, such as "
+    "jax.NamedSharding(rr.target(...).mesh({{'data': {0}}}), jax.P('data')) for a batch"
+)
 
 
 def _pack(heap: Heap) -> Packing:

@@ -196,6 +196,15 @@ def test_auxiliary_values_and_keywords_pass_through():
     assert planned.__name__ == "loss"
 
 
+def test_an_argument_may_be_given_by_its_name():
+    def loss(w, x):
+        return rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+
+    w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+    planned = rr.apply(loss, rr.trace(loss, w, x).plan({"stack": rr.RECOMPUTE}))
+    assert planned(w, x=x) == planned(x=x, w=w) == planned(w, x)
+
+
 def test_shardings_are_kept():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     w, x = arguments()

@@ -226,6 +226,12 @@ def linear(w, x):
         (lambda ws, x: rr.stack(layer, ws, x), specs(), "1GiB", "a loss returns one"),
         (rr.Problem(loss, specs()), specs(), "1GiB", "has its own specs"),
         (
+            rr.Problem(loss, specs(), step=lambda _: (jax.grad(loss), specs())),
+            (),
+            "1GiB",
+            "step does not use the loss it is given",
+        ),
+        (
             loss,
             (specs()[0], "text"),
             "1GiB",

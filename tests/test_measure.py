@@ -167,6 +167,18 @@ def test_what_the_user_raises_is_left_alone():
         rr.measure(broken, X, target="cpu:1")
 
 
+@pytest.mark.parametrize(
+    ("target", "split", "told"),
+    [("cpu:8", False, True), ("cpu:8", True, False), ("cpu:1", False, False)],
+)
+def test_a_step_that_every_device_does_whole_is_told(target, split, told):
+    mesh = rr.target(target).mesh({"data": -1})
+    sharding = jax.NamedSharding(mesh, jax.P("data")) if split else None
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=sharding)
+    notes = rr.measure(lambda x: jnp.tanh(x).sum(), x, target=target).notes
+    assert any("each does the whole step" in note for note in notes) == told
+
+
 def test_notes_say_what_the_figures_leave_out():
     gpu = rr.measure(STEP, W, X, target="h100:1").notes
     assert any("autotuning" in note for note in gpu)

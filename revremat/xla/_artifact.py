@@ -19,6 +19,7 @@ class Artifact:
       cached: It came from the disk.
       versions: Of the compiler.
       remarks: What was done differently than asked, and why.
+      is_whole: Whether it is known that no argument is split over the devices.
     """
 
     hlo: bytes
@@ -27,6 +28,7 @@ class Artifact:
     cached: bool
     versions: str
     remarks: tuple[str, ...] = ()
+    is_whole: bool = False
 
 
 def versions() -> str:

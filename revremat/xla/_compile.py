@@ -49,6 +49,14 @@ class Lowered:
     options: Mapping[str, Any]
     placed: Any = ()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no argument is split over the devices, as far as it is known."""
+        found = [
+            getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(self.placed)
+        ]
+        return bool(found) and all(s and s.is_fully_replicated for s in found)
+
     def compile(self, *, cache: bool = True) -> Artifact:
         """Compiles it, or reads an identical compile from the disk.
 
@@ -59,7 +67,7 @@ class Lowered:
         key = fingerprint(self.program, target, self.options, self.placed)
         path = cache_folder() / f"{key}.zip"
         if cache and (found := read(path, key)) is not None:
-            return found
+            return replace(found, is_whole=self.is_whole)
         try:
             made = _compile(self.program, target, self.options)
         except jax.errors.JaxRuntimeError as error:
@@ -70,7 +78,7 @@ class Lowered:
             made = replace(made, remarks=(remark,))
         if cache:
             write(path, key, made)
-        return made
+        return replace(made, is_whole=self.is_whole)
 
 
 _TRITON = "xla_gpu_enable_triton_gemm"
