@@ -253,6 +253,23 @@ def test_a_mistake_is_one_sentence(loss, args, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("passes", [2, 3, 4])
+def test_layers_of_several_passes_are_layers_not_the_passes(passes):
+    """As in a loss of pairs: the same network, on several views."""
+
+    def network(ws, x):
+        for w in ws:
+            x = x + jnp.tanh(x @ w) @ w.T
+        return jnp.square(x).mean()
+
+    def loss(ws, xs):
+        return sum(network(ws, x) for x in xs)
+
+    w, x = jax.ShapeDtypeStruct((16, 16), jnp.float32), jnp.ones((4, 16))
+    (unit,) = rr.trace(loss, [w] * 6, [x] * passes).units
+    assert unit.num_layers == 6 * passes
+
+
 def test_a_scan_within_a_scan_is_a_part_of_its_layers_and_plans_speak_of_one():
     def inner(h, x):
         h = jnp.tanh(h + x)

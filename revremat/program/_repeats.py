@@ -6,6 +6,9 @@ in the same way in every turn. Turns are layers if they have a product of matric
 if they make a good part of what the program makes. Where in the period a turn begins is
 chosen so that the least is handed from turn to turn, which for a residual network is
 the residual stream.
+
+A few passes through a network of many layers, as a loss of pairs has them, are
+no layers: those of each pass are, and equal ones are one unit in the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +35,9 @@ from revremat.program._ops import (
 MOST_OPS = 20_000
 _FEWEST_LIGHT_TURNS = 3
 _LEAST_PART = 0.25
+_MOST_PASSES = 4
+_MOST_LOOP = 0.5
+"""Of what a pass makes, by a loop within it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +76,31 @@ def find_repeats(
     """
     if len(ops) > MOST_OPS:
         return []
-    best = _longest(ops, _LEAST_PART * made_bytes)
+    best = _longest(ops, least := _LEAST_PART * made_bytes)
     if best is None:
         return []
-    start, period, length = best
+    start, period, length = _within_passes(ops, best, least) or best
     repeat, begin, end = _best_rotation(ops, start, period, length, used_after)
     before = find_repeats(ops[:begin], used_after | used_by(ops[begin:]), made_bytes)
     after = find_repeats(ops[end:], used_after, made_bytes)
     return [*before, *([] if repeat is None else [repeat]), *after]
+
+
+def _within_passes(
+    ops: Sequence[Op], best: tuple[int, int, int], least_bytes: float
+) -> tuple[int, int, int] | None:
+    """The longest loop within passes through a network, if turns are such passes."""
+    start, period, length = best
+    if (passes := length // period) > _MOST_PASSES:
+        return None
+    one = ops[start : start + period]
+    inner = _longest(one, 0.0)
+    if inner is None or loop_part(one) <= _MOST_LOOP:
+        return None
+    _, layer, covered = _within_passes(one, inner, 0.0) or inner
+    if covered // layer <= max(2, passes):
+        return None
+    return _longest(ops, least_bytes, layer)
 
 
 def loop_part(ops: Sequence[Op]) -> float:
@@ -106,7 +129,9 @@ def tokens_of(ops: Sequence[Op]) -> np.ndarray:
     return np.array(listed, dtype=np.int64)
 
 
-def _longest(ops: Sequence[Op], least_bytes: float) -> tuple[int, int, int] | None:
+def _longest(
+    ops: Sequence[Op], least_bytes: float, most_period: int = MOST_OPS
+) -> tuple[int, int, int] | None:
     """Start, period and length of the stretch that repeats over most operations.
 
     Without a product of matrices it has to make so many bytes.
@@ -115,7 +140,7 @@ def _longest(ops: Sequence[Op], least_bytes: float) -> tuple[int, int, int] | No
     heavy = np.array([is_heavy(op) for op in ops], dtype=bool)
     made = np.cumsum([0, *map(made_by, ops)])
     best, best_covered = None, 0
-    for period in range(1, len(ops) // 2 + 1):
+    for period in range(1, min(len(ops) // 2, most_period) + 1):
         same = tokens[period:] == tokens[:-period]
         edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False]))))
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
