@@ -97,9 +97,10 @@ def chain(
 
     def forward(params: Any, x: Any, rest: Any):
         params, x, rest = jax.tree.map(lambda leaf: leaf.value, (params, x, rest))
-        auxes, kept = [], []
+        auxes, kept, dtypes = [], [], []
         for k, coupling in enumerate(couplings):
             before, pull = x, None
+            dtypes.append(_Dtypes.of(x))
             with jax.named_scope(f"coupling{k}"):
                 if kinds[k] == "save":
                     x, pull, aux = vjp_of_run(coupling, params[k], x, rest[k], _real)
@@ -112,10 +113,10 @@ def chain(
                 )
             )
         again = tuple(map(recall, rest, auxes))
-        return (x, tuple(auxes)), (params, again, kept)
+        return (x, tuple(auxes)), (params, again, kept, dtypes)
 
     def backward(residuals: Any, cotangents: Any):
-        params, rest, kept = residuals
+        params, rest, kept, dtypes = residuals
         ct, y = jax.tree.map(_filled, cotangents[0]), None
         auxes = jax.tree.map(_unless_zero, cotangents[1])
         grads: list[Any] = [None] * count
@@ -138,6 +139,7 @@ def chain(
                     y, grads[k], ct = couplings[k].pull_back(
                         params[k], y, ct, rest[k], auxes[k]
                     )
+                    y, ct = dtypes[k].cast(y), dtypes[k].cast(ct)
             y, grads[k], ct = in_order(y, grads[k], ct)
         return tuple(grads), ct, None
 
@@ -145,6 +147,26 @@ def chain(
     call.defvjp(forward, backward, symbolic_zeros=True)
     y, aux = call(tuple(params), x, rest)
     return (y, aux) if any(c.has_aux for c in couplings) else y
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Dtypes:
+    """Those of streams, which a coupling in exact mode does not give back."""
+
+    leaves: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, streams: Any) -> "_Dtypes":
+        return cls(tuple(map(jnp.result_type, jax.tree.leaves(streams))))
+
+    def cast(self, streams: Any) -> Any:
+        leaves, treedef = jax.tree.flatten(streams)
+        return treedef.unflatten(map(_as, leaves, self.leaves))
+
+
+def _as(leaf: Any, dtype: Any) -> Any:
+    return leaf if leaf.dtype == jax.dtypes.float0 else leaf.astype(dtype)
 
 
 def _kinds(actions: Action | Sequence[Action], count: int) -> tuple[str, ...]:
