@@ -269,6 +269,7 @@ class Steps(Coupling):
             streams.append(_sum(values))
             return
         before = streams[step.target]
+        _check_dtypes(step.target, before)
         for (name, _), value in zip(step.terms, values, strict=True):
             # A value that broadcasts would join, but not as what it was meant to be.
             wanted = [leaf.shape for leaf in jax.tree.leaves(before)]
@@ -417,6 +418,15 @@ def chosen(aux: Any, cotangents: Any) -> Any:
 
 def _together(join: Join, values: list[Any]) -> list[Any]:
     return values if join.separate else [_sum(values)]
+
+
+def _check_dtypes(number: int, stream: Any) -> None:
+    # A map's value would be rounded to whole numbers, and have no gradient.
+    if not all(jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.tree.leaves(stream)):
+        raise UserError(
+            f"stream {number} is {described(stream)}, which holds no fractions of "
+            "what maps return; give x.astype(jnp.float32)."
+        )
 
 
 def _sum(values: list[Any]) -> Any:
