@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from revremat._errors import UserError
 from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.program._api import mark_block
 from revremat.program._choice import write_choice
-from revremat.reversible._coupling import Coupling, in_order
+from revremat.reversible._coupling import Coupling, chosen, in_order, vjp_of_run
 from revremat.reversible._replay import recall
 
 
@@ -90,15 +93,17 @@ def chain(
             with jax.named_scope(f"coupling{k}"):
                 x, aux = mark_block(coupling.run, "coupling")(params[k], x, rest[k])
             auxes.append(aux)
-        return x, lax.stop_gradient(tuple(auxes))
+        return x, tuple(auxes)
 
     def forward(params: Any, x: Any, rest: Any):
-        auxes, kept = [], []
+        params, x, rest = jax.tree.map(lambda leaf: leaf.value, (params, x, rest))
+        auxes, kept, dtypes = [], [], []
         for k, coupling in enumerate(couplings):
             before, pull = x, None
+            dtypes.append(_Dtypes.of(x))
             with jax.named_scope(f"coupling{k}"):
                 if kinds[k] == "save":
-                    x, pull, aux = _vjp(coupling, params[k], x, rest[k])
+                    x, pull, aux = vjp_of_run(coupling, params[k], x, rest[k], _real)
                 else:
                     x, aux = coupling.run(params[k], x, rest[k])
             auxes.append(aux)
@@ -107,33 +112,61 @@ def chain(
                     kinds[k], x if ends[k] else None
                 )
             )
-        aux = lax.stop_gradient(tuple(auxes))
-        again = tuple(map(recall, rest, aux))
-        return (x, aux), (params, again, kept)
+        again = tuple(map(recall, rest, auxes))
+        return (x, tuple(auxes)), (params, again, kept, dtypes)
 
     def backward(residuals: Any, cotangents: Any):
-        params, rest, kept = residuals
-        ct, y = cotangents[0], None
+        params, rest, kept, dtypes = residuals
+        ct, y = jax.tree.map(_filled, cotangents[0]), None
+        auxes = jax.tree.map(_unless_zero, cotangents[1])
         grads: list[Any] = [None] * count
         for k in reversed(range(count)):
             with jax.named_scope(f"coupling{k}"):
                 if kinds[k] == "save":
-                    grads[k], ct = kept[k](ct)
+                    aux = _real(jax.tree.map(_filled, cotangents[1][k]))
+                    grads[k], ct = kept[k]((ct, aux))
                     y = None
                 elif kinds[k] == "recompute":
                     y, ct = in_order(kept[k], ct)
                     with jax.named_scope("rematted_computation"):
-                        _, pull, _ = _vjp(couplings[k], params[k], y, rest[k])
-                    grads[k], ct = pull(ct)
+                        choose = partial(chosen, cotangents=auxes[k])
+                        _, pull, _ = vjp_of_run(
+                            couplings[k], params[k], y, rest[k], choose
+                        )
+                    grads[k], ct = pull((ct, auxes[k]))
                 else:
                     y, ct = in_order(kept[k] if ends[k] else y, ct)
-                    y, grads[k], ct = couplings[k].pull_back(params[k], y, ct, rest[k])
+                    y, grads[k], ct = couplings[k].pull_back(
+                        params[k], y, ct, rest[k], auxes[k]
+                    )
+                    y, ct = dtypes[k].cast(y), dtypes[k].cast(ct)
             y, grads[k], ct = in_order(y, grads[k], ct)
         return tuple(grads), ct, None
 
-    call.defvjp(forward, backward)
+    # Most aux is not differentiated, which costs nothing where that is known.
+    call.defvjp(forward, backward, symbolic_zeros=True)
     y, aux = call(tuple(params), x, rest)
     return (y, aux) if any(c.has_aux for c in couplings) else y
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Dtypes:
+    """Those of streams, which a coupling in exact mode does not give back."""
+
+    leaves: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, streams: Any) -> "_Dtypes":
+        return cls(tuple(map(jnp.result_type, jax.tree.leaves(streams))))
+
+    def cast(self, streams: Any) -> Any:
+        leaves, treedef = jax.tree.flatten(streams)
+        return treedef.unflatten(map(_as, leaves, self.leaves))
+
+
+def _as(leaf: Any, dtype: Any) -> Any:
+    return leaf if leaf.dtype == jax.dtypes.float0 else leaf.astype(dtype)
 
 
 def _kinds(actions: Action | Sequence[Action], count: int) -> tuple[str, ...]:
@@ -152,8 +185,21 @@ def _kinds(actions: Action | Sequence[Action], count: int) -> tuple[str, ...]:
     return tuple(action.kind for action in given)
 
 
-def _vjp(coupling: Coupling, params: Any, x: Any, rest: Any) -> Any:
-    return jax.vjp(lambda p, x: coupling.run(p, x, rest), params, x, has_aux=True)
+def _real(aux: Any) -> Any:
+    inexact = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+    return jax.tree.map(lambda leaf: leaf if inexact(leaf) else None, aux)
+
+
+def _filled(ct: Any) -> Any:
+    if not isinstance(ct, SymbolicZero):
+        return ct
+    aval: Any = ct.aval
+    return jnp.zeros(aval.shape, aval.dtype)
+
+
+def _unless_zero(ct: Any) -> Any:
+    is_zero = isinstance(ct, SymbolicZero) or ct.dtype == jax.dtypes.float0
+    return None if is_zero else ct
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,16 +238,17 @@ class Repeat(Coupling):
         )[0]
 
     def pull_back(
-        self, params: Any, y: Any, cotangent: Any, rest: Any = None
+        self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
         def undo(state, own):
-            x, grads, ct = self.layer.pull_back(own[0], state[0], state[1], own[1])
+            (y, ct), (params, rest, aux) = state, own
+            x, grads, ct = self.layer.pull_back(params, y, ct, rest, aux)
             return (x, ct), grads
 
         (x, ct), grads = lax.scan(
             undo,
             (y, cotangent),
-            (params, rest),
+            (params, rest, aux),
             length=self.num_layers,
             reverse=True,
         )
@@ -238,12 +285,14 @@ class Sequential(Coupling):
         return y
 
     def pull_back(
-        self, params: Any, y: Any, cotangent: Any, rest: Any = None
+        self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
         grads, ct = [], cotangent
-        for coupling, own, left in reversed(self._zip(params, rest)):
+        aux = (None,) * len(self.couplings) if aux is None else aux
+        each = zip(self._zip(params, rest), aux, strict=True)
+        for (coupling, own, left), beside in reversed(list(each)):
             y, ct = in_order(y, ct)
-            y, grad, ct = coupling.pull_back(own, y, ct, left)
+            y, grad, ct = coupling.pull_back(own, y, ct, left, beside)
             y, grad, ct = in_order(y, grad, ct)
             grads.insert(0, grad)
         return y, tuple(grads), ct

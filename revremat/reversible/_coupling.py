@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ class Coupling:
 
     Attributes:
       has_aux: Whether `forward` returns `(y, aux)`, aux being what the maps return
-        beside their values, such as new running statistics; it has no gradient.
+        beside their values, such as new running statistics.
     """
 
     has_aux: bool = False
@@ -43,7 +44,7 @@ class Coupling:
         return (y, aux) if self.has_aux else y
 
     def pull_back(
-        self, params: Any, y: Any, cotangent: Any, rest: Any = None
+        self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
         """What plain autodiff would give, from the output alone.
 
@@ -52,13 +53,15 @@ class Coupling:
           y: Its output.
           cotangent: Of the output, shaped like it.
           rest: As it was given to `run`.
+          aux: The cotangent of what `run` returns beside the output, None in the place
+            of every leaf that has none.
 
         Returns:
           The input, the parameters' cotangents, and the input's.
         """
         x = self.inverse(params, y, rest)
-        _, pull = jax.vjp(lambda p, x: self.run(p, x, rest)[0], params, x)
-        return x, *pull(cotangent)
+        pull = vjp_of_run(self, params, x, rest, partial(chosen, cotangents=aux))[1]
+        return x, *pull((cotangent, aux))
 
     def log_det(self, params: Any, x: Any, rest: Any = None) -> jax.Array:
         """log |det dy/dx| for each example `[batch]`."""
@@ -173,17 +176,18 @@ class Steps(Coupling):
         return tuple(streams)
 
     def pull_back(
-        self, params: Any, y: Any, cotangent: Any, rest: Any = None
+        self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
         streams = self._streams(y, self.num_outputs, "gives")
         cts = list(cotangent)
         grads: dict[str, Any] = {}
+        left = dict(aux or {})
         for step in reversed(self.steps):
             groups = [step.terms]
             if step.join is None or step.join.separate:
-                groups = [(term,) for term in step.terms]
+                groups = [(term,) for term in reversed(step.terms)]
             for group in groups:
-                self._undo(step, group, streams, cts, grads, params, rest)
+                self._undo(step, group, streams, cts, grads, params, rest, left)
                 streams, cts, grads = in_order(streams, cts, grads)
             if step.join is None:
                 streams.pop()
@@ -211,13 +215,16 @@ class Steps(Coupling):
         batch = jax.tree.leaves(streams)[0].shape[0]
         return jnp.broadcast_to(total, (batch,))
 
-    def _undo(self, step, terms, streams, cts, grads, params, rest) -> None:
+    def _undo(self, step, terms, streams, cts, grads, params, rest, aux) -> None:
         """Undo the share of `terms` in a step, and pull cotangents back through it."""
         values, pulls = [], []
-        for name, source in terms:
-            value, pull = self._vjp(name, params, streams[source], rest)
-            values.append(value)
-            pulls.append(pull)
+        for name, source in reversed(terms):
+            # A map's aux is that of its last evaluation, the first to be undone.
+            value, pull = self._vjp(
+                name, params, streams[source], rest, aux.pop(name, None)
+            )
+            values.insert(0, value)
+            pulls.insert(0, pull)
         total = _sum(values)
         if step.join is None:
             ct_total = jax.tree.map(
@@ -236,16 +243,16 @@ class Steps(Coupling):
                     ct_params = jax.tree.map(_plus, grads[name], ct_params)
                 grads[name] = ct_params
 
-    def _vjp(self, name: str | None, params: Any, stream: Any, rest: Any):
+    def _vjp(self, name: str | None, params: Any, stream: Any, rest: Any, aux: Any):
         if name is None:
             return stream, lambda ct: (None, ct)
-        value, pull, _ = jax.vjp(
-            lambda p, s: self._evaluate(name, {name: p}, s, rest),
-            params[name],
-            stream,
-            has_aux=True,
-        )
-        return value, pull
+
+        def evaluate(own: Any, stream: Any) -> tuple[Any, Any]:
+            value, beside = self._evaluate(name, {name: own}, stream, rest)
+            return value, chosen(beside, aux)
+
+        (value, _), pull = jax.vjp(evaluate, params[name], stream)
+        return value, lambda ct: pull((ct, aux))
 
     def _evaluate(
         self, name: str | None, params: Any, stream: Any, rest: Any
@@ -262,6 +269,7 @@ class Steps(Coupling):
             streams.append(_sum(values))
             return
         before = streams[step.target]
+        _check_dtypes(step.target, before)
         for (name, _), value in zip(step.terms, values, strict=True):
             # A value that broadcasts would join, but not as what it was meant to be.
             wanted = [leaf.shape for leaf in jax.tree.leaves(before)]
@@ -322,13 +330,15 @@ class Parallel(Coupling):
         return tuple(c.inverse(p, s, r) for c, p, s, r in self._zip(params, y, rest))
 
     def pull_back(
-        self, params: Any, y: Any, cotangent: Any, rest: Any = None
+        self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
         done: list[Any] = []
-        for (c, p, s, r), ct in zip(self._zip(params, y, rest), cotangent, strict=True):
+        aux = (None,) * len(self.couplings) if aux is None else aux
+        each = zip(self._zip(params, y, rest), cotangent, aux, strict=True)
+        for (c, p, s, r), ct, own in each:
             if done:
                 (s, ct), done[-1] = in_order((s, ct), done[-1])
-            done.append(c.pull_back(p, s, ct, r))
+            done.append(c.pull_back(p, s, ct, r, own))
         xs, grads, cts = zip(*done, strict=True)
         return xs, grads, cts
 
@@ -365,11 +375,11 @@ class Halves(Coupling):
         return jnp.concatenate(self.inner.inverse(params, _split(y), rest), axis=-1)
 
     def pull_back(
-        self, params: Any, y: Any, cotangent: Any, rest: Any = None
+        self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
         # All halves at once, or the whole stays for the half that is needed last.
         y, cotangent = in_order(_split(y), _split(cotangent))
-        x, grads, ct = self.inner.pull_back(params, y, cotangent, rest)
+        x, grads, ct = self.inner.pull_back(params, y, cotangent, rest, aux)
         return jnp.concatenate(x, axis=-1), grads, jnp.concatenate(ct, axis=-1)
 
     def log_det(self, params: Any, x: Any, rest: Any = None) -> jax.Array:
@@ -386,8 +396,37 @@ def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return first, second
 
 
+def vjp_of_run(
+    coupling: Coupling, params: Any, x: Any, rest: Any, choose: Callable[[Any], Any]
+) -> tuple[Any, Callable[[Any], Any], Any]:
+    """The output, what pulls back `(output, choose(aux))`, and aux."""
+
+    def run(params: Any, x: Any) -> tuple[Any, Any]:
+        y, aux = coupling.run(params, x, rest)
+        return (y, choose(aux)), aux
+
+    (y, _), pull, aux = jax.vjp(run, params, x, has_aux=True)
+    return y, pull, aux
+
+
+def chosen(aux: Any, cotangents: Any) -> Any:
+    """The leaves of aux that have a cotangent, None in the place of others."""
+    if cotangents is None:
+        return None
+    return jax.tree.map(lambda leaf, ct: None if ct is None else leaf, aux, cotangents)
+
+
 def _together(join: Join, values: list[Any]) -> list[Any]:
     return values if join.separate else [_sum(values)]
+
+
+def _check_dtypes(number: int, stream: Any) -> None:
+    # A map's value would be rounded to whole numbers, and have no gradient.
+    if not all(jnp.issubdtype(a.dtype, jnp.inexact) for a in jax.tree.leaves(stream)):
+        raise UserError(
+            f"stream {number} is {described(stream)}, which holds no fractions of "
+            "what maps return; give x.astype(jnp.float32)."
+        )
 
 
 def _sum(values: list[Any]) -> Any:

@@ -185,10 +185,10 @@ class Rearrange(Coupling):
         return self.undo(y)
 
     def pull_back(
-        self, params: Any, y: Any, cotangent: Any, rest: Any = None
+        self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
         """Also the cotangent's way back: the transpose of a permutation undoes it."""
-        del rest
+        del rest, aux
         return self.undo(y), jax.tree.map(lambda p: p * 0, params), self.undo(cotangent)
 
     def log_det(self, params: Any, x: Any, rest: Any = None) -> jax.Array:

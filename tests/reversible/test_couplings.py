@@ -197,6 +197,14 @@ MISTAKES = {
         ),
         "let it return that shape",
     ),
+    "whole numbers": (
+        lambda: reversible.chain(
+            [reversible.additive(examples.dense, examples.dense)],
+            [{"f": jnp.eye(3), "g": jnp.eye(3)}],
+            (jnp.ones((2, 3), jnp.uint8),) * 2,
+        ),
+        r"stream 0 is uint8\[2, 3\], which holds no fractions",
+    ),
     "no pair": (
         lambda: reversible.affine(lambda w, x: x, lambda w, x: x).run(
             {"f": None, "g": None}, (jnp.ones(3), jnp.ones(3))

@@ -79,6 +79,38 @@ def test_gradients_are_those_of_the_same_program_with_its_activations_stored():
     assert difference(found, expected) < 0.1 * difference(other, expected)
 
 
+HALF = reversible.Steps(
+    {"f": in_bfloat16}, (reversible.Step(0, (("f", 1),), reversible.Add()),), 2
+)
+WHOLE = reversible.additive(in_bfloat16, in_bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("couplings", "actions"),
+    [
+        ((WHOLE, WHOLE), rr.INVERT),
+        ((HALF, WHOLE), rr.INVERT),
+        ((HALF, WHOLE), (rr.SAVE, rr.INVERT)),
+    ],
+    ids=["two", "one stream alone", "a mixed plan"],
+)
+def test_gradients_have_the_dtypes_of_what_they_are_for(couplings, actions):
+    half = lambda *shape: examples.Numbers(0)(*shape).astype(jnp.bfloat16)
+    exact = [reversible.exact(coupling) for coupling in couplings]
+    given = (
+        [{name: half(8, 8) for name in c.maps} for c in couplings],
+        (half(2, 8),) * 2,
+    )
+    loss = lambda params, x: square_sum(
+        reversible.chain(exact, params, x, actions=actions)
+    )
+    grads = jax.grad(loss, argnums=(0, 1))(*given)
+    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("bfloat16")}
+    whole = reversible.Sequential(tuple(exact))
+    stored = jax.grad(lambda p, x: square_sum(whole.run(p, x)[0]), argnums=(0, 1))
+    assert_close(grads, stored(*given), 0.1)
+
+
 def test_a_growing_silo_is_exact():
     e = examples.silo(3, growing=True)
     single = lambda tree: jax.tree.map(lambda a: a.astype(jnp.float32), tree)

@@ -123,6 +123,36 @@ def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     assert all(jax.tree.leaves(moved))
 
 
+class Penalised(nn.Module):
+    """A map that adds to the loss."""
+
+    @nn.compact
+    def __call__(self, x):
+        y = jnp.tanh(nn.Dense(2)(x))
+        self.variable("penalty", "cubes", lambda: jnp.zeros(())).value = (y**3).mean()
+        return y
+
+
+@pytest.mark.parametrize("layers", ["scan", "sequence"])
+def test_what_maps_leave_in_variables_is_differentiated(layers, float64):
+    block = lambda: linen.RevBlock(Penalised(), Penalised())
+    model = {
+        "scan": lambda: linen.RevScan(block(), 3),
+        "sequence": lambda: linen.RevSequence([block() for _ in range(3)]),
+    }[layers]()
+    wide = lambda a: a.astype(jnp.float64)
+    variables, x = jax.tree.map(wide, (model.init(jax.random.key(0), X), X))
+
+    def gradient(model):
+        def loss(params):
+            _, left = model.apply({**variables, "params": params}, x, mutable="penalty")
+            return sum(leaf.sum() for leaf in jax.tree.leaves(left))
+
+        return quick_jit(jax.grad(loss))(variables["params"])
+
+    assert_close(gradient(model), gradient(stored(model)), 1e-9)
+
+
 def test_variables_lie_where_linen_puts_them():
     variables = jax.eval_shape(
         lambda: MODELS["sequence"]().init(jax.random.key(0), X, train=False)

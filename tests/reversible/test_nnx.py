@@ -150,6 +150,59 @@ def test_variables_that_are_no_nnx_param_have_gradients_and_move(make, float64):
     assert_close(found, expected, 1e-9)
 
 
+class Penalty(nnx.Variable):
+    """What a map adds to the loss."""
+
+
+class Penalised(Map):
+    def __init__(self, inputs, outputs, rngs):
+        super().__init__(inputs, outputs, rngs)
+        self.penalty = Penalty(jnp.zeros(()))
+
+    def __call__(self, x):
+        y = super().__call__(x)
+        self.penalty[...] = (y**3).mean()
+        return y
+
+
+def penalised_block(rngs):
+    return RevParallel([RevBlock(*(Penalised(2, 2, rngs) for _ in "fg"))])
+
+
+def penalised_blocks(actions):
+    return RevSequence(
+        [penalised_block(nnx.Rngs(k)) for k in range(3)], actions=actions
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda a=a: penalised_blocks(a) for a in (rr.INVERT, rr.SAVE, rr.RECOMPUTE)),
+        lambda: RevScan(penalised_block, 3, rngs=nnx.Rngs(0)),
+    ],
+    ids=["invert", "save", "recompute", "scan"],
+)
+def test_what_maps_leave_in_variables_is_differentiated(make, float64):
+    x = (jax.random.normal(jax.random.key(5), (8, 4)),)
+
+    def gradient(run):
+        graph, params, rest = nnx.split(widened(make)(), nnx.Param, ...)
+
+        @quick_jit
+        @jax.grad
+        def differentiate(params):
+            model = nnx.merge(graph, params, rest, copy=True)
+            total = (run(model, x)[0] ** 2).sum()
+            penalties = jax.tree.leaves(nnx.state(model, Penalty))
+            return total + sum(one.sum() for one in penalties)
+
+        return differentiate(params)
+
+    found, expected = gradient(lambda model, x: model(x)), gradient(stored)
+    assert_close(found, expected, 1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "actions",
