@@ -43,7 +43,7 @@ def main(args: list[str]) -> int:
 
 def train(config: Experiment) -> None:
     """Train to `config.train.num_steps`, or until asked to stop."""
-    _check_counts(config)
+    _check_numbers(config)
     folder = Path(config.train.dir or f"runs/{config.name}")
     stop = StopRequest()
 
@@ -133,17 +133,30 @@ def train(config: Experiment) -> None:
     finish(config, folder, metrics.rows, done, stop)
 
 
-def _check_counts(config: Experiment) -> None:
-    counts = {
-        "data.batch_size": config.data.batch_size,
-        "train.num_steps": config.train.num_steps,
-        "train.log_every": config.train.log_every,
-        "train.valid_every": config.train.valid_every,
-        "train.save_every": config.train.save_every,
+def _check_numbers(config: Experiment) -> None:
+    """Before anything is written; what is kept of a run hangs on some of them."""
+    train, optim = config.train, config.optim
+    least = {
+        "data.batch_size": (config.data.batch_size, 1),
+        "train.num_steps": (train.num_steps, 1),
+        "train.log_every": (train.log_every, 1),
+        "train.valid_every": (train.valid_every, 1),
+        "train.valid_batches": (train.valid_batches, 0),
+        "train.save_every": (train.save_every, 1),
+        "train.keep": (train.keep, 1),
+        "train.seed": (train.seed, 0),
+        "optim.accumulate": (optim.accumulate, 1),
+        "optim.warmup_steps": (optim.warmup_steps, 0),
     }
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}: write 1 or more")
+    for name, (value, bound) in least.items():
+        if value < bound:
+            raise UserError(f"{name} is {value}: write {bound} or more")
+    dropout = getattr(config.model, "dropout", 0.0)
+    if not 0 <= dropout < 1:
+        raise UserError(
+            f"model.dropout is {dropout}: write the part of values that is dropped, "
+            "from 0 to less than 1"
+        )
 
 
 class StopRequest:

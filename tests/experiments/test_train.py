@@ -318,6 +318,12 @@ def test_eight_cpu_devices_train_to_the_same_losses(trainer, uninterrupted, tmp_
         (("--data.batch-size", "0"), "data.batch_size is 0: write 1 or more"),
         (("--train.num-steps", "-1"), "train.num_steps is -1: write 1 or more"),
         (("--train.save-every", "0"), "train.save_every is 0: write 1 or more"),
+        (("--train.keep", "0"), "train.keep is 0: write 1 or more"),
+        (("--train.seed", "-1"), "train.seed is -1: write 0 or more"),
+        (("--train.valid-batches", "-1"), "train.valid_batches is -1: write 0 or"),
+        (("--optim.accumulate", "0"), "optim.accumulate is 0: write 1 or more"),
+        (("--optim.warmup-steps", "-5"), "optim.warmup_steps is -5: write 0 or"),
+        (("--model.dropout", "1.5"), "model.dropout is 1.5: write the part of"),
         (("--train.dir", "/proc/no/run"), "/proc/no"),
     ],
 )
