@@ -14,7 +14,13 @@ from revremat._errors import UserError
 from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.program._api import mark_block
 from revremat.program._choice import write_choice
-from revremat.reversible._coupling import Coupling, chosen, in_order, vjp_of_run
+from revremat.reversible._coupling import (
+    Coupling,
+    chosen,
+    in_order,
+    only_after,
+    vjp_of_run,
+)
 from revremat.reversible._replay import recall
 
 
@@ -122,6 +128,7 @@ def chain(
         grads: list[Any] = [None] * count
         for k in reversed(range(count)):
             with jax.named_scope(f"coupling{k}"):
+                left = only_after(rest[k], ct)
                 if kinds[k] == "save":
                     aux = _real(jax.tree.map(_filled, cotangents[1][k]))
                     grads[k], ct = kept[k]((ct, aux))
@@ -131,13 +138,13 @@ def chain(
                     with jax.named_scope("rematted_computation"):
                         choose = partial(chosen, cotangents=auxes[k])
                         _, pull, _ = vjp_of_run(
-                            couplings[k], params[k], y, rest[k], choose
+                            couplings[k], params[k], y, left, choose
                         )
                     grads[k], ct = pull((ct, auxes[k]))
                 else:
                     y, ct = in_order(kept[k] if ends[k] else y, ct)
                     y, grads[k], ct = couplings[k].pull_back(
-                        params[k], y, ct, rest[k], auxes[k]
+                        params[k], y, ct, left, auxes[k]
                     )
                     y, ct = dtypes[k].cast(y), dtypes[k].cast(ct)
             y, grads[k], ct = in_order(y, grads[k], ct)

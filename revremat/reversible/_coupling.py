@@ -455,6 +455,29 @@ def in_order(*trees: Any) -> Any:
     return jax.tree.unflatten(treedef, leaves)
 
 
+def only_after(tree: Any, other: Any) -> Any:
+    """The same values, none of which is there before the other ones are.
+
+    What a map draws from the same random numbers both times, such as dropout's mask,
+    would else be seen to be the same, and kept.
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    places = [k for k, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    bits = [
+        jax.random.key_data(leaf) if is_key(leaf) else leaf
+        for leaf in (leaves[k] for k in places)
+    ]
+    waited_for = [leaf for leaf in jax.tree.leaves(other) if _is_plain(leaf)]
+    tied, _ = lax.optimization_barrier((bits, waited_for))
+    for k, value in zip(places, tied, strict=True):
+        if is_key(leaves[k]):
+            impl = jax.random.key_impl(leaves[k])
+            value = jax.random.wrap_key_data(value, impl=impl)
+        leaves[k] = value
+    return jax.tree.unflatten(treedef, leaves)
+
+
 def _is_plain(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
