@@ -176,6 +176,23 @@ def _as(leaf: Any, dtype: Any) -> Any:
     return leaf if leaf.dtype == jax.dtypes.float0 else leaf.astype(dtype)
 
 
+def check_nested(who: str, block: Any) -> None:
+    """Refuses settings that say nothing: a chain has one way back, the outermost's."""
+    actions = getattr(block, "actions", INVERT)
+    given = actions if isinstance(actions, Sequence) else (actions,)
+    every = getattr(block, "save_every", None)
+    for name, value, is_set in (
+        ("actions", actions, any(action != INVERT for action in given)),
+        ("save_every", every, every is not None),
+    ):
+        if is_set:
+            raise UserError(
+                f"{who} is a {type(block).__name__} with {name}={value!r}, which says "
+                "nothing inside of another reversible module; set it on the outermost "
+                "one, or leave this one outside."
+            )
+
+
 def _kinds(actions: Action | Sequence[Action], count: int) -> tuple[str, ...]:
     given = (actions,) * count if isinstance(actions, Action) else tuple(actions)
     if len(given) != count:

@@ -18,7 +18,7 @@ from flax import linen as nn
 from revremat._errors import UserError
 from revremat._plan import INVERT, Action
 from revremat.program._api import stack
-from revremat.reversible._chain import Repeat, Sequential, chain
+from revremat.reversible._chain import Repeat, Sequential, chain, check_nested
 from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
 from revremat.reversible._couplings import additive, affine, silo
 from revremat.reversible._exact import STEP, exact
@@ -272,6 +272,7 @@ class _Blocks(RevModule):
                     f"{type(block).__name__}, which has no inverse; wrap two of them "
                     "in linen.RevBlock, or leave it outside."
                 )
+            check_nested(f"linen.{type(self).__name__}: block {number}", block)
 
 
 class RevParallel(_Blocks):
@@ -361,6 +362,7 @@ class RevScan(RevModule):
                 f"linen.RevScan: block is a {type(self.block).__name__}, which has no "
                 "inverse; make it a linen.RevBlock or another reversible module."
             )
+        check_nested("linen.RevScan: block", self.block)
         super().__post_init__()
 
     @nn.nowrap

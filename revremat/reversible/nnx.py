@@ -16,7 +16,7 @@ from flax import nnx
 from revremat._errors import UserError
 from revremat._plan import INVERT, Action
 from revremat.program._api import stack
-from revremat.reversible._chain import Repeat, Sequential, chain
+from revremat.reversible._chain import Repeat, Sequential, chain, check_nested
 from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
 from revremat.reversible._couplings import additive, affine, silo
 from revremat.reversible._exact import STEP, exact
@@ -144,6 +144,8 @@ class RevParallel(RevModule):
     """One reversible module for each stream, side by side."""
 
     def __init__(self, blocks: Sequence[RevModule]):
+        for number, block in enumerate(blocks):
+            check_nested(f"RevParallel: block {number}", block)
         check_apart("RevParallel", by_number("block", blocks))
         self.blocks = nnx.List(blocks)
 
@@ -184,6 +186,7 @@ class RevSequence(RevModule):
                     f"RevSequence: block {number} is a {type(block).__name__}, which "
                     "has no inverse; wrap two of them in RevBlock, or leave it outside."
                 )
+            check_nested(f"RevSequence: block {number}", block)
         check_apart("RevSequence", by_number("block", blocks))
         self.blocks = nnx.List(blocks)
         self.save_every, self.exact, self.step = save_every, exact, step
@@ -244,6 +247,7 @@ class RevScan(RevModule):
                 f"RevScan: make_block makes a {type(self.block).__name__}, which has "
                 "no inverse; make a RevBlock or another reversible module."
             )
+        check_nested("RevScan: what make_block makes", self.block)
         self.num_layers, self.name = num_layers, name
         self.actions = actions if isinstance(actions, Action | None) else tuple(actions)
 

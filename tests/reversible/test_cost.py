@@ -194,6 +194,28 @@ def test_another_block_written_out_adds_no_activation(target):
     assert found[1] - found[0] < 4 * 4 * WIDTH * WIDTH * 4
 
 
+def with_dropout(depth):
+    """The same key is there in both passes: masks must not be found to be equal."""
+
+    def dropped(w, x, key):
+        return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), dense(w, x), 0)
+
+    layer = reversible.additive(dropped, dropped)
+    keys = jax.random.split(jax.random.key(0), 2 * depth)
+    rest = [{"f": keys[2 * k], "g": keys[2 * k + 1]} for k in range(depth)]
+
+    def run(params, x):
+        own = [jax.tree.map(lambda w, k=k: w[k], params) for k in range(depth)]
+        return reversible.chain([layer] * depth, own, x, rest)
+
+    return run
+
+
+def test_another_block_with_dropout_adds_no_mask():
+    found = [activation_bytes(with_dropout, depth, "h100:1") for depth in (2, 6)]
+    assert found[1] - found[0] < STREAM / 4  # one byte for each element of a mask
+
+
 def test_another_stored_block_adds_its_activations():
     """The measurement itself: plain autodiff does pay for depth."""
     found = [activation_bytes(stored, depth, "h100:1") for depth in (4, 16)]

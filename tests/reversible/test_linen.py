@@ -366,6 +366,9 @@ BAD = {
         [block(), nn.Dense(2)]
     ),
     "block is a Dense, which has no inverse": lambda: linen.RevScan(nn.Dense(2), 3),
+    "block 0 is a RevScan with actions=None, which says nothing inside of another": (
+        lambda: linen.RevSequence([linen.RevScan(block(), 2, actions=None)])
+    ),
     "a map down from stream 1 to 0": lambda: linen.RevSilo({(1, 0): nn.Dense(2)}, {}),
     "f and g are the same Dense": lambda: linen.RevBlock(*[nn.Dense(2)] * 2),
     "f is or has a Dense that is used elsewhere too": used_in_setup,

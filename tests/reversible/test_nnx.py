@@ -320,6 +320,14 @@ MISTAKES = {
         lambda r: RevScan(lambda r: nnx.Linear(2, 2, rngs=r), 2, rngs=r),
         "makes a Linear, which has no inverse",
     ),
+    "actions inside of another": (
+        lambda r: RevSequence([RevScan(make_block, 2, rngs=r, actions=rr.SAVE)]),
+        "block 0 is a RevScan with actions=SAVE, which says nothing inside of another",
+    ),
+    "outputs kept inside of another": (
+        lambda r: RevParallel([RevSequence([make_block(r)], save_every=1)]),
+        "block 0 is a RevSequence with save_every=1, which says nothing inside of",
+    ),
     "odd channels": (
         lambda r: make_block(r)(jnp.ones((2, 5))),
         "5 channels .* has no two equal halves",
