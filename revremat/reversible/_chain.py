@@ -41,7 +41,8 @@ def chain(
     For equal layers, `Repeat` compiles once, and `rr.stack` leaves actions to a plan.
 
     Args:
-      couplings: They must not close over arrays that are being differentiated.
+      couplings: They must not close over arrays that are being differentiated, nor over
+        those of a `vmap` or `scan` around them: such belong in `rest`.
       params: One pytree for each.
       x: What the first is given.
       rest: What has no gradient, one pytree for each: RNG keys, running statistics.

@@ -2,8 +2,8 @@
 
 Batch norm's mean and variance are such sums. Where the batch lies on several devices
 each costs a collective, so the backward pass takes over the forward pass's; their
-gradients are those of sums all the same. It holds for any sum over the first axis, of
-whatever module.
+gradients are those of sums all the same. In a map that is replayed it holds for any sum
+over the first axis, of whatever module; maps with running statistics are.
 """
 
 from collections.abc import Callable
