@@ -29,6 +29,9 @@ from revremat.reversible._replay import Replayed, replayed
 Variables = Mapping[str, Any]
 Keys = Mapping[str, Any]
 
+_LAYERS = {nn.PARTITION_NAME: None}
+"""What partition metadata call the axis of layers: it is not split."""
+
 
 class RevModule(nn.Module):
     """What reversible modules have in common: they run, and they run backwards."""
@@ -373,11 +376,13 @@ class RevScan(RevModule):
     @nn.nowrap
     def divide(self, variables: Variables, keys: Keys) -> tuple[Any, Any]:
         block = self.block.clone(parent=None)
-        return jax.vmap(block.divide)(_below(variables, "layers"), self._split(keys))
+        layers = nn.meta.remove_axis(_below(variables, "layers"), 0, _LAYERS)
+        return jax.vmap(block.divide)(layers, self._split(keys))
 
     @nn.nowrap
     def gather(self, rest: Any) -> dict[str, Any]:
-        return _above({"layers": self.block.gather(rest)})
+        layers = nn.meta.add_axis(self.block.gather(rest), 0, _LAYERS)
+        return _above({"layers": layers})
 
     @nn.nowrap
     def create(self, x: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -385,6 +390,7 @@ class RevScan(RevModule):
         keys = self._split({"params": self.make_rng("params"), **_keys(self)})
         one = lambda x, keys: block.init_with_output(keys, x, **kwargs)
         y, made = jax.lax.scan(one, x, keys)
+        made = nn.meta.add_axis(made, 0, _LAYERS)
         for collection, tree in made.items():
             self.put_variable(collection, "layers", tree)
         return y

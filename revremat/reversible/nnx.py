@@ -240,7 +240,12 @@ class RevScan(RevModule):
         actions: Action | Sequence[Action] | None = INVERT,
         name: str = "stack",
     ):
-        make = nnx.vmap(lambda rngs: make_block(rngs), in_axes=0, out_axes=0)
+        make = nnx.vmap(
+            lambda rngs: make_block(rngs),
+            in_axes=0,
+            out_axes=0,
+            transform_metadata={nnx.PARTITION_NAME: None},  # the axis of layers
+        )
         self.block = nnx.split_rngs(splits=num_layers)(make)(rngs)
         if not isinstance(self.block, RevModule):
             raise UserError(

@@ -388,3 +388,15 @@ def test_mistakes_are_told_in_one_sentence(said):
     assert said in message
     assert "\n" not in message
     assert message.endswith(".")
+
+
+def test_partition_metadata_of_stacked_layers_leave_the_axis_of_layers_whole():
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), ("model", None))
+    dense = lambda: nn.Dense(2, kernel_init=init)
+    model = linen.RevScan(linen.RevBlock(dense(), dense()), 3)
+    boxed = model.init(jax.random.key(0), X)
+    spec = nn.get_partition_spec(boxed)["params"]["layers"]["f"]["kernel"]
+    assert spec == jax.P(None, "model", None)
+    loss = lambda variables: jnp.square(model.apply(variables, X)).sum()
+    boxed_gradients, gradients = (jax.grad(loss)(v) for v in (boxed, nn.unbox(boxed)))
+    assert_close(nn.unbox(boxed_gradients), gradients, 1e-5)

@@ -370,3 +370,17 @@ def test_a_mistake_is_one_sentence(name):
     with pytest.raises(rr.UserError, match=message) as caught:
         make(nnx.Rngs(0))
     assert "\n" not in str(caught.value)
+
+
+def test_partition_metadata_of_stacked_layers_leave_the_axis_of_layers_whole():
+    init = nnx.with_partitioning(nnx.initializers.lecun_normal(), ("model", None))
+
+    def make(rngs):
+        maps = (nnx.Linear(2, 2, kernel_init=init, rngs=rngs) for _ in "fg")
+        return RevBlock(*maps)
+
+    auto = (jax.sharding.AxisType.Auto,)
+    with jax.set_mesh(jax.make_mesh((1,), ("model",), axis_types=auto)):
+        state = nnx.state(RevScan(make, 3, rngs=nnx.Rngs(0)))
+    spec = nnx.get_partition_spec(state)["block"]["maps"]["f"]["kernel"]
+    assert spec.get_value() == jax.P(None, "model", None)
