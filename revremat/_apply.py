@@ -77,14 +77,16 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
             "the units agree, but the code around them does not (fingerprint "
             f"{traced.fingerprint}, the plan has {plan.program})",
         )
+    decided = {unit.name: unit for unit in plan.units}
     for unit in plan.units:
         _check(unit, found[unit.name])
         outer = found[unit.name].inside
         while outer:
-            if outer in plan.actions:
+            if outer in decided and not decided[outer].leaves_room_inside:
                 raise UserError(
                     f"the plan decides unit {outer!r} and a part of its layers, "
-                    f"{unit.name!r}; one of the two has to go."
+                    f"{unit.name!r}; one of the two has to go, unless the former "
+                    "rebuilds everything (RECOMPUTE)."
                 )
             outer = found[outer].inside
     return [

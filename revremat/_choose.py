@@ -13,6 +13,7 @@ from revremat._compiled import Actions, Compiled, Progress, best_of
 from revremat._cut import Cuts
 from revremat._errors import UserError
 from revremat._fitted import UNKNOWN, Fit, Row, holders, not_sent, over, times_alive
+from revremat._graph import Unit
 from revremat._levels import look_inside, units_at
 from revremat._order import put_in_order, try_without_order
 from revremat._plan import RECOMPUTE, SAVE, Action
@@ -24,6 +25,7 @@ from revremat._prices import (
     UnitPrices,
     correct,
     hold,
+    summary,
     unrolled,
 )
 from revremat._problem import Problem
@@ -56,11 +58,12 @@ class Search(Compiled):
         most_compiles: int | None = None,
         unroll: bool = True,
         level: int = 0,
+        around: Sequence[Unit] = (),
     ):
         super().__init__(problem, target, progress, most_compiles)
         self.unroll = unroll
-        self.level = level
-        self.inner: Search | None = None
+        self.level, self.around = level, around
+        self.inside: dict[bool, Search | None] = {}
         self.budget = 0
         self.prices: list[UnitPrices] = []
         self.priced = False
@@ -118,7 +121,9 @@ class Search(Compiled):
         }
         self.candidates = policies.shortlist(every, self.graph.units)
         self.units = [u for u in self.graph.units if u.name in self.candidates]
-        self.cuts = Cuts(self.problem, self.traced, self.graph, self.target, self.units)
+        self.cuts = Cuts(
+            self.problem, self.traced, self.graph, self.target, self.units, self.around
+        )
         self.prices = [
             UnitPrices(u, self.candidates[u.name], self.cuts.within(u), self.ask)
             for u in self.units
@@ -187,18 +192,30 @@ class Search(Compiled):
         try_without_order(self)
         return self._answer(bound_us, greedy_us=greedy_us)
 
-    def within(self) -> "Search":
-        """A search of what is inside of this one's units, into the same rows."""
-        inner = Search(
-            self.problem,
-            self.target,
-            self.progress,
-            self.most_compiles,
-            self.unroll,
-            self.level + 1,
-        )
+    def within(self, around: Sequence[Unit]) -> "Search":
+        """A search of what is inside of this one's units, into the same rows.
+
+        Args:
+          around: Those of them that rebuild everything.
+        """
+        asked = (self.problem, self.target, self.progress, self.most_compiles)
+        around = (*self.around, *around)
+        inner = Search(*asked, self.unroll, self.level + 1, around)
         inner.rows = self.rows
         return inner
+
+    def add_all(
+        self,
+        programs: Sequence[tuple[str, Actions | None, float]],
+        in_order: bool | None = None,
+    ) -> list[Row]:
+        """As `Compiled` does, with what is around rebuilding everything."""
+        rebuilt = {u.name: (RECOMPUTE,) * u.num_layers for u in self.around}
+        whole = [
+            (name, actions if actions is None else {**rebuilt, **actions}, predicted)
+            for name, actions, predicted in programs
+        ]
+        return super().add_all(whole, in_order)
 
     def _answer(
         self, bound_us: float, held_by: str = "", greedy_us: float | None = None
@@ -241,14 +258,14 @@ class Search(Compiled):
         counts, actions = self.all_alike(REFERENCE, RECOMPUTE)
         alone = [prices for prices in self.prices if prices.cut.is_alone]
         predict = lambda: policies.predict_bytes(self.menus(), counts)
-        row = self.add(_summary(counts), actions, UNKNOWN if alone else predict())
+        row = self.add(self._name(counts), actions, UNKNOWN if alone else predict())
         if alone and not self._hold(row):
             for prices in alone:
                 prices.start(self.cuts.within(prices.unit))
                 prices.price_roughly()
         correct(self.prices, row.bytes, predict)
         # Where units are priced alone, what it takes is not known before.
-        self.reference = self.add(_summary(counts), actions, predict())
+        self.reference = self.add(self._name(counts), actions, predict())
 
     def _hold(self, reference: Row) -> bool:
         """Whether prices are the program's, or there is no room for other ones."""
@@ -259,7 +276,7 @@ class Search(Compiled):
             return True
         # As written it need not keep everything.
         counts, actions = self.all_alike(KEEP_ALL, SAVE)
-        kept = self.add(_summary(counts), actions).measurement
+        kept = self.add(self._name(counts), actions).measurement
         return hold(self.prices, kept, rebuilt)
 
     def all_alike(self, name: str, action: Action) -> tuple[Counts, Actions]:
@@ -376,9 +393,8 @@ class Search(Compiled):
 
     def counts_of(self, row: Row) -> Counts:
         """A row's plan as runs of candidates."""
-        assert row.plan is not None
         found = {}
-        for unit, actions in row.plan.actions.items():
+        for unit, actions in self._decided(row).items():
             names = {c.action: c.name for c in self.candidates[unit]}
             runs = groupby(names[action] for action in actions)
             found[unit] = tuple((name, len(list(run))) for name, run in runs)
@@ -440,8 +456,12 @@ class Search(Compiled):
                 by_name = {c.name: c.action for c in self.candidates[unit]}
                 listed = (by_name[name] for name, n in runs for _ in range(n))
                 actions[unit] = tuple(listed)
-            programs.append((_summary(counts), actions, predicted))
+            programs.append((self._name(counts), actions, predicted))
         return self.add_all(programs)
+
+    def _name(self, counts: Counts) -> str:
+        around = {u.name: ((REFERENCE, u.num_layers),) for u in self.around}
+        return summary({**around, **counts})
 
     def _best_priced(self) -> Row | None:
         """The best one whose actions have prices: presets need not be candidates."""
@@ -452,11 +472,19 @@ class Search(Compiled):
         known = {u: {c.action for c in few} for u, few in self.candidates.items()}
         if row.plan is None or row.plan.in_order != self.in_order:
             return False
-        actions = row.plan.actions
+        actions = self._decided(row)
         return bool(actions) and all(
             unit in known and known[unit].issuperset(taken)
             for unit, taken in actions.items()
         )
+
+    def _decided(self, row: Row) -> Actions:
+        """A row's actions without those of what is around, if those are as here."""
+        actions = dict(row.plan.actions) if row.plan else {}
+        for unit in self.around:
+            if actions.pop(unit.name, ()) != (RECOMPUTE,) * unit.num_layers:
+                return {}
+        return actions
 
 
 def _is_written_out(row: Row) -> bool:
@@ -467,11 +495,3 @@ def _is_written_out(row: Row) -> bool:
 
 def _known(predicted: float) -> int | None:
     return None if math.isnan(predicted) else round(predicted)
-
-
-def _summary(counts: Counts) -> str:
-    parts = []
-    for unit, runs in counts.items():
-        text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
-        parts.append(f"{unit}: {text}" if len(counts) > 1 else text)
-    return "; ".join(parts)

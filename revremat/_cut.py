@@ -62,6 +62,7 @@ class Cuts:
       graph: What `rr.trace` made of it.
       target: Where it would run.
       units: All about which is decided; those left out stay as written.
+      around: Units that have those inside and rebuild everything.
       in_order: Whether gradients are computed in order, as a plan says it.
     """
 
@@ -70,6 +71,7 @@ class Cuts:
     graph: Graph
     target: Target
     units: Sequence[Unit]
+    around: Sequence[Unit] = ()
     in_order: bool = False
 
     @property
@@ -117,7 +119,8 @@ class Cuts:
         return Request(step, specs, name=self.problem.name)
 
     def _shortened(self, name: str, actions: tuple[Action, ...]) -> Request:
-        chosen = {u.name: (RECOMPUTE,) * u.num_layers for u in self.units}
+        rebuilt = (*self.around, *self.units)
+        chosen = {u.name: (RECOMPUTE,) * u.num_layers for u in rebuilt}
         chosen[name] = actions
         loss = shorten(self.problem.loss, self.graph, chosen, self.in_order)
         return step_of(self.problem, loss)

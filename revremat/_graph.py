@@ -142,7 +142,7 @@ class Unit:
       splits: The numbers of chunks it may be computed in, beside 1.
       handed_on: Positions of what a layer hands to the next, where INVERT starts.
       inside: The unit whose layers it is a part of, "" if none; a plan speaks of one of
-        the two.
+        the two, unless that one rebuilds everything.
       outputs: Positions of what one layer gives out, written to memory in any case.
       read_whole: Positions of the residuals that some operation of the backward pass
         reads from memory because what makes them cannot be fused into it: a product.
@@ -413,23 +413,25 @@ class Graph:
 
         Raises:
           UserError: An unknown unit, a wrong number of actions, an action that the
-            unit cannot take, or a unit and a part of it.
+            unit cannot take, or a unit and a part of it, unless the former rebuilds
+            everything.
         """
+        units = {
+            name: self[name].plan((given,) * self[name].num_layers)
+            if isinstance(given, Action)
+            else self[name].plan(tuple(given))
+            for name, given in actions.items()
+        }
         for name in actions:
             for outer in self.around(name):
-                if outer in actions:
+                if outer in units and not units[outer].leaves_room_inside:
                     raise UserError(
                         f"unit {name!r} is a part of every layer of unit {outer!r}, "
                         "whose actions say how all of its values come back; give "
-                        "actions to one of the two."
+                        f"actions to one of the two, or RECOMPUTE to {outer!r}."
                     )
         return Plan(
-            units=tuple(
-                self[name].plan((given,) * self[name].num_layers)
-                if isinstance(given, Action)
-                else self[name].plan(tuple(given))
-                for name, given in actions.items()
-            ),
+            units=tuple(units.values()),
             program=self.fingerprint,
             jax_version=self.jax_version,
             **about,

@@ -1,5 +1,7 @@
 """Levels: what is decided where units have others inside, the outer ones or those."""
 
+import contextlib
+from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -27,37 +29,36 @@ def units_at(graph: Graph, level: int) -> tuple[Unit, ...]:
 
 
 def look_inside(search: "Search", budget_bytes: int) -> float:
-    """Decides about the units inside instead, where that may be faster.
+    """Decides about the units inside instead, or too, where that may be better.
 
-    The outer loops stay as they are written then. Three plans that treat all inner
-    layers alike tell whether a mix of those could be better than what was found.
+    The outer loops stay as they are written at first. A few plans that treat all inner
+    layers alike tell whether a mix of those could be better than what was found. Where
+    nothing fits at either level, the outer ones rebuild everything, which runs layers
+    forward up to three times, and it is decided about what is inside of that.
 
     Args:
       search: Of the units around them; whole programs are compiled into its rows.
       budget_bytes: Per device.
 
     Returns:
-      Estimated time that no mix at that level can beat; 0 where that is not known.
+      Estimated time that no mix at those levels can beat; 0 where that is not known.
     """
-    if search.inner is None and (inner := _inner(search)) is not None:
-        search.inner = inner
-    inner = search.inner
-    if inner is None or not search.room_for(len(_FIRST)):
+    bounds = [_instead(search, budget_bytes)]
+    if search.best(budget_bytes).bytes > budget_bytes:
+        bounds.append(_as_well(search, budget_bytes))
+    return min((bound for bound in bounds if bound), default=0.0)
+
+
+def _instead(search: "Search", budget_bytes: int) -> float:
+    """Decides about the units inside, those around them as they are written."""
+    inner = _inner(search, ())
+    if inner is None or not search.room_for(len(_FIRST) + 1):
         return 0.0
     inner.done, inner.expected = search.done, search.done + len(_FIRST)
-    uniform = [
-        (
-            f"inside: {name}",
-            {u.name: (preset(u, name).action,) * u.num_layers for u in inner.units},
-            UNKNOWN,
-        )
-        for name in _FIRST
-    ]
-    rows = [search.add("as written", None), *inner.add_all(uniform)]
+    rows = [search.add("as written", None), *_all_alike(inner)]
     bound_us, best = 0.0, search.best(budget_bytes)
-    is_inside = best.plan is not None and set(best.plan.actions) <= set(
-        inner.candidates
-    )
+    taken = best.plan.actions if best.plan else {}
+    is_inside = bool(taken) and set(taken) <= set(inner.candidates)
     misses = best.bytes > budget_bytes
     if misses or is_inside or _promised_us(rows, budget_bytes) < best.time_us:
         bound_us = inner.fit(budget_bytes).bound_us
@@ -65,17 +66,57 @@ def look_inside(search: "Search", budget_bytes: int) -> float:
     return bound_us
 
 
-def _inner(search: "Search") -> "Search | None":
+def _all_alike(inner: "Search") -> list[Row]:
+    """Programs all of whose inner layers take the same way back."""
+    found = {
+        name: {u.name: preset(u, name).action for u in inner.units} for name in _FIRST
+    }
+    segments = {
+        unit: candidate.action
+        for unit, few in inner.candidates.items()
+        for candidate in few
+        if candidate.action.every > 1 and candidate.action.rebuilds_all
+    }
+    if segments:
+        found["full in segments"] = found["full"] | segments
+    return inner.add_all(
+        [
+            (
+                f"inside: {name}",
+                {u.name: (actions[u.name],) * u.num_layers for u in inner.units},
+                UNKNOWN,
+            )
+            for name, actions in found.items()
+        ]
+    )
+
+
+def _as_well(search: "Search", budget_bytes: int) -> float:
+    """Decides about the units inside, those around them rebuilding everything."""
+    outer = {unit.inside for unit in search.graph.units}
+    around = [unit for unit in search.units if unit.name in outer]
+    inner = _inner(search, around)
+    if not around or inner is None:
+        return 0.0
+    inner.done = search.done
+    bound_us = inner.fit(budget_bytes).bound_us
+    search.done = inner.done
+    return bound_us
+
+
+def _inner(search: "Search", around: Sequence[Unit]) -> "Search | None":
     """A search one level further in; None if there is nothing to decide."""
-    units = units_at(search.graph, search.level + 1)
-    if {u.name for u in units} == {
-        u.name for u in units_at(search.graph, search.level)
-    }:
-        return None
-    try:
-        return search.within()
-    except UserError:  # every way back keeps the same there
-        return None
+    rebuilds = bool(around)
+    if rebuilds not in search.inside:
+        search.inside[rebuilds] = None
+        units = units_at(search.graph, search.level + 1)
+        if {u.name for u in units} != {
+            u.name for u in units_at(search.graph, search.level)
+        }:
+            # Otherwise every way back keeps the same there.
+            with contextlib.suppress(UserError):
+                search.inside[rebuilds] = search.within(around)
+    return search.inside[rebuilds]
 
 
 def _promised_us(rows: list[Row], budget_bytes: int) -> float:

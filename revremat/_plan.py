@@ -98,6 +98,11 @@ class Action:
         return self.kind == "offload" or bool(self.offload)
 
     @property
+    def rebuilds_all(self) -> bool:
+        """Whether a layer keeps its input alone, so that units inside have a say."""
+        return self.kind == "recompute" and not self.names and self.chunks == 1
+
+    @property
     def can_group(self) -> bool:
         """Whether layers of this action can form segments, as `every` says."""
         plain = self.kind in ("save", "recompute") and self.chunks == 1
@@ -152,6 +157,11 @@ class UnitPlan:
     actions: tuple[Action, ...]
     device_names: tuple[tuple[str, ...], ...]
     host_names: tuple[tuple[str, ...], ...]
+
+    @property
+    def leaves_room_inside(self) -> bool:
+        """Whether a plan may speak of units inside of its layers, too."""
+        return all(action.rebuilds_all for action in self.actions)
 
     def __str__(self) -> str:
         runs = [f"{len(list(run))} x {key!r}" for key, run in groupby(self.actions)]

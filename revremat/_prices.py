@@ -19,7 +19,7 @@ first and the last layer have prices of their own, beside the run they stand nex
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from revremat._cut import DEPTHS, UnitCut
@@ -59,6 +59,21 @@ def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
 def unrolled(name: str) -> str:
     """What a candidate is called whose layers are written out."""
     return f"{name}, unrolled"
+
+
+def summary(counts: Mapping[str, Runs]) -> str:
+    """What a program is called, by the runs of each of its units.
+
+    >>> summary({"scan_0": [("none", 1), ("full", 23)]})
+    'none, 23 x full'
+    >>> summary({"encoder": [("full", 12)], "decoder": [("none", 12)]})
+    'encoder: 12 x full; decoder: 12 x none'
+    """
+    parts = []
+    for unit, runs in counts.items():
+        text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
+        parts.append(f"{unit}: {text}" if len(counts) > 1 else text)
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -77,3 +77,103 @@ def test_a_second_budget_is_met_with_what_the_first_one_left():
     for spare in (2.0, 1.05):
         found = search.fit(int(spare * small))
         assert found.plan.fits
+
+
+# ---- Both levels at once -------------------------------------------------------------
+
+
+def time_steps(w, xs):
+    """Layers over time: a scan over steps in a scan over layers."""
+
+    def step(h, x, w):
+        h = h / 2 + jnp.tanh((x + h) @ w["up"]) @ w["down"]
+        return h, h
+
+    def over_time(xs, w):
+        zeros = jnp.zeros(xs.shape[1:], xs.dtype)
+        return xs + jax.lax.scan(lambda h, x: step(h, x, w), zeros, xs)[1], None
+
+    return jnp.square(jax.lax.scan(over_time, xs, w)[0]).mean()
+
+
+def sequences(make, layers=6, steps=64, rows=512, width=256):
+    up, down = (layers, width, 8 * width), (layers, 8 * width, width)
+    return {"up": make(*up), "down": make(*down)}, make(steps, rows, width)
+
+
+def abstract():
+    return sequences(lambda *s: jax.ShapeDtypeStruct(s, jnp.float32))
+
+
+def levels(outer, inner):
+    return {"scan_0": outer, "scan_0/scan_0": inner}
+
+
+@pytest.mark.parametrize(
+    "outer", [rr.RECOMPUTE, rr.RECOMPUTE(every=2), rr.RECOMPUTE(unroll=True)], ids=repr
+)
+@pytest.mark.parametrize(
+    "inner",
+    [rr.SAVE, rr.RECOMPUTE, rr.RECOMPUTE(every=4), rr.RECOMPUTE(unroll=True)],
+    ids=repr,
+)
+def test_gradients_are_the_same_where_both_levels_are_decided(outer, inner):
+    rng = np.random.default_rng(0)
+    make = lambda *s: jnp.asarray(rng.normal(size=s) / 4, jnp.float32)
+    args = sequences(make, layers=4, steps=8, rows=2, width=8)
+    plan = rr.trace(time_steps, *args).plan(levels(outer, inner))
+    assert rr.Plan.from_json(plan.to_json()) == plan
+    planned = rr.apply(time_steps, plan)
+    ours, plain = (jax.value_and_grad(f)(*args) for f in (planned, time_steps))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), ours, plain)
+
+
+def test_three_levels_at_once():
+    def loss(w, xs):
+        return jax.lax.scan(lambda s, x: (s + time_steps(w, x), None), 0.0, xs)[0]
+
+    rng = np.random.default_rng(0)
+    make = lambda *s: jnp.asarray(rng.normal(size=s) / 4, jnp.float32)
+    w, x = sequences(make, layers=3, steps=4, rows=2, width=8)
+    args = w, jnp.stack([x, 2 * x])
+    graph = rr.trace(loss, *args)
+    names = [unit.name for unit in graph.units]
+    assert names == ["scan_0", "scan_0/scan_0", "scan_0/scan_0/scan_0"]
+    planned = rr.apply(loss, graph.plan(dict.fromkeys(names, rr.RECOMPUTE)))
+    ours, plain = (jax.grad(f)(*args) for f in (planned, loss))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), ours, plain)
+
+
+def compiled_bytes(actions):
+    plan = rr.trace(time_steps, *abstract()).plan(actions)
+    step = jax.grad(rr.apply(time_steps, plan))
+    return rr.measure(step, *abstract(), target="h100:1").memory.total_bytes
+
+
+def test_both_levels_take_less_than_either():
+    both = compiled_bytes(levels(rr.RECOMPUTE, rr.RECOMPUTE))
+    assert both < 0.6 * compiled_bytes({"scan_0": rr.RECOMPUTE})
+    assert both < 0.7 * compiled_bytes({"scan_0/scan_0": rr.RECOMPUTE})
+
+
+def test_where_neither_level_fits_both_are_decided():
+    budget = int(1.02 * compiled_bytes(levels(rr.RECOMPUTE, rr.RECOMPUTE(every=8))))
+    found = rr.fit(
+        time_steps, *abstract(), budget=budget, target="h100:1", unroll=False
+    )
+    assert found.plan.fits
+    assert set(found.plan.actions) == set(levels(0, 0))
+    assert set(found.plan.actions["scan_0"]) == {rr.RECOMPUTE}
+    assert found.bound_us <= found.measurement.time.step_us
+    graph = rr.trace(time_steps, *abstract())
+    text = rr.export(found.plan, graph, "jax").text
+    assert "Unit 'scan_0'," in text
+    assert "Unit 'scan_0/scan_0'," in text
+
+
+def test_layers_that_keep_something_leave_nothing_to_decide_inside():
+    graph = rr.trace(time_steps, *abstract())
+    keeps_one = rr.RECOMPUTE(save=[graph["scan_0"].residuals[0].name])
+    for outer in (rr.SAVE, rr.OFFLOAD, keeps_one):
+        with pytest.raises(rr.UserError, match="or RECOMPUTE to 'scan_0'"):
+            graph.plan(levels(outer, rr.RECOMPUTE))

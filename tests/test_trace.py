@@ -287,9 +287,9 @@ def test_a_scan_within_a_scan_is_a_part_of_its_layers_and_plans_speak_of_one():
         ("scan_0/scan_0", "scan_0"),
     ]
     with pytest.raises(rr.UserError, match="is a part of every layer of unit 'scan_0'"):
-        graph.plan({u.name: rr.RECOMPUTE for u in graph.units})
+        graph.plan({u.name: rr.SAVE for u in graph.units})
     both = rr.Plan(
-        units=tuple(u.plan((rr.RECOMPUTE,) * u.num_layers) for u in graph.units),
+        units=tuple(u.plan((rr.SAVE,) * u.num_layers) for u in graph.units),
         program=graph.fingerprint,
     )
     with pytest.raises(rr.UserError, match="one of the two has to go"):

@@ -14,14 +14,18 @@ from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve
 from revremat.program._linearize import is_inexact
 from revremat.program._ops import Constant, Op, Value, read, run
-from revremat.program._sites import Site, Survey, survey
+from revremat.program._sites import Site, Survey, survey, with_body
 from revremat.program._split import run_chunks
 from revremat.program._stack import Stack, run_stack
 from revremat.program._unit import Unit, run_unit
 from revremat.program._units import FoundUnit
 
-Step = Callable[[dict[Value, Any]], None]
-"""Runs layers on the values so far, and adds what they make."""
+Step = Callable[..., None]
+"""Runs layers on the values so far, and adds what they make.
+
+It is called with those values and, where units inside of the layers are decided about,
+too, with `inside=`: the layer's body with those replaced.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +88,10 @@ def _run_site(
     actions: tuple[Action, ...],
     in_order: bool,
     env: dict[Value, Any],
+    inside: Any = None,
 ) -> None:
+    if inside is not None:
+        site = with_body(site, inside)
     values = [read(env, atom) for atom in site.inputs]
     results = execute(site, f"unit {name!r}", actions, values, in_order=in_order)
     env.update(zip(site.outputs, results, strict=True))
@@ -166,7 +173,10 @@ class _Rewriter:
         env: dict[Value, Any] = dict(zip(program.inputs, args, strict=True))
         for op in program.ops:
             if op in self.chosen:
-                self.chosen[op](env)
+                changed = self._changed(found, op)
+                self.chosen[op](
+                    env, **({"inside": changed["jaxpr"]} if changed else {})
+                )
             elif op not in self.covered:
                 values = [read(env, atom) for atom in op.inputs]
                 if op.kind == "shard_map" and (inner := self._mapped(found, op)):

@@ -286,6 +286,15 @@ def _scan_site(op: Op, mask: Sequence[bool]) -> Site:
     )
 
 
+def with_body(site: Site, closed: Any) -> Site:
+    """The site of a scan whose turns run another program of the same arguments."""
+    assert site.in_mask is not None
+    (op,) = site.ops
+    changed = op.eqn.replace(params={**op.eqn.params, "jaxpr": closed})
+    mask = site.in_mask[len(site.inputs) - len(op.inputs) :]
+    return replace(_scan_site(replace(op, eqn=changed), mask), within=site.within)
+
+
 def _placed(found: Survey, within: Callable[[Callable[[], Any]], Any]) -> Survey:
     """The survey of a program that runs inside of `shard_map`."""
     sites = tuple(
