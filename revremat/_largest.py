@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from revremat import xla
 from revremat._bytes import parse_bytes
@@ -81,7 +82,8 @@ def largest(
       A `Largest`.
 
     Raises:
-      UserError: `start` or `step` is not positive, or the size changes nothing.
+      UserError: `start` or `step` is not positive, the size changes nothing, or sizes
+        cannot be split as the arguments are.
 
     >>> import jax, jax.numpy as jnp, revremat as rr
     >>> def make(n):
@@ -97,7 +99,13 @@ def largest(
         raise UserError(
             f"sizes are positive: start is {start} and step is {step}; write 1 or more"
         )
-    unit = step or _shards(make, start)
+    shards = _shards(make, start)
+    unit = step or shards
+    if unit % shards:
+        raise UserError(
+            f"sizes are split over {shards} devices and step is {step}, so most cannot "
+            f"be: write {math.lcm(unit, shards)}, or leave it away for {shards}"
+        )
     found: dict[int, Trial] = {}
     best: tuple[int, Measurement] | None = None
 
@@ -182,17 +190,28 @@ def _shards(make: Callable[[int], Problem], size: int) -> int:
         jax.tree.leaves((p.specs, p.make_step()[1]))
         for p in map(make, (size, 2 * size))
     )
+    if len(leaves) != len(doubled):  # the size is how many there are of something
+        return 1
     unit, grows = 1, False
     for one, two in zip(leaves, doubled, strict=True):
-        sharding: Any = getattr(one, "sharding", None)
-        local = sharding.shard_shape(one.shape) if sharding is not None else one.shape
-        for whole, piece, more in zip(one.shape, local, two.shape, strict=True):
+        numbers = zip(np.shape(one), np.shape(two), _splits(one), strict=True)
+        for whole, more, number in numbers:
             if more != whole:
-                grows = True
-                unit = math.lcm(unit, whole // max(1, piece))
+                grows, unit = True, math.lcm(unit, number)
     if not grows:
         raise UserError(
             f"twice the size ({2 * size}) changes no argument's shape: it is no size "
             "of the step's"
         )
     return unit
+
+
+def _splits(leaf: Any) -> tuple[int, ...]:
+    """Over how many devices each dimension is split."""
+    shape, sharding = np.shape(leaf), getattr(leaf, "sharding", None)
+    if sharding is None:
+        return (1,) * len(shape)
+    # Of a shape that divides, whatever the size.
+    whole = tuple(len(sharding.device_set) * max(1, size) for size in shape)
+    pieces = zip(whole, sharding.shard_shape(whole), strict=True)
+    return tuple(size // piece for size, piece in pieces)

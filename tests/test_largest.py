@@ -51,3 +51,34 @@ def test_what_is_no_size_is_refused():
         rr.largest(lambda n: make(8), start=8, target="cpu:1")
     with pytest.raises(rr.UserError, match="sizes are positive: start is 0"):
         rr.largest(make, start=0, target="cpu:1")
+
+
+def spread(rows):
+    """The rows over eight devices."""
+    mesh = rr.target("cpu:8").mesh({"data": 8})
+    rows_over = jax.NamedSharding(mesh, jax.P("data"))
+    w = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((rows, 64), jnp.float32, sharding=rows_over)
+    return rr.Problem(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2), (w, x))
+
+
+@pytest.mark.parametrize("start", [1, 12])
+def test_any_start_will_do_where_sizes_are_split_over_devices(start):
+    found = rr.largest(spread, start=start, target="cpu:8", budget="80KiB")
+    assert found.step == 8
+    assert found.size > 0
+    assert found.size % 8 == 0
+
+
+def test_steps_that_cannot_be_split_are_refused():
+    with pytest.raises(rr.UserError, match="split over 8 devices and step is 3"):
+        rr.largest(spread, start=8, target="cpu:8", budget="1MiB", step=3)
+
+
+def test_the_size_may_be_a_number_of_arguments():
+    def layers(n):
+        ws = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * n
+        return rr.Problem(lambda ws: sum(jnp.sum(w * w) for w in ws), (ws,))
+
+    found = rr.largest(layers, start=2, target="cpu:1", budget="200KiB")
+    assert found.size > 2
