@@ -305,3 +305,24 @@ def test_what_the_backward_pass_reads_whole_is_what_products_take():
     assert [unit.values[k].name for k in unit.outputs] == ["add_0"]
     graph = rr.trace(scanned, *specs())
     assert rr.Graph.from_json(graph.to_json()) == graph
+
+
+@pytest.mark.parametrize("look", [rr.trace, None], ids=["trace", "measure"])
+def test_what_python_decides_by_is_to_be_bound(look):
+    look = look or (lambda f, *args: rr.measure(f, *args, target="cpu:1"))
+    x = jax.ShapeDtypeStruct((8,), jnp.float32)
+
+    def by_flag(x, train):
+        return (2 * x if train else x).sum()
+
+    def by_count(x, n):
+        return sum(x[k] for k in range(n))
+
+    for loss, value in ((by_flag, True), (by_count, 3)):
+        with pytest.raises(rr.UserError, match=f"argument 1 is {value}; if it is that"):
+            look(loss, x, value)
+        with pytest.raises(rr.UserError, match=r"argument 1\['a'\] is"):
+            look(lambda x, more, loss=loss: loss(x, more["a"]), x, {"a": value})
+    # Of arrays JAX says it better: it names the line.
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        look(by_flag, x, jnp.ones((), bool))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from revremat._errors import UserError
+from revremat._errors import UserError, python_values
 from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._fingerprint import fingerprint
 from revremat.program._linearize import is_inexact
@@ -52,7 +52,8 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
     label = getattr(loss, "__name__", type(loss).__name__)
     for number, arg in enumerate(args):
         _check_arrays(label, number, arg)
-    closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+    with python_values(label, args):
+        closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
     _check_scalar(label, shapes)
     leaves = [jax.typeof(leaf) for leaf in jax.tree.leaves(args[:1])]
     rest = len(closed.in_avals) - len(leaves)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from revremat._errors import UserError
+from revremat._errors import UserError, python_values
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
 from revremat.xla._no_kernels import no_kernels
@@ -124,7 +124,9 @@ def lower_step(
         jitted: Any = step
     else:
         jitted = jax.jit(step, donate_argnums=donate)
-    lowered = jitted.trace(*placed).lower(lowering_platforms=(target.platform,))
+    with python_values(getattr(step, "__name__", "the step"), specs):
+        traced = jitted.trace(*placed)
+    lowered = traced.lower(lowering_platforms=(target.platform,))
     options = {**_default_options(target), **(options or {})}
     return Lowered(lowered, target, options, placed)
 
