@@ -94,7 +94,7 @@ def _all_alike(inner: "Search") -> list[Row]:
 def _as_well(search: "Search", budget_bytes: int) -> float:
     """Decides about the units inside, those around them rebuilding everything."""
     outer = {unit.inside for unit in search.graph.units}
-    around = [unit for unit in search.units if unit.name in outer]
+    around = [u for u in search.units if u.kind == "scan" and u.name in outer]
     inner = _inner(search, around)
     if not around or inner is None:
         return 0.0

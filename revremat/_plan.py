@@ -99,7 +99,7 @@ class Action:
 
     @property
     def rebuilds_all(self) -> bool:
-        """Whether a layer keeps its input alone, so that units inside have a say."""
+        """Whether a layer keeps nothing but its input."""
         return self.kind == "recompute" and not self.names and self.chunks == 1
 
     @property
@@ -159,8 +159,8 @@ class UnitPlan:
     host_names: tuple[tuple[str, ...], ...]
 
     @property
-    def leaves_room_inside(self) -> bool:
-        """Whether a plan may speak of units inside of its layers, too."""
+    def rebuild_all(self) -> bool:
+        """Whether all layers keep nothing but their inputs."""
         return all(action.rebuilds_all for action in self.actions)
 
     def __str__(self) -> str:

@@ -177,3 +177,106 @@ def test_layers_that_keep_something_leave_nothing_to_decide_inside():
     for outer in (rr.SAVE, rr.OFFLOAD, keeps_one):
         with pytest.raises(rr.UserError, match="or RECOMPUTE to 'scan_0'"):
             graph.plan(levels(outer, rr.RECOMPUTE))
+
+
+# ---- Loops within unrolled layers ----------------------------------------------------
+
+CHUNKS = 4
+
+
+def attends_in_chunks(w, x):
+    """A layer whose attention goes over the queries chunk by chunk."""
+
+    def chunk(_, queries):
+        return None, jax.nn.softmax(queries @ x.swapaxes(-1, -2)) @ x
+
+    rows, steps, width = x.shape
+    queries = (x @ w["query"]).reshape(rows, CHUNKS, steps // CHUNKS, width)
+    _, found = jax.lax.scan(chunk, None, queries.swapaxes(0, 1))
+    x = x + found.swapaxes(0, 1).reshape(x.shape)
+    wide = x.astype(jnp.float32)
+    normed = (wide / (1 + jnp.abs(wide).mean(-1, keepdims=True))).astype(x.dtype)
+    return x + jnp.tanh(normed @ w["up"]) @ w["down"]
+
+
+def unrolled(ws, x):
+    for w in ws:
+        x = attends_in_chunks(w, x)
+    return jnp.square(x.astype(jnp.float32)).mean()
+
+
+def chunked(make, layers=5, rows=4, steps=512, width=128):
+    w = {
+        "query": make(width, width),
+        "up": make(width, 4 * width),
+        "down": make(4 * width, width),
+    }
+    return [dict(w) for _ in range(layers)], make(rows, steps, width)
+
+
+def chunked_specs(dtype=jnp.bfloat16):
+    return chunked(lambda *s: jax.ShapeDtypeStruct(s, dtype))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=str)
+def test_loops_over_activations_are_parts_of_unrolled_layers(dtype):
+    units = rr.trace(unrolled, *chunked_specs(dtype)).units
+    found = [(u.name, u.kind, u.num_layers, u.inside) for u in units]
+    assert found == [
+        ("repeat_0", "repeat", 5, ""),
+        ("scan_0", "scan", 5 * CHUNKS, "repeat_0"),
+    ]
+
+
+def test_loops_over_layers_are_no_parts_of_anything():
+    def towers(w, a, b):
+        first, _ = jax.lax.scan(layer, a, w)
+        second, _ = jax.lax.scan(layer, b, w)
+        return jnp.square(first - second).mean()
+
+    w, xs = specs()
+    x = jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype)
+    units = rr.trace(towers, w, x, x).units
+    assert [(u.kind, u.inside) for u in units] == [("scan", "")] * 2
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        {"repeat_0": rr.RECOMPUTE},
+        {"repeat_0": [rr.RECOMPUTE] * 3 + [rr.SAVE] * 2},
+        {"repeat_0": rr.RECOMPUTE(save=["dot_general_0"])},
+        {"scan_0": rr.RECOMPUTE},
+        {"scan_0": [rr.RECOMPUTE] * 7 + [rr.SAVE] * 13},
+        {"scan_0": rr.RECOMPUTE(every=2)},
+    ],
+    ids=str,
+)
+def test_gradients_are_the_same_with_loops_within_unrolled_layers(actions):
+    rng = np.random.default_rng(0)
+    make = lambda *s: jnp.asarray(rng.normal(size=s) / 4, jnp.float32)
+    args = chunked(make, rows=2, steps=8, width=8)
+    planned = rr.apply(unrolled, rr.trace(unrolled, *args).plan(actions))
+    ours, plain = (jax.grad(f)(*args) for f in (planned, unrolled))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), ours, plain)
+
+
+def test_unrolled_layers_and_loops_within_are_not_decided_at_once():
+    graph = rr.trace(unrolled, *chunked_specs())
+    with pytest.raises(rr.UserError, match=r"actions to one of the two\.$"):
+        graph.plan({"repeat_0": rr.RECOMPUTE, "scan_0": rr.RECOMPUTE})
+
+
+def test_unrolled_layers_with_loops_within_take_what_checkpointed_ones_do():
+    def checkpointed(ws, x):
+        for w in ws:
+            x = jax.checkpoint(attends_in_chunks)(w, x)
+        return jnp.square(x.astype(jnp.float32)).mean()
+
+    graph = rr.trace(unrolled, *chunked_specs())
+    planned = rr.apply(unrolled, graph.plan({"repeat_0": rr.RECOMPUTE}))
+    ours, theirs = (
+        rr.measure(jax.grad(f), *chunked_specs(), target="h100:1").memory.total_bytes
+        for f in (planned, checkpointed)
+    )
+    assert ours <= 1.02 * theirs

@@ -38,6 +38,8 @@ _LEAST_PART = 0.25
 _MOST_PASSES = 4
 _MOST_LOOP = 0.5
 """Of what a pass makes, by a loop within it."""
+_LACKING = 0.1
+"""Of two turns: what the first layer reads may need no operation that others have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +107,7 @@ def _within_passes(
 
 def loop_part(ops: Sequence[Op]) -> float:
     """Of what a stretch makes, the part by its longest unrolled loop."""
-    best = _longest(ops, 0.0)
+    best = _longest(ops, 0.0, lacking=_LACKING)
     if best is None:
         return 0.0
     start, _, length = best
@@ -130,23 +132,31 @@ def tokens_of(ops: Sequence[Op]) -> np.ndarray:
 
 
 def _longest(
-    ops: Sequence[Op], least_bytes: float, most_period: int = MOST_OPS
+    ops: Sequence[Op],
+    least_bytes: float,
+    most_period: int = MOST_OPS,
+    lacking: float = 0.0,
 ) -> tuple[int, int, int] | None:
     """Start, period and length of the stretch that repeats over most operations.
 
-    Without a product of matrices it has to make so many bytes.
+    Args:
+      ops: Where.
+      least_bytes: What it has to make without a product of matrices.
+      most_period: Operations of a turn.
+      lacking: Part of a turn that the last one may be short of.
     """
     tokens = tokens_of(ops)
     heavy = np.array([is_heavy(op) for op in ops], dtype=bool)
     made = np.cumsum([0, *map(made_by, ops)])
     best, best_covered = None, 0
-    for period in range(1, min(len(ops) // 2, most_period) + 1):
+    longest = int(len(ops) / (2 - lacking))
+    for period in range(1, min(longest, most_period) + 1):
         same = tokens[period:] == tokens[:-period]
         edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False]))))
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
             matched = int(stop - start)
             covered = (matched // period + 1) * period
-            if matched < period or covered <= best_covered:
+            if matched < (1 - lacking) * period or covered <= best_covered:
                 continue
             enough = covered >= _FEWEST_LIGHT_TURNS * period and (
                 made[stop + period] - made[start] >= least_bytes

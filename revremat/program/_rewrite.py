@@ -262,7 +262,7 @@ def execute(
     in_order: bool = False,
 ) -> list[Any]:
     """Run one site under its actions: its outputs, from its inputs."""
-    args, number = list(values), actions[0].chunks
+    args, number = list(values), actions[0].chunks if actions else 1
     if number != 1 and number not in site.chunks:
         ways = ", ".join(map(str, (1, *site.chunks)))
         raise UserError(f"{label} can be computed in {ways} chunks, not {number}.")

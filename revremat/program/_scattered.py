@@ -41,6 +41,8 @@ _MOST_TRIMMED = 0.2
 """Of what a stretch makes: at either end, to let less in and out."""
 _MOST_LOOP = 0.5
 """Of what a stretch makes, by a loop written out within it."""
+_ABOUT_AS_MUCH = 0.9
+"""Of what the best layers give back: for that, more and smaller ones are better."""
 _MOST_LOOKED_AT = 50
 
 Stretch = Sequence[Op]
@@ -102,7 +104,14 @@ def _best_apart(
         gain, begin, end = _trim(last, activations, used)
         if len(turns) * gain >= least_bytes and any(map(is_heavy, last[begin:end])):
             options.append((len(turns) * gain, [turn[begin:end] for turn in turns]))
-    for _, turns in sorted(options, key=lambda option: -option[0]):
+    most = max((gain for gain, _ in options), default=0.0)
+
+    def order(option: tuple[float, list[Stretch]]) -> tuple[bool, int, float]:
+        gain, turns = option
+        return gain < _ABOUT_AS_MUCH * most, -len(turns), -gain
+
+    # Of one layer and one and a half, the former: there is more to choose.
+    for _, turns in sorted(options, key=order):
         covered = list(chain.from_iterable(turns))
         repeat = same_flow(turns, _used_outside(covered, ops, used_after))
         if repeat is not None:

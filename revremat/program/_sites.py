@@ -29,6 +29,9 @@ from revremat.program._sink import sink
 from revremat.program._split import Chunked, block_chunks
 from revremat.program._stack import carried_mask
 
+REPEATED = ("repeat", "module")
+"""Kinds of sites that are found between others, and may have loops inside."""
+
 
 @dataclass(frozen=True, eq=False)
 class Site:
@@ -109,8 +112,8 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
     """Find the sites of a closed jaxpr, given which inputs are differentiated."""
     program = flatten(closed, keep_names=True, keep_checkpoints=True, keep_blocks=True)
     live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
-    program, weights = _weights_first(program)
-    sites, inner, own_derivatives = [], {}, []
+    program, weights = _weights_first(program, live)
+    sites, inner, own_derivatives, loops = [], {}, [], set()
     for op in program.ops:
         mask = [atom in live for atom in op.inputs]
         if op.kind == "stop_gradient" or not any(mask):
@@ -121,30 +124,54 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
             if op.eqn.params["length"] == 0:
                 continue
             sites.append(_scan_site(op, mask))
+            if not _takes_weights(op, live & weights):
+                loops.add(op)
         elif op.is_block or op.kind in CHECKPOINTS:
             sites.append(_call_site(op, mask, held))
         elif op.has_own_derivative:
             own_derivatives.append((op, tuple(mask)))
         if nested := _inner(op, mask):
             inner[op] = nested
-    sites += _repeat_sites(program, {*inner, *(s.ops[0] for s in sites)}, live, weights)
+    apart = {*inner, *(s.ops[0] for s in sites)}
+    repeats = _repeat_sites(program, apart - loops, live, weights) if loops else []
+    # Unless loops are parts of layers, layers are found between them.
+    if not any(op in loops for site in repeats for op in site.ops):
+        repeats = _repeat_sites(program, apart, live, weights)
     order = {op: k for k, op in enumerate(program.ops)}
-    sites.sort(key=lambda site: order[site.ops[0]])
+    sites = sorted([*repeats, *sites], key=lambda site: order[site.ops[0]])
     return Survey(program, tuple(sites), inner, tuple(own_derivatives))
 
 
-def _weights_first(program: Program) -> tuple[Program, set[Value]]:
+def _takes_weights(op: Op, weights: set[Value]) -> bool:
+    """Whether a scan's turns are layers with weights of their own; else time or chunks.
+
+    Such a loop can be a part of a layer.
+    """
+    return any(
+        atom in weights for atom in op.inputs[sum(_compat.scan_counts(op.eqn)) :]
+    )
+
+
+def _weights_first(program: Program, live: set[Value]) -> tuple[Program, set[Value]]:
     """The program with what only gives its inputs another form moved to the front.
+
+    Args:
+      program: The program.
+      live: Its inputs that are differentiated.
 
     Returns:
       It, and its inputs with those other forms: what is there at all times anyway.
     """
+    computed_with = {a for op in program.ops if op.kind not in MOVES for a in op.inputs}
+    # The first layer reads it, as others read what the one before gives them.
+    data = computed_with.intersection(program.inputs) - live
     weights, moved, others = set(program.inputs), [], []
     for op in program.ops:
         is_move = op.kind in MOVES and all(
             atom in weights or isinstance(atom, Constant) for atom in op.inputs
         )
-        if is_move:
+        is_cast = op.kind == "convert_element_type"
+        if is_move and not (is_cast and op.inputs[0] in data):
             weights.update(op.outputs)
         (moved if is_move else others).append(op)
     return replace(program, ops=(*moved, *_entries_early(others))), weights
@@ -179,7 +206,7 @@ def _entries_early(ops: Sequence[Op]) -> list[Op]:
 def _repeat_sites(
     program: Program, apart: set[Op], live: set[Value], weights: set[Value]
 ) -> list[Site]:
-    """Unrolled loops between the operations in `apart`."""
+    """Unrolled loops between the operations in `apart`; their layers."""
     stretches: list[list[Op]] = [[]]
     is_move = lambda op: bool(op.outputs) and weights.issuperset(op.outputs)
     moves = [op for op in program.ops if is_move(op)]

@@ -12,7 +12,7 @@ from typing import Any
 from revremat.program._fingerprint import ALIKE, describe, fingerprint, input_order
 from revremat.program._keep import Layer
 from revremat.program._ops import CALLS, Program, Value
-from revremat.program._sites import Site, Survey, whole
+from revremat.program._sites import REPEATED, Site, Survey, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +59,11 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
     groups: dict[Any, list[tuple[Program, Site]]] = {}
     around: dict[Site, Site | None] = {site: outer for *_, site, outer in sites}
     owners: dict[Site | None, str] = {None: ""}
-    for number, (path, program, site, _) in enumerate(sites):
-        alone = number if site.kind in ("scan", "whole") else -1
+    for number, (path, program, site, outer) in enumerate(sites):
+        # Loops of equal layers are alike; other ones are units by themselves.
+        alone: Any = number if site.kind in ("scan", "whole") else -1
+        if outer is not None and outer.kind in REPEATED:
+            alone = (id(outer.body), site.length, site.reverse)
         same = (describe(site.body, how=ALIKE), input_order(site.body))
         key = (path, site.kind, site.label, same, alone)
         groups.setdefault(key, []).append((program, site))
@@ -89,16 +92,22 @@ def _walk(
     found: Survey, path: str, around: Site | None
 ) -> Iterator[tuple[str, Program, Site, Site | None]]:
     """Every site with where it stands, its program, and the site it is a part of."""
-    sites = {site.ops[0]: site for site in found.sites}
+    repeats = [site for site in found.sites if site.kind in REPEATED]
+    covering = {op: site for site in repeats for op in site.ops}
+    first = {site.ops[0]: site for site in repeats}
+    sites = {site.ops[0]: site for site in found.sites if site.kind not in REPEATED}
     counts: dict[str, int] = {}
     for op in found.program.ops:
         number = counts[op.kind] = counts.get(op.kind, -1) + 1
+        outer = covering.get(op, around)
+        if op in first:
+            yield path, found.program, first[op], around
         if op in sites:
-            yield path, found.program, sites[op], around
+            yield path, found.program, sites[op], outer
         for _, place, inside in found.inner.get(op, ()):
             branch = "" if place is None else f"branch_{place}/"
             deeper = "" if op.kind in CALLS else f"{op.kind}_{number}/{branch}"
-            yield from _walk(inside, path + deeper, sites.get(op, around))
+            yield from _walk(inside, path + deeper, sites.get(op, outer))
 
 
 def _unused(base: str, is_label: bool, taken: set[str]) -> str:
