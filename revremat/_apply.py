@@ -82,12 +82,14 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
         _check(unit, found[unit.name])
         outer = found[unit.name].inside
         while outer:
-            is_loop = found[outer].kind == "scan"
-            if outer in decided and not (is_loop and decided[outer].rebuild_all):
+            directly = outer == found[unit.name].inside
+            if outer in decided and not decided[outer].leaves_room(
+                found[outer].kind, unit, directly
+            ):
                 raise UserError(
                     f"the plan decides unit {outer!r} and a part of its layers, "
-                    f"{unit.name!r}; one of the two has to go, unless the former is a "
-                    "loop and rebuilds everything (RECOMPUTE)."
+                    f"{unit.name!r}; one of the two has to go, unless the former "
+                    "rebuilds everything (RECOMPUTE)."
                 )
             outer = found[outer].inside
     return [

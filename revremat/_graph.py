@@ -142,7 +142,7 @@ class Unit:
       splits: The numbers of chunks it may be computed in, beside 1.
       handed_on: Positions of what a layer hands to the next, where INVERT starts.
       inside: The unit whose layers it is a part of, "" if none; a plan speaks of one of
-        the two, unless that one is a loop and rebuilds everything.
+        the two, unless that one rebuilds everything.
       outputs: Positions of what one layer gives out, written to memory in any case.
       read_whole: Positions of the residuals that some operation of the backward pass
         reads from memory because what makes them cannot be fused into it: a product.
@@ -424,13 +424,15 @@ class Graph:
         }
         for name in actions:
             for outer in self.around(name):
-                is_loop = self[outer].kind == "scan"
-                if outer in units and not (is_loop and units[outer].rebuild_all):
-                    loop = f", or RECOMPUTE to {outer!r}" if is_loop else ""
+                directly = outer == self[name].inside
+                if outer in units and not units[outer].leaves_room(
+                    kind := self[outer].kind, units[name], directly
+                ):
+                    same = "" if kind == "scan" else f" and one action to {name!r}"
                     raise UserError(
                         f"unit {name!r} is a part of every layer of unit {outer!r}, "
                         "whose actions say how all of its values come back; give "
-                        f"actions to one of the two{loop}."
+                        f"actions to one of the two, or RECOMPUTE to {outer!r}{same}."
                     )
         return Plan(
             units=tuple(units.values()),

@@ -79,10 +79,11 @@ def _all_alike(inner: "Search") -> list[Row]:
     }
     if segments:
         found["full in segments"] = found["full"] | segments
+    around = "full, " if inner.around else ""
     return inner.add_all(
         [
             (
-                f"inside: {name}",
+                f"{around}inside: {name}",
                 {u.name: (actions[u.name],) * u.num_layers for u in inner.units},
                 UNKNOWN,
             )
@@ -94,12 +95,15 @@ def _all_alike(inner: "Search") -> list[Row]:
 def _as_well(search: "Search", budget_bytes: int) -> float:
     """Decides about the units inside, those around them rebuilding everything."""
     outer = {unit.inside for unit in search.graph.units}
-    around = [u for u in search.units if u.kind == "scan" and u.name in outer]
+    around = [unit for unit in search.units if unit.name in outer]
     inner = _inner(search, around)
-    if not around or inner is None:
+    if not around or inner is None or not search.room_for(len(_FIRST) + 1):
         return 0.0
-    inner.done = search.done
-    bound_us = inner.fit(budget_bytes).bound_us
+    inner.done, bound_us = search.done, 0.0
+    if all(unit.kind == "scan" for unit in around):
+        bound_us = inner.fit(budget_bytes).bound_us
+    else:  # loops of unrolled layers cannot differ
+        _all_alike(inner)
     search.done = inner.done
     return bound_us
 

@@ -158,10 +158,18 @@ class UnitPlan:
     device_names: tuple[tuple[str, ...], ...]
     host_names: tuple[tuple[str, ...], ...]
 
-    @property
-    def rebuild_all(self) -> bool:
-        """Whether all layers keep nothing but their inputs."""
-        return all(action.rebuilds_all for action in self.actions)
+    def leaves_room(self, kind: str, inner: "UnitPlan", directly: bool) -> bool:
+        """Whether a plan that has this may speak of a unit inside of its layers, too.
+
+        Args:
+          kind: What this unit is: `"scan"`, `"repeat"` ...
+          inner: The other one.
+          directly: Whether there is no unit between the two.
+        """
+        if not all(action.rebuilds_all for action in self.actions):
+            return False
+        # Unrolled layers run one program, so their loops cannot differ.
+        return kind == "scan" or (directly and len(set(inner.actions)) == 1)
 
     def __str__(self) -> str:
         runs = [f"{len(list(run))} x {key!r}" for key, run in groupby(self.actions)]

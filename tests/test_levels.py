@@ -1,5 +1,7 @@
 """Loops within loops: the search decides at the level where that is better."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,11 +186,14 @@ def test_layers_that_keep_something_leave_nothing_to_decide_inside():
 CHUNKS = 4
 
 
-def attends_in_chunks(w, x):
+def attends_in_chunks(w, x, wrap_chunk=False):
     """A layer whose attention goes over the queries chunk by chunk."""
 
     def chunk(_, queries):
         return None, jax.nn.softmax(queries @ x.swapaxes(-1, -2)) @ x
+
+    if wrap_chunk:
+        chunk = jax.checkpoint(chunk, prevent_cse=False)
 
     rows, steps, width = x.shape
     queries = (x @ w["query"]).reshape(rows, CHUNKS, steps // CHUNKS, width)
@@ -199,9 +204,9 @@ def attends_in_chunks(w, x):
     return x + jnp.tanh(normed @ w["up"]) @ w["down"]
 
 
-def unrolled(ws, x):
+def unrolled(ws, x, wrap=lambda layer: layer, wrap_chunk=False):
     for w in ws:
-        x = attends_in_chunks(w, x)
+        x = wrap(functools.partial(attends_in_chunks, wrap_chunk=wrap_chunk))(w, x)
     return jnp.square(x.astype(jnp.float32)).mean()
 
 
@@ -249,6 +254,9 @@ def test_loops_over_layers_are_no_parts_of_anything():
         {"scan_0": rr.RECOMPUTE},
         {"scan_0": [rr.RECOMPUTE] * 7 + [rr.SAVE] * 13},
         {"scan_0": rr.RECOMPUTE(every=2)},
+        {"repeat_0": rr.RECOMPUTE, "scan_0": rr.RECOMPUTE},
+        {"repeat_0": rr.RECOMPUTE, "scan_0": rr.RECOMPUTE(every=2)},
+        {"repeat_0": rr.RECOMPUTE, "scan_0": rr.SAVE},
     ],
     ids=str,
 )
@@ -261,22 +269,22 @@ def test_gradients_are_the_same_with_loops_within_unrolled_layers(actions):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), ours, plain)
 
 
-def test_unrolled_layers_and_loops_within_are_not_decided_at_once():
+def test_loops_of_unrolled_layers_are_all_alike_beside_an_action_of_the_layers():
     graph = rr.trace(unrolled, *chunked_specs())
-    with pytest.raises(rr.UserError, match=r"actions to one of the two\.$"):
-        graph.plan({"repeat_0": rr.RECOMPUTE, "scan_0": rr.RECOMPUTE})
+    mixed = [rr.RECOMPUTE] * 3 + [rr.SAVE] * (5 * CHUNKS - 3)
+    for layers, loops in ((rr.SAVE, rr.RECOMPUTE), (rr.RECOMPUTE, mixed)):
+        with pytest.raises(rr.UserError, match="and one action to 'scan_0'"):
+            graph.plan({"repeat_0": layers, "scan_0": loops})
 
 
-def test_unrolled_layers_with_loops_within_take_what_checkpointed_ones_do():
-    def checkpointed(ws, x):
-        for w in ws:
-            x = jax.checkpoint(attends_in_chunks)(w, x)
-        return jnp.square(x.astype(jnp.float32)).mean()
-
+@pytest.mark.parametrize("both", [False, True], ids=["layers", "loops, too"])
+def test_unrolled_layers_with_loops_within_take_what_checkpointed_ones_do(both):
     graph = rr.trace(unrolled, *chunked_specs())
-    planned = rr.apply(unrolled, graph.plan({"repeat_0": rr.RECOMPUTE}))
+    names = ["repeat_0", "scan_0"] if both else ["repeat_0"]
+    planned = rr.apply(unrolled, graph.plan(dict.fromkeys(names, rr.RECOMPUTE)))
+    by_hand = functools.partial(unrolled, wrap=jax.checkpoint, wrap_chunk=both)
     ours, theirs = (
         rr.measure(jax.grad(f), *chunked_specs(), target="h100:1").memory.total_bytes
-        for f in (planned, checkpointed)
+        for f in (planned, by_hand)
     )
     assert ours <= 1.02 * theirs

@@ -1,8 +1,9 @@
 """Running a surveyed program with some of its units run as a plan says."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,8 +14,8 @@ from revremat._plan import Action, UnitPlan
 from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve
 from revremat.program._linearize import is_inexact
-from revremat.program._ops import Constant, Op, Value, read, run
-from revremat.program._sites import Site, Survey, survey, with_body
+from revremat.program._ops import Constant, Op, Value, flatten, read, run
+from revremat.program._sites import REPEATED, Site, Survey, survey, with_body
 from revremat.program._split import run_chunks
 from revremat.program._stack import Stack, run_stack
 from revremat.program._unit import Unit, run_unit
@@ -26,6 +27,10 @@ Step = Callable[..., None]
 It is called with those values and, where units inside of the layers are decided about,
 too, with `inside=`: the layer's body with those replaced.
 """
+
+
+Loop = Callable[[list[Any]], list[Any]]
+"""Runs a loop that is a part of a layer: its results, from what it takes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +62,70 @@ def rewrite(
     """
     chosen: dict[Op, Step] = {}
     covered: set[Op] = set()
+    repeats = [d.unit for d in decisions if d.unit.kind in REPEATED]
+    layers = {op for unit in repeats for site in unit.sites for op in site.ops}
+    loops: dict[Op, Loop] = {}
+    around = []
     for decision in decisions:
-        for at, ops, step in steps_of(decision):
+        if decision.unit.kind == "scan" and decision.unit.sites[0].ops[0] in layers:
+            loops |= _loops_of(decision)
+        else:
+            around.append(decision)
+    for decision in around:
+        for at, ops, step in steps_of(decision, loops):
             chosen[at] = step
             covered.update(ops)
     return _Rewriter(chosen, covered).run(found, args)
 
 
-def steps_of(decision: Decision) -> Iterator[tuple[Op, tuple[Op, ...], Step]]:
-    """Where to run what instead of which operations."""
+def _loops_of(decision: Decision) -> dict[Op, Loop]:
+    """How to run loops that are parts of layers about which is decided, too."""
     check_kept(decision)
-    unit, actions = decision.unit, decision.plan.actions
+    unit, actions, found = decision.unit, decision.plan.actions, {}
+    for site in unit.sites:
+        taken, actions = actions[: site.length], actions[site.length :]
+        constants = [atom.value for atom in lifted(site)]
+
+        def loop(values, site=site, taken=taken, constants=constants):
+            return execute(site, f"unit {unit.name!r}", taken, [*constants, *values])
+
+        found[site.ops[0]] = loop
+    return found
+
+
+def _with_loops(unit: FoundUnit, loops: Mapping[Op, Loop]) -> FoundUnit:
+    """The unit with loops in its layers replaced: those of its first layer, in all."""
+    first = unit.sites[0]
+    body, before = first.body, len(first.body.ops) - len(first.ops)
+    within = {
+        body.ops[before + k]: loops[op] for k, op in enumerate(first.ops) if op in loops
+    }
+    if not within:
+        return unit
+
+    def layer(*args: Any) -> list[Any]:
+        env = dict(zip(body.inputs, args, strict=True))
+        run(body.ops, env, lambda op, v: within[op](v) if op in within else None)
+        return [read(env, out) for out in body.outputs]
+
+    avals = [v.aval for v in body.inputs]
+    changed = flatten(jax.make_jaxpr(layer)(*avals), keep_names=True)
+    layers: dict[tuple[bool, ...], Layer] = {}
+    sites = (replace(site, body=changed, layers=layers) for site in unit.sites)
+    return replace(unit, sites=tuple(sites))
+
+
+def steps_of(
+    decision: Decision, loops: Mapping[Op, Loop] = MappingProxyType({})
+) -> Iterator[tuple[Op, tuple[Op, ...], Step]]:
+    """Where to run what instead of which operations.
+
+    Args:
+      decision: The unit and its actions.
+      loops: How to run loops that are parts of its layers.
+    """
+    check_kept(decision)
+    unit, actions = _with_loops(decision.unit, loops), decision.plan.actions
     in_chunks = any(action.chunks > 1 for action in actions)
     if unit.kind != "scan" and unit.chain and len(actions) > 1 and not in_chunks:
         ops = tuple(op for site in unit.sites for op in site.ops)
