@@ -82,7 +82,7 @@ class Search(Compiled):
                 if self.num_needed <= most_compiles:
                     break
                 every = self._propose(most)
-            if self.num_needed > most_compiles:
+            if self.num_needed > most_compiles and not level:
                 raise UserError(
                     f"{most_compiles} compiles are too few for this program: a search "
                     f"needs {self.num_needed} or more"
@@ -108,11 +108,12 @@ class Search(Compiled):
             / moved,
             other_flops=card.peak_flops["float32"] / moved,
         )
+        on_host = self.target.platform != "cpu"
         every = {
             u.name: policies.candidates(
                 u,
-                # A loop around those inside cannot keep its own stacks on the host.
-                offload=self.target.platform != "cpu" and not u.inside,
+                # Loops and branches around it cannot keep its stacks on the host.
+                offload=on_host and not (u.inside or u.in_branch),
                 ahead=self.target.num_devices > 1,
                 most=most,
                 rates=rates,
@@ -198,10 +199,10 @@ class Search(Compiled):
         Args:
           around: Those of them that rebuild everything.
         """
-        asked = (self.problem, self.target, self.progress, self.most_compiles)
-        around = (*self.around, *around)
-        inner = Search(*asked, self.unroll, self.level + 1, around)
-        inner.rows = self.rows
+        left = None if self.most_compiles is None else self.most_compiles - self.done
+        asked = (self.problem, self.target, self.progress, left, self.unroll)
+        inner = Search(*asked, self.level + 1, (*self.around, *around))
+        inner.rows, inner.most_compiles = self.rows, self.most_compiles
         return inner
 
     def add_all(

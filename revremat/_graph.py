@@ -144,6 +144,7 @@ class Unit:
       inside: The unit whose layers it is a part of, "" if none; a plan speaks of one of
         the two, unless that one rebuilds everything.
       outputs: Positions of what one layer gives out, written to memory in any case.
+      in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
       read_whole: Positions of the residuals that some operation of the backward pass
         reads from memory because what makes them cannot be fused into it: a product.
     """
@@ -166,6 +167,7 @@ class Unit:
     inside: str = ""
     outputs: tuple[int, ...] = ()
     read_whole: tuple[int, ...] = ()
+    in_branch: bool = False
 
     @property
     def plain_bytes(self) -> int:

@@ -31,10 +31,9 @@ def units_at(graph: Graph, level: int) -> tuple[Unit, ...]:
 def look_inside(search: "Search", budget_bytes: int) -> float:
     """Decides about the units inside instead, or too, where that may be better.
 
-    The outer loops stay as they are written at first. A few plans that treat all inner
-    layers alike tell whether a mix of those could be better than what was found. Where
-    nothing fits at either level, the outer ones rebuild everything, which runs layers
-    forward up to three times, and it is decided about what is inside of that.
+    The outer loops stay as they are written at first, then they rebuild everything,
+    which runs layers forward up to three times. A few plans that treat all inner layers
+    alike tell whether a mix of those could be better than what was found.
 
     Args:
       search: Of the units around them; whole programs are compiled into its rows.
@@ -43,31 +42,62 @@ def look_inside(search: "Search", budget_bytes: int) -> float:
     Returns:
       Estimated time that no mix at those levels can beat; 0 where that is not known.
     """
-    bounds = [_instead(search, budget_bytes)]
-    if search.best(budget_bytes).bytes > budget_bytes:
-        bounds.append(_as_well(search, budget_bytes))
+    bounds = [_instead(search, budget_bytes), _as_well(search, budget_bytes)]
     return min((bound for bound in bounds if bound), default=0.0)
 
 
 def _instead(search: "Search", budget_bytes: int) -> float:
     """Decides about the units inside, those around them as they are written."""
     inner = _inner(search, ())
-    if inner is None or not search.room_for(len(_FIRST) + 1):
+    if inner is None:
         return 0.0
     inner.done, inner.expected = search.done, search.done + len(_FIRST)
     rows = [search.add("as written", None), *_all_alike(inner)]
-    bound_us, best = 0.0, search.best(budget_bytes)
-    taken = best.plan.actions if best.plan else {}
-    is_inside = bool(taken) and set(taken) <= set(inner.candidates)
-    misses = best.bytes > budget_bytes
-    if misses or is_inside or _promised_us(rows, budget_bytes) < best.time_us:
-        bound_us = inner.fit(budget_bytes).bound_us
+    bound_us = _decide(inner, rows, budget_bytes)
     search.done = inner.done
     return bound_us
 
 
-def _all_alike(inner: "Search") -> list[Row]:
-    """Programs all of whose inner layers take the same way back."""
+def _as_well(search: "Search", budget_bytes: int) -> float:
+    """Decides about the units inside, those around them rebuilding everything."""
+    outer = {unit.inside for unit in search.graph.units}
+    around = [unit for unit in search.units if unit.name in outer]
+    inner = _inner(search, around)
+    if not around or inner is None:
+        return 0.0
+    inner.done, bound_us = search.done, 0.0
+    rows = _all_alike(inner, 1)
+    if search.reference is not None:
+        rows.append(search.reference)
+    if all(unit.kind == "scan" for unit in around):
+        bound_us = _decide(inner, rows, budget_bytes)
+    elif _may_gain(inner, rows, budget_bytes):  # loops of unrolled layers cannot differ
+        _all_alike(inner)
+    search.done = inner.done
+    return bound_us
+
+
+def _decide(inner: "Search", rows: list[Row], budget_bytes: int) -> float:
+    """Searches inside where that may be better; a bound on what it finds, 0 if none."""
+    if not _may_gain(inner, rows, budget_bytes):
+        return 0.0
+    if not (inner.priced or inner.room_for(inner.num_needed)):
+        return 0.0
+    return inner.fit(budget_bytes).bound_us
+
+
+def _may_gain(inner: "Search", rows: list[Row], budget_bytes: int) -> bool:
+    """Whether a mix of such programs may be better than the best there is."""
+    best = inner.best(budget_bytes)
+    around = {unit.name for unit in inner.around}
+    taken = set(best.plan.actions) if best.plan else set()
+    is_inside = bool(taken) and around <= taken <= around | set(inner.candidates)
+    misses = best.bytes > budget_bytes
+    return misses or is_inside or _promised_us(rows, budget_bytes) < best.time_us
+
+
+def _all_alike(inner: "Search", most: int = len(_FIRST) + 1) -> list[Row]:
+    """Programs all of whose inner layers take the same way back, as many as allowed."""
     found = {
         name: {u.name: preset(u, name).action for u in inner.units} for name in _FIRST
     }
@@ -80,32 +110,17 @@ def _all_alike(inner: "Search") -> list[Row]:
     if segments:
         found["full in segments"] = found["full"] | segments
     around = "full, " if inner.around else ""
-    return inner.add_all(
-        [
-            (
-                f"{around}inside: {name}",
-                {u.name: (actions[u.name],) * u.num_layers for u in inner.units},
-                UNKNOWN,
-            )
-            for name, actions in found.items()
-        ]
-    )
-
-
-def _as_well(search: "Search", budget_bytes: int) -> float:
-    """Decides about the units inside, those around them rebuilding everything."""
-    outer = {unit.inside for unit in search.graph.units}
-    around = [unit for unit in search.units if unit.name in outer]
-    inner = _inner(search, around)
-    if not around or inner is None or not search.room_for(len(_FIRST) + 1):
-        return 0.0
-    inner.done, bound_us = search.done, 0.0
-    if all(unit.kind == "scan" for unit in around):
-        bound_us = inner.fit(budget_bytes).bound_us
-    else:  # loops of unrolled layers cannot differ
-        _all_alike(inner)
-    search.done = inner.done
-    return bound_us
+    programs = [
+        (
+            f"{around}inside: {name}",
+            {u.name: (actions[u.name],) * u.num_layers for u in inner.units},
+            UNKNOWN,
+        )
+        for name, actions in found.items()
+    ]
+    while programs[:most] and not inner.room_for(len(programs[:most])):
+        programs.pop()
+    return inner.add_all(programs[:most])
 
 
 def _inner(search: "Search", around: Sequence[Unit]) -> "Search | None":

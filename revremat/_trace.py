@@ -114,6 +114,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         chained=found.is_stack,
         splits=tuple(sorted(site.chunks)),
         inside=found.inside,
+        in_branch=found.in_branch,
         handed_on=at(layer.carried_out) if site.inverse is not None else (),
         outputs=tuple(dict.fromkeys(at(forward.outputs))),
         read_whole=tuple(dict.fromkeys(at(read_whole(layer.passes)))),

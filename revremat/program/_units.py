@@ -28,6 +28,7 @@ class FoundUnit:
         and go nowhere else: the positions of those inputs, in order of the outputs.
         Empty otherwise.
       inside: The unit whose layers it is a part of, "" if none.
+      in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class FoundUnit:
     sites: tuple[Site, ...]
     chain: tuple[int, ...] = ()
     inside: str = ""
+    in_branch: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -55,11 +57,12 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
     """The units of a program, in order of their first sites."""
     sites = list(_walk(found, "", None))
     if not sites:
-        sites = [("", found.program, whole(found.program, in_mask), None)]
+        sites = [("", found.program, whole(found.program, in_mask), None, False)]
     groups: dict[Any, list[tuple[Program, Site]]] = {}
-    around: dict[Site, Site | None] = {site: outer for *_, site, outer in sites}
+    around: dict[Site, Site | None] = {site: outer for *_, site, outer, _ in sites}
+    in_branch = {site: flag for _, _, site, _, flag in sites}
     owners: dict[Site | None, str] = {None: ""}
-    for number, (path, program, site, outer) in enumerate(sites):
+    for number, (path, program, site, outer, _) in enumerate(sites):
         # Loops of equal layers are alike; other ones are units by themselves.
         alone: Any = number if site.kind in ("scan", "whole") else -1
         if outer is not None and outer.kind in REPEATED:
@@ -83,15 +86,16 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
                 sites=alike,
                 chain=_chain(members[0][0], alike),
                 inside=owners[around[members[0][1]]],
+                in_branch=in_branch[members[0][1]],
             )
         )
     return tuple(units)
 
 
 def _walk(
-    found: Survey, path: str, around: Site | None
-) -> Iterator[tuple[str, Program, Site, Site | None]]:
-    """Every site with where it stands, its program, and the site it is a part of."""
+    found: Survey, path: str, around: Site | None, in_branch: bool = False
+) -> Iterator[tuple[str, Program, Site, Site | None, bool]]:
+    """Every site: where it stands, its program, the site around it, if in a branch."""
     repeats = [site for site in found.sites if site.kind in REPEATED]
     covering = {op: site for site in repeats for op in site.ops}
     first = {site.ops[0]: site for site in repeats}
@@ -101,13 +105,14 @@ def _walk(
         number = counts[op.kind] = counts.get(op.kind, -1) + 1
         outer = covering.get(op, around)
         if op in first:
-            yield path, found.program, first[op], around
+            yield path, found.program, first[op], around, in_branch
         if op in sites:
-            yield path, found.program, sites[op], outer
+            yield path, found.program, sites[op], outer, in_branch
         for _, place, inside in found.inner.get(op, ()):
             branch = "" if place is None else f"branch_{place}/"
             deeper = "" if op.kind in CALLS else f"{op.kind}_{number}/{branch}"
-            yield from _walk(inside, path + deeper, sites.get(op, outer))
+            within = in_branch or place is not None
+            yield from _walk(inside, path + deeper, sites.get(op, outer), within)
 
 
 def _unused(base: str, is_label: bool, taken: set[str]) -> str:
