@@ -394,4 +394,5 @@ def test_arrays_shared_by_blocks_get_the_sum_of_their_gradients(float64):
             for g in (found, wanted)
         ),
         rtol=1e-9,
+        atol=1e-12,
     )
