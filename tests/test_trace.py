@@ -270,6 +270,26 @@ def test_layers_of_several_passes_are_layers_not_the_passes(passes):
     assert unit.num_layers == 6 * passes
 
 
+def test_the_first_layer_is_one_wherever_it_first_reads_the_data():
+    """A batch is cast in the midst of a layer, as what another layer gives would be."""
+
+    def layer(w, x, condition):
+        scale = jax.nn.silu(condition) @ w
+        high = x.astype(jnp.float32)
+        normed = (high / jnp.abs(high).max()).astype(x.dtype)
+        return x + jnp.tanh(normed @ w * scale) @ w.T
+
+    def loss(ws, x, condition):
+        for w in ws:
+            x = layer(w, x, condition)
+        return jnp.square(x.astype(jnp.float32)).mean()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    args = ([array(16, 16)] * 4, array(4, 16), array(4, 16))
+    (unit,) = rr.trace(loss, *args).units
+    assert (unit.kind, unit.num_layers) == ("repeat", 4)
+
+
 def test_a_scan_within_a_scan_is_a_part_of_its_layers_and_plans_speak_of_one():
     def inner(h, x):
         h = jnp.tanh(h + x)

@@ -167,11 +167,13 @@ def _weights_first(program: Program, live: set[Value]) -> tuple[Program, set[Val
     data = computed_with.intersection(program.inputs) - live
     weights, moved, others = set(program.inputs), [], []
     for op in program.ops:
-        is_move = op.kind in MOVES and all(
-            atom in weights or isinstance(atom, Constant) for atom in op.inputs
-        )
         is_cast = op.kind == "convert_element_type"
-        if is_move and not (is_cast and op.inputs[0] in data):
+        is_move = (
+            op.kind in MOVES
+            and all(atom in weights or isinstance(atom, Constant) for atom in op.inputs)
+            and not (is_cast and op.inputs[0] in data)
+        )
+        if is_move:
             weights.update(op.outputs)
         (moved if is_move else others).append(op)
     return replace(program, ops=(*moved, *_entries_early(others))), weights
