@@ -78,7 +78,7 @@ def find_repeats(
     """
     if len(ops) > MOST_OPS:
         return []
-    best = _longest(ops, least := _LEAST_PART * made_bytes)
+    best = longest_loop(ops, least := _LEAST_PART * made_bytes)
     if best is None:
         return []
     start, period, length = _within_passes(ops, best, least) or best
@@ -96,18 +96,18 @@ def _within_passes(
     if (passes := length // period) > _MOST_PASSES:
         return None
     one = ops[start : start + period]
-    inner = _longest(one, 0.0)
+    inner = longest_loop(one, 0.0)
     if inner is None or loop_part(one) <= _MOST_LOOP:
         return None
     _, layer, covered = _within_passes(one, inner, 0.0) or inner
     if covered // layer <= max(2, passes):
         return None
-    return _longest(ops, least_bytes, layer)
+    return longest_loop(ops, least_bytes, layer)
 
 
 def loop_part(ops: Sequence[Op]) -> float:
     """Of what a stretch makes, the part by its longest unrolled loop."""
-    best = _longest(ops, 0.0, lacking=_LACKING)
+    best = longest_loop(ops, 0.0, lacking=_LACKING)
     if best is None:
         return 0.0
     start, _, length = best
@@ -131,7 +131,7 @@ def tokens_of(ops: Sequence[Op]) -> np.ndarray:
     return np.array(listed, dtype=np.int64)
 
 
-def _longest(
+def longest_loop(
     ops: Sequence[Op],
     least_bytes: float,
     most_period: int = MOST_OPS,

@@ -14,6 +14,7 @@ from typing import cast
 import numpy as np
 
 from revremat.program._costs import num_bytes
+from revremat.program._groups import layers_of_groups
 from revremat.program._modules import find_modules, given_back
 from revremat.program._ops import Op, Value
 from revremat.program._repeats import (
@@ -59,6 +60,10 @@ def find_layers(
       made_bytes: Of all that the program makes.
     """
     in_a_row = find_repeats(ops, used_after, made_bytes)
+    of_groups = [layers_of_groups(ops, one, used_after) for one in in_a_row]
+    if any(of_groups):
+        known = [a or b for a, b in zip(of_groups, in_a_row, strict=True)]
+        return _find_anywhere(ops, used_after, made_bytes, known)
     covered = _covered(in_a_row)
     if len(ops) > MOST_OPS or covered >= _ENOUGH * sum(map(made_by, ops)):
         return in_a_row
@@ -76,10 +81,15 @@ def _covered(repeats: Iterable[Repeat]) -> int:
 
 
 def _find_anywhere(
-    ops: Stretch, used_after: set[Value], made_bytes: float
+    ops: Stretch,
+    used_after: set[Value],
+    made_bytes: float,
+    known: Iterable[Repeat] = (),
 ) -> list[Repeat]:
-    found: list[Repeat] = []
-    pieces: list[Stretch] = [ops]
+    """Equal layers wherever they stand, beside those that are known."""
+    found = list(known)
+    inside = {op for repeat in found for turn in repeat.turns for op in turn.ops}
+    pieces: list[Stretch] = list(_split(ops, inside))
     while (repeat := _best_apart(pieces, ops, used_after, made_bytes)) is not None:
         found.append(repeat)
         inside = {op for turn in repeat.turns for op in turn.ops}
