@@ -10,18 +10,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from revremat.program._costs import num_bytes
+from revremat.program._modules import given_back
 from revremat.program._ops import Op, Value
 from revremat.program._repeats import (
     Repeat,
     longest_loop,
-    made_by,
     same_flow,
     tokens_of,
     used_by,
 )
 
 _LEAST_PART = 0.25
-"""Of what groups make, by those of their layers that are equal."""
+"""Of what groups give back, by those of their layers that are equal."""
 
 
 def layers_of_groups(
@@ -59,10 +59,11 @@ def layers_of_groups(
     _, _, places = min(options)
     turns = [ops[k : k + layer] for k in places]
     inside = {op for turn in turns for op in turn}
-    in_groups = sum(made_by(op) for group in groups.turns for op in group.ops)
-    if sum(map(made_by, inside)) < _LEAST_PART * in_groups:
+    used_outside = used_after | used_by(op for op in ops if op not in inside)
+    layers = same_flow(turns, used_outside)
+    if layers is None or given_back(layers) < _LEAST_PART * given_back(groups):
         return None
-    return same_flow(turns, used_after | used_by(op for op in ops if op not in inside))
+    return layers
 
 
 def _passed_on(ops: Sequence[Op], used_after: set[Value]) -> np.ndarray:

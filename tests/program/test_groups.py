@@ -51,10 +51,25 @@ def experts(params, x, image, wrap=lambda layer: layer):
     return jnp.square(x).mean()
 
 
+def squares(params, x, image, wrap=lambda layer: layer):
+    """Two products follow one another from layer to layer; neither is a layer."""
+    layer = lambda w, x: jnp.sin(x @ w["square"]) @ w["square"]
+    for w in params:
+        x = wrap(layer)(w, x)
+    return jnp.square(x).mean()
+
+
 def params_of(num_layers):
     random = np.random.default_rng(0)
     array = lambda *shape: jnp.asarray(random.normal(size=shape) / 4, jnp.float32)
-    widths = {"q": WIDTH, "k": WIDTH, "v": WIDTH, "up": 4 * WIDTH, "gate": 4 * WIDTH}
+    widths = {
+        "q": WIDTH,
+        "k": WIDTH,
+        "v": WIDTH,
+        "square": WIDTH,
+        "up": 4 * WIDTH,
+        "gate": 4 * WIDTH,
+    }
     one = lambda: {
         **{name: array(WIDTH, out) for name, out in widths.items()},
         "down": array(4 * WIDTH, WIDTH),
@@ -68,6 +83,7 @@ PROGRAMS = {
     "images": (images, params_of(4 * GROUPS), [3 * GROUPS, GROUPS]),
     "gates": (gates, params_of(5 * GROUPS), [4 * GROUPS, GROUPS]),
     "experts": (experts, params_of(12), [4]),
+    "squares": (squares, params_of(4), [4]),
 }
 
 
