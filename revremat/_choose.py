@@ -314,6 +314,9 @@ class Search(Compiled):
             if first and not self.room_for(1):
                 break
             choice = self._choose(limit, without=without)
+            if choice is None and first is None:  # Prices may be a little too high.
+                least = self._choose(None, without=without)
+                choice = least if least and least.bytes <= _NEAR * self.budget else None
             if choice is None:
                 break
             first = first or choice
@@ -379,18 +382,12 @@ class Search(Compiled):
         return found
 
     def _try_smallest(self) -> Choice | None:
-        """Compiles what needs least by its prices, where nothing so far fits.
-
-        Returns:
-          What the prices say is the fastest that needs no more.
-        """
+        """Compiles what needs least by its prices; the fastest that needs no more."""
         if not self.room_for(1):
             return None
-        menus, host_bytes = self.menus(), self.target.host_bytes
-        counts = policies.smallest(menus, host_bytes)
-        least = policies.predict_bytes(menus, counts)
-        self.try_all([(counts, least)])
-        return policies.choose(menus, least, host_budget_bytes=host_bytes)
+        counts = policies.smallest(self.menus(), self.target.host_bytes)
+        self.try_all([(counts, policies.predict_bytes(self.menus(), counts))])
+        return self._choose(None)
 
     def counts_of(self, row: Row) -> Counts:
         """A row's plan as runs of candidates."""
@@ -401,13 +398,16 @@ class Search(Compiled):
             found[unit] = tuple((name, len(list(run))) for name, run in runs)
         return found
 
-    def _choose(self, limit: float, without: str = "", **how: Any) -> Choice | None:
-        """A choice all of whose prices come from two compiles."""
+    def _choose(
+        self, limit: float | None, without: str = "", **how: Any
+    ) -> Choice | None:
+        """A choice all of whose prices come from two compiles; no limit: the least."""
         while True:
             menus = self.menus()
             if without:
                 menus = [menu.only(self._lacking(without, menu.unit)) for menu in menus]
-            choice = self.mix(menus, limit, **how)
+            within = limit or policies.smallest_bytes(menus, self.target.host_bytes)
+            choice = self.mix(menus, within, **how)
             if choice is None or not self.refine(choice):
                 return choice
 

@@ -8,6 +8,7 @@ import pytest
 import revremat as rr
 from revremat._choose import Search
 from revremat._fitted import holders
+from revremat.policies import smallest_bytes
 
 LAYERS, WIDTH, ROWS = 4, 32, 512
 
@@ -94,6 +95,25 @@ def test_the_best_plan_may_be_one_without_prices():
     search.prices[0].choices = {c.name: c for c in few}
     row = search.add("by hand", {unit.name: (rr.SAVE,) * LAYERS})
     assert search.fit(row.bytes).measurement.time.step_us <= row.time_us
+
+
+def test_prices_a_little_too_high_do_not_hide_what_is_faster():
+    def loss(ws, x):
+        for w in ws:
+            x = rr.block(lambda w, x: jnp.tanh(jnp.sin(x @ w) @ w), "layer")(w, x)
+        return (x**2).sum()
+
+    shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    problem = rr.Problem(loss, ([shape(64, 64)] * LAYERS, shape(2048, 64)))
+    other, search = (Search(problem, rr.target("cpu:1")) for _ in range(2))
+    kept = (rr.RECOMPUTE,) * (LAYERS - 1) + (rr.RECOMPUTE(save=["tanh_0"]),)
+    row = other.add("by hand", {"layer": kept})
+    search.prepare()
+    (prices,) = search.prices
+    prices.correction += 1.01 * row.bytes - smallest_bytes(search.menus())
+    found = search.fit(row.bytes)
+    assert found.measurement.time.step_us <= row.time_us
+    assert found.plan.fits
 
 
 def test_a_scan_of_no_layers_is_left_alone():

@@ -93,9 +93,9 @@ def _alike(
     return {m.unit: ((prices[m.unit].name, m.num_layers),) for m in menus}
 
 
-def smallest_bytes(menus: Sequence[Menu]) -> float:
+def smallest_bytes(menus: Sequence[Menu], host_budget_bytes: float = math.inf) -> float:
     """The peak of the smallest mix, per device."""
-    return predict_bytes(menus, smallest(menus))
+    return predict_bytes(menus, smallest(menus, host_budget_bytes))
 
 
 def _least(menu: Menu) -> Price:
