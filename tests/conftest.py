@@ -20,3 +20,14 @@ def _own_caches(tmp_path_factory):
     yield
     for name in fresh:
         del os.environ[name]
+
+
+@pytest.fixture(scope="module")
+def quick_compiles():
+    """Where values are compared and nothing is measured: compiling takes the time."""
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

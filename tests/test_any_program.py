@@ -142,7 +142,7 @@ def plain_and_full(loss, *specs, target):
     ("kind", "rows"),
     [
         pytest.param("batch statistics", 4096, marks=pytest.mark.slow),
-        ("unrolled", 4096),
+        pytest.param("unrolled", 4096, marks=pytest.mark.slow),
         pytest.param("odd leaves", 4096, marks=pytest.mark.slow),
         pytest.param("U-Net", 64, marks=pytest.mark.slow),
         pytest.param("experts by ragged_dot", 4096, marks=pytest.mark.slow),

@@ -5,6 +5,8 @@ import pytest
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE
 from revremat.program._segments import segments
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 S, R, F, V = SAVE, RECOMPUTE, OFFLOAD, INVERT
 A = RECOMPUTE(ahead=["x"])
 

@@ -12,7 +12,7 @@ from revremat.reversible._coupling import in_order
 from tests.reversible import examples
 from tests.reversible.examples import assert_close, quick_jit, square_sum, stacked
 
-pytestmark = pytest.mark.usefixtures("float64")
+pytestmark = pytest.mark.usefixtures("float64", "quick_compiles")
 
 
 @pytest.mark.parametrize("name", examples.ALL)

@@ -10,6 +10,8 @@ from revremat import reversible
 from tests.reversible import examples
 from tests.reversible.examples import assert_close, square_sum
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 DEPTH = 1000
 
 

@@ -8,6 +8,8 @@ from flax import nnx
 from revremat.reversible import REVBIFPN, RevBiFPN
 from tests.reversible.counts import count
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 # Parameters, multiply-accumulates of convolutions and linear layers, and those by the
 # rule of the published numbers.
 PUBLISHED = {

@@ -8,10 +8,18 @@ from revremat.xla._specs import place
 from tests.xla.programs import PROGRAMS
 
 TARGETS = ("cpu:1", "cpu:8", "h100:1", "h100:8")
+LARGE = {"vit": "h100:8", "gpt_unrolled": "cpu:8", "gpt_scanned": "h100:1"}
+"""Programs that take long to compile, and the target that each is always seen on."""
 
 
-@pytest.mark.parametrize("spec", TARGETS)
-@pytest.mark.parametrize("name", PROGRAMS)
+CASES = [
+    pytest.param(name, spec, marks=[pytest.mark.slow] * (LARGE.get(name, spec) != spec))
+    for name in PROGRAMS
+    for spec in TARGETS
+]
+
+
+@pytest.mark.parametrize(("name", "spec"), CASES)
 def test_total_is_argument_plus_output_minus_alias_plus_temp(name, spec):
     target = rr.target(spec)
     problem = PROGRAMS[name](target)
