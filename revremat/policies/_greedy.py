@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from revremat.policies._milp import Choice, Menu, Price, predict_bytes
+from revremat.policies._milp import Choice, Menu, Price, place, predict_bytes
 
 
 def choose_greedily(menus: Sequence[Menu], budget_bytes: float) -> Choice | None:
@@ -106,10 +106,7 @@ def _least(menu: Menu) -> Price:
 def _ordered(
     counts: dict[str, dict[str, int]], prices: dict[str, dict[str, Price]]
 ) -> dict[str, tuple[tuple[str, int], ...]]:
-    """What keeps least runs first."""
     return {
-        unit: tuple(
-            sorted(names.items(), key=lambda one: prices[unit][one[0]].kept_bytes)
-        )
+        unit: tuple(sorted(names.items(), key=lambda one: place(prices[unit][one[0]])))
         for unit, names in counts.items()
     }

@@ -146,6 +146,11 @@ def choose(
     return rows.read(counts, bound)
 
 
+def place(price: Price) -> tuple[float, float, str]:
+    """Where in the order of running: what keeps least first, the widest of equals."""
+    return price.kept_bytes, -price.base_bytes, price.name
+
+
 def predict_bytes(
     menus: Sequence[Menu], counts: Mapping[str, Sequence[tuple[str, int]]]
 ) -> float:
@@ -168,8 +173,7 @@ class _Rows:
         self.entries = [
             (menu.unit, price)
             for menu in menus
-            # The order in which they run: what keeps least comes first.
-            for price in sorted(menu.prices, key=lambda p: (p.kept_bytes, p.name))
+            for price in sorted(menu.prices, key=place)
         ]
         self.prices = [price for _, price in self.entries]
         by_unit = {menu.unit: menu for menu in menus}

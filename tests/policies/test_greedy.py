@@ -52,6 +52,13 @@ def test_within_the_budget_and_no_faster_than_the_exact_mix(menus, budget):
     assert exact.time_us <= greedy.time_us * (1 + 1e-3)
 
 
+def test_of_two_that_keep_the_same_the_wider_one_runs_first():
+    wide, narrow = Price("b", 7, 1, 0, 1), Price("a", 7, 0, 0, 2)
+    menu = Menu("u", 3, (narrow, wide))
+    exact, greedy = choose([menu], 21), choose_greedily([menu], 21)
+    assert exact.counts == greedy.counts == {"u": (("b", 2), ("a", 1))}
+
+
 def test_the_smallest_mix_counts_what_other_units_take_at_the_peak():
     few_kept = Price("a", kept_bytes=10, base_bytes=100, host_bytes=0, time_us=1)
     less_alone = Price("b", kept_bytes=60, base_bytes=40, host_bytes=0, time_us=1)

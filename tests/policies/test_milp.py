@@ -35,7 +35,7 @@ def menus(draw):
 
 def mixes(menu):
     """Every count of layers per candidate, those that keep least running first."""
-    ordered = sorted(menu.prices, key=lambda p: (p.kept_bytes, p.name))
+    ordered = sorted(menu.prices, key=lambda p: (p.kept_bytes, -p.base_bytes))
     for counts in itertools.product(
         range(menu.num_layers + 1), repeat=len(menu.prices)
     ):
