@@ -133,7 +133,10 @@ def presets(
     """
     search = Search(problem, xla.target(target), progress)
     search.expected = 1 + len(policies.PRESETS)
-    return _presets(search)
+    # Presets that are one and the same here are compiled once, and each has its name.
+    names = ("as written", *policies.PRESETS)
+    rows = zip(names, _presets(search), strict=True)
+    return tuple(dataclasses.replace(row, name=name) for name, row in rows)
 
 
 def _presets(search: Search) -> tuple[Row, ...]:

@@ -9,6 +9,7 @@ import pytest
 
 import revremat as rr
 from revremat._fit import fit, presets
+from revremat.policies import PRESETS
 
 DEPTH, WIDTH, ROWS = 9, 64, 1024
 
@@ -82,6 +83,7 @@ def test_the_chosen_program_is_the_fastest_compiled_one_that_fits(searched):
 def test_no_uniform_preset_that_fits_is_faster(searched):
     _, found = searched
     rows = presets(rr.Problem(loss, specs()), target="h100:1")
+    assert [row.name for row in rows] == ["as written", *PRESETS]
     for one in found.values():
         for row in rows:
             if row.bytes <= one.plan.budget_bytes:

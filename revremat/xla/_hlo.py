@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -61,6 +62,20 @@ def size_of(shape: Any) -> int:
 def is_tuple(shape: Any) -> bool:
     """Whether a shape is several shapes."""
     return shape.element_type == _TUPLE
+
+
+def leaves(shape: Any) -> Iterator[Any]:
+    """The array shapes in a shape, in order."""
+    if is_tuple(shape):
+        for part in shape.tuple_shapes:
+            yield from leaves(part)
+    else:
+        yield shape
+
+
+def kind_of(shape: Any) -> tuple[tuple[int, ...], str]:
+    """Dimensions and dtype of an array shape."""
+    return tuple(shape.dimensions), dtype_of(shape)
 
 
 def elements_of(shape: Any) -> int:

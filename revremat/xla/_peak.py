@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from revremat._measurement import Buffer
-from revremat.xla._hlo import Module, dtype_of
+from revremat.xla._hlo import Module, kind_of, leaves
 from revremat.xla._liveness import HOST_SPACE, Fixed, Liveness, Region, Value
 from revremat.xla._origin import Origin, Origins
 from revremat.xla._tenants import tenant_at
@@ -70,7 +70,10 @@ def _fixed_buffer(fixed: Fixed, module: Module, origins: Origins) -> Buffer:
         )
     if fixed.is_table:
         return Buffer(fixed.size_bytes, (), "", fixed.kind, "pointers", space=space)
-    value, origin = _best(fixed.values, origins)
+    # Other values take turns in a result's memory before it is there.
+    results = {kind_of(shape) for shape in leaves(module.entry.root.shape)}
+    results = [v for v in fixed.values if kind_of(v.shape) in results]
+    value, origin = _best(results or fixed.values, origins)
     return Buffer(
         fixed.size_bytes,
         *_shape(value),
@@ -115,4 +118,4 @@ def _best(values: Iterable[Value], origins: Origins) -> tuple[Value | None, Orig
 def _shape(value: Value | None) -> tuple[tuple[int, ...], str]:
     if value is None:
         return (), ""
-    return tuple(value.shape.dimensions), dtype_of(value.shape)
+    return kind_of(value.shape)

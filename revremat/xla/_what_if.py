@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
-from revremat.xla._hlo import Module, dtype_of, is_tuple
+from revremat.xla._hlo import Module, kind_of, leaves
 from revremat.xla._liveness import Heap, Liveness
 from revremat.xla._origin import Origin, Origins, phase_of
 from revremat.xla._tenants import Tenant, tenants
@@ -83,17 +83,17 @@ def _donations(
     module: Module, memory: Liveness, origins: Origins
 ) -> tuple[Donation, ...]:
     """Arguments and results that are alike on one device, each at most once."""
-    shapes = {_kind(shape) for shape in _leaves(module.entry.root.shape)}
+    shapes = {kind_of(shape) for shape in leaves(module.entry.root.shape)}
     results: dict[Any, list[tuple[str, bool]]] = defaultdict(list)
     for fixed in memory.fixed:
         if fixed.kind != "output" or fixed.is_table or not fixed.size_bytes:
             continue
         # The result is the last of what takes turns in its memory.
         for value in reversed(fixed.values):
-            if _kind(value.shape) in shapes:
+            if kind_of(value.shape) in shapes:
                 origin = origins.of(value.instruction, value.index)
                 name = "/".join(filter(None, (origin.scope, origin.op)))
-                key = (fixed.size_bytes, fixed.space, _kind(value.shape))
+                key = (fixed.size_bytes, fixed.space, kind_of(value.shape))
                 results[key].append((name, len(fixed.values) > 1))
                 break
     found = []
@@ -104,25 +104,13 @@ def _donations(
         value = next((v for v in fixed.values if v.instruction is parameter), None)
         if parameter is None or value is None:
             continue
-        key = (fixed.size_bytes, fixed.space, _kind(value.shape))
+        key = (fixed.size_bytes, fixed.space, kind_of(value.shape))
         results[key].sort(key=lambda result: result[1])  # the surer ones first
         if results[key]:
             name = parameter.metadata.op_name or f"argument {fixed.parameter}"
             result, scratch = results[key].pop(0)
             found.append(Donation(name, result, fixed.size_bytes, scratch))
     return tuple(sorted(found, key=lambda d: (-d.saves_bytes, d.argument)))
-
-
-def _leaves(shape: Any) -> Iterator[Any]:
-    if is_tuple(shape):
-        for part in shape.tuple_shapes:
-            yield from _leaves(part)
-    else:
-        yield shape
-
-
-def _kind(shape: Any) -> tuple[Any, ...]:
-    return tuple(shape.dimensions), dtype_of(shape)
 
 
 def _checkpoints(

@@ -3,6 +3,8 @@
 import functools
 import itertools
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import revremat as rr
@@ -46,6 +48,22 @@ def test_what_has_memory_of_its_own_has_no_offset(name, spec):
     own = ("argument", "output", "constant")
     for b in memory.where():
         assert (b.offset_bytes is None) == (b.phase in own)
+
+
+def test_a_result_has_its_own_shape_whatever_took_its_memory_before():
+    target = rr.target("h100:1")
+    if missing := target.missing():
+        pytest.skip(missing)
+
+    def loss(weights, x):
+        layer = lambda x, w: (x + jax.nn.gelu(x @ w["up"]) @ w["down"], None)
+        return jax.lax.scan(layer, x, weights)[0].sum()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    weights = {"up": array(8, 512, 2048), "down": array(8, 2048, 512)}
+    memory = rr.measure(jax.grad(loss), weights, array(2048, 512), target=target).memory
+    largest = sorted(memory.where(phase="output"), key=lambda b: -b.bytes)[:2]
+    assert {b.shape for b in largest} == {(8, 512, 2048), (8, 2048, 512)}
 
 
 def test_donated_arguments_are_aliased():
