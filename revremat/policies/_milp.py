@@ -205,14 +205,20 @@ class _Rows:
         ]
 
     def peaks(self, budget: float) -> "scipy.optimize.LinearConstraint":
+        """What is kept up to each candidate, and its base if it is used.
+
+        The last one that is used has all that is kept before it, so beside any other
+        at least the smallest base has room: rows that are not used need no slack.
+        """
         kept = np.array([p.kept_bytes for p in self.prices])
         base = np.array([p.base_bytes for p in self.prices])
-        loose = float(sum(k * n for k, n in zip(kept, self.most, strict=True)))
-        loose += float(base.max())
+        most = float(sum(k * n for k, n in zip(kept, self.most, strict=True)))
+        budget = min(budget, most + float(base.max()))
+        least = float(base.min())
         before = np.tril(np.ones((self.size, self.size))) * kept
-        scale = max(1.0, loose)  # the solver's tolerances are for numbers around 1
-        matrix = np.hstack([before, np.diag(base + loose)]) / scale
-        return scipy.optimize.LinearConstraint(matrix, ub=(budget + loose) / scale)
+        scale = max(1.0, budget)  # the solver's tolerances are for numbers around 1
+        matrix = np.hstack([before, np.diag(base - least)]) / scale
+        return scipy.optimize.LinearConstraint(matrix, ub=(budget - least) / scale)
 
     def without(
         self, support: frozenset[tuple[str, str]]
