@@ -1,12 +1,16 @@
 """What this library needs from inside JAX: the only file that touches `jax._src`."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import jax
 from jax._src import source_info_util
 from jax._src.core import JaxprEqn, Tracer
+from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
+from jax.extend import backend
 from jax.extend.core import (
     ClosedJaxpr,  # type: ignore[reportPrivateImportUsage]
     jaxpr_as_fun,
@@ -184,3 +188,70 @@ def compile_settings(lowered: Any) -> list[str]:
 
 def jax_version() -> str:
     return jax.__version__
+
+
+_capability: ContextVar[tuple[int, ...] | None] = ContextVar("capability", default=None)
+_CUDNN = 92000  # What is said where there is none to ask.
+
+
+@functools.cache
+def trace_absent_kernels() -> None:
+    """cuDNN's attention may be traced where there is no cuDNN, and no card to ask.
+
+    JAX looks for both while it traces, which is long before anything runs. From here on
+    it gets an answer where it would have had none: a recent cuDNN, and the card of
+    `on_card`, or one that can do what is asked. A card that is there is asked as ever.
+    """
+    version = cudnn_attention.check_cudnn_version
+    at_least = cudnn_attention.check_compute_capability
+    equals = cudnn_attention.is_cuda_compute_capability_equal
+
+    def check_cudnn_version() -> int:
+        try:
+            return version()
+        except RuntimeError:
+            return _CUDNN
+
+    def check_compute_capability(wanted: str) -> bool:
+        if (asked := _capability.get()) is not None:
+            return asked >= _parts(wanted)
+        return at_least(wanted) if _has_card() else True
+
+    def is_cuda_compute_capability_equal(wanted: str) -> bool:
+        if (asked := _capability.get()) is not None:
+            return asked == _parts(wanted)
+        return equals(wanted)
+
+    cudnn_attention.check_cudnn_version = check_cudnn_version
+    cudnn_attention.check_compute_capability = check_compute_capability
+    cudnn_attention.is_cuda_compute_capability_equal = is_cuda_compute_capability_equal
+
+
+def _parts(capability: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in capability.rstrip("af").split("."))
+
+
+def _has_card() -> bool:
+    return "cuda" in backend.get_backend().platform_version
+
+
+@contextlib.contextmanager
+def on_card(name: str, num_cores: int, capability: str) -> Iterator[None]:
+    """Kernels are traced and lowered for a card that is not there.
+
+    Args:
+      name: Its maker's, `NVIDIA H100 80GB HBM3`.
+      num_cores: Its multiprocessors.
+      capability: What it can do, `9.0a`.
+    """
+    trace_absent_kernels()
+    device = jax.sharding.AbstractDevice(
+        device_kind=name, num_cores=num_cores, platform="gpu"
+    )
+    mesh = jax.sharding.get_abstract_mesh()
+    token = _capability.set(_parts(capability))
+    try:
+        with jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device)):
+            yield
+    finally:
+        _capability.reset(token)

@@ -21,8 +21,8 @@ _COARSEST_ALIGNMENT = 4096
 _MOST_WORKERS = 8  # each compile of a large program takes a gigabyte or two
 _NOTES = {
     "cuda": (
-        "compiled ahead of time without autotuning: convolution and matmul workspaces "
-        "are in the reserve, not in the total",
+        "compiled ahead of time without autotuning: workspaces of convolutions, "
+        "products and attention are in the reserve, not in the total",
         "XLA's own remat pass is off",
     ),
     "tpu": ("XLA's own remat pass is off",),
@@ -291,6 +291,7 @@ def read_artifact(
             *_NOTES[target.platform],
             *artifact.remarks,
             *(_SAME_WORK.format(target.num_devices),) * idle,
+            *(_OPAQUE,) * xla.has_opaque_kernels(module),
         ),
     )
 
@@ -308,6 +309,10 @@ def _name_of(step: Any) -> str:
 
 
 _PACKING_SECONDS = 5.0
+_OPAQUE = (
+    "kernels of the program's own (Pallas) are timed by what they read and write: "
+    "their arithmetic is not known"
+)
 _SAME_WORK = (
     "no argument is split over the {0} devices and they exchange nothing: each does "
     "the whole step; give arguments a sharding, such as "

@@ -323,12 +323,34 @@ def _worth_keeping(unit: Unit, names: Iterable[str]) -> tuple[str, ...]:
     bare = unit.kept(RECOMPUTE).rebuild_flops
     gains = []
     for name in names:
-        kept = unit.kept(RECOMPUTE(save=[name]))
+        together = [name, *_companions(unit, [name])]
+        kept = unit.kept(RECOMPUTE(save=together))
         saved = bare - kept.rebuild_flops
         if name in kept.saved and saved >= _LEAST_GAIN * bare:
-            size = unit.values[unit.position[name]].num_bytes
-            gains.append((-saved / max(1, size), name))
-    return tuple(name for _, name in sorted(gains)[:_MOST_NAMES])
+            sizes = [unit.values[unit.position[n]].num_bytes for n in together]
+            rank = (-saved / max(1, sum(sizes)), -sizes[0], name)
+            gains.append((rank, name))
+    chosen: list[str] = []
+    for _, name in sorted(gains, key=lambda gain: gain[0]):
+        if not set(_companions(unit, [name])) & set(chosen):
+            chosen.append(name)
+    return tuple(chosen[:_MOST_NAMES])
+
+
+def _companions(unit: Unit, names: Iterable[str]) -> list[str]:
+    """What has to be kept beside values for the operations that make them not to run.
+
+    Those are their other results that the backward pass takes: beside what attention
+    gives back, the sums that it divided by.
+    """
+    wanted, needed = set(names), set(unit.residuals_of)
+    found = []
+    for op in unit.operations:
+        made = [unit.values[k] for k in op.outputs]
+        if len(made) > 1 and wanted & {v.name for v in made}:
+            taken = [unit.values[k] for k in op.outputs if k in needed]
+            found += [v.name for v in taken if v.role == "made" and v.name]
+    return [name for name in found if name and name not in wanted]
 
 
 def _dots(unit: Unit, *, with_batch: bool) -> list[str]:
@@ -345,7 +367,8 @@ def _best_subsets(unit: Unit, names: Sequence[str]) -> list[list[str]]:
     """Subsets that no other beats in both bytes and FLOPs."""
     most = int(math.log2(max(2, _MOST_STEPS // max(1, len(unit.operations)))))
     names, priced = names[:most], []
-    for subset in _subsets(names):
+    for alone in _subsets(names):
+        subset = (*alone, *_companions(unit, alone))
         kept = unit.kept(RECOMPUTE(save=subset))
         if not set(subset) & set(kept.unused):
             priced.append((kept.device_bytes, kept.rebuild_flops, sorted(subset)))
@@ -422,8 +445,10 @@ def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
 
 def _is_made_of(unit: Unit, name: str, other: str) -> bool:
     """Whether a value costs next to nothing once there is another."""
-    with_it = unit.kept(RECOMPUTE(save=[other, name])).rebuild_flops
-    without = unit.kept(RECOMPUTE(save=[other])).rebuild_flops
+    others = [other, *_companions(unit, [other])]
+    all_of_it = [*others, name, *_companions(unit, [name])]
+    with_it = unit.kept(RECOMPUTE(save=all_of_it)).rebuild_flops
+    without = unit.kept(RECOMPUTE(save=others)).rebuild_flops
     return without - with_it <= _CHEAP * unit.kept(RECOMPUTE).rebuild_flops
 
 
@@ -436,9 +461,12 @@ def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
         found.append(Candidate(name, RECOMPUTE(offload=products)))
     for name in names[:2]:
         others = [n for n in names if n in products and not _is_made_of(unit, name, n)]
-        alone.append(Candidate(f"offload {name}", RECOMPUTE(offload=[name])))
+        beside = _companions(unit, [name])
+        alone.append(
+            Candidate(f"offload {name}", RECOMPUTE(save=beside, offload=[name]))
+        )
         if others:
-            action = RECOMPUTE(save=others, offload=[name])
+            action = RECOMPUTE(save=[*others, *beside], offload=[name])
             found.append(
                 Candidate(f"{'+'.join(sorted(others))}, offload {name}", action)
             )

@@ -15,14 +15,15 @@ from functools import cached_property
 from revremat._graph import Operation, Unit
 
 # Reading and writing is the least they do; how much more, the program does not say.
-OPAQUE = {"pallas_call", "ffi_call", "custom_call", "pure_callback"}
+OPAQUE = {"pallas_call", "mpmd_map", "ffi_call", "custom_call", "pure_callback"}
 COLLECTIVES = {
     *("psum", "psum_invariant", "all_gather", "all_to_all", "ppermute"),
     *("reduce_scatter", "pmax", "pmin"),
 }
 _OPAQUE_PASSES = 8
 _FUSED = 1.05
-PRODUCTS = ("dot_general", "conv_general", "ragged_dot")
+ATTENTION = "dot_product_attention"
+PRODUCTS = ("dot_general", "conv_general", "ragged_dot", ATTENTION)
 VIEWS = {"reshape", "squeeze", "expand_dims", "bitcast_convert_type", "name", "copy_p"}
 
 
@@ -214,3 +215,8 @@ class Joint:
 def takes_fused(op: Operation) -> bool:
     """Whether an operation computes its operands on the fly, if they allow it."""
     return not op.dear or op.kind.startswith("reduce")
+
+
+def is_kernel(op: Operation) -> bool:
+    """Whether an operation is a program of its own, such as flash attention."""
+    return op.kind in OPAQUE or op.kind.startswith(ATTENTION)

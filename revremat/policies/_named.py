@@ -12,7 +12,7 @@ from revremat._errors import UserError
 from revremat._graph import Operation, Unit
 from revremat._plan import RECOMPUTE, SAVE, Action
 from revremat.policies._bans import bans
-from revremat.policies._joint import OPAQUE, Joint
+from revremat.policies._joint import Joint, is_kernel
 from revremat.policies._mincut import Weights, cut
 
 _TAGS = {
@@ -164,7 +164,7 @@ class _Reader:
         by_weight = lambda op: len(self.made & set(op.inputs)) == 1
         self.with_weights = [op for op in products if by_weight(op)]
         mixes = [op for op in products if not by_weight(op)]
-        mixes += [op for op in unit.operations if op.kind in OPAQUE]
+        mixes += [op for op in unit.operations if is_kernel(op)]
         self.attention = [
             op
             for op in mixes
@@ -222,6 +222,9 @@ class _Reader:
         taken = {k for op in out for k in op.inputs}
         found = []
         for end in ends:
+            if is_kernel(end):  # which runs again unless all that it gives is there
+                found += [self.unit.values[k].name for k in end.outputs]
+                continue
             below = self.reached(end.outputs) | set(end.outputs)
             found += [self.unit.values[k].name for k in sorted(below & taken)]
         return tuple(name for name in dict.fromkeys(found) if name)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from revremat.program._attention import PREFIX, attention_flops
 from revremat.program._ops import Op, Program, as_closed, flatten
 
 MOVES = {
@@ -51,6 +52,11 @@ def num_flops(op: Op) -> int:
         return 2 * size * math.prod(kernel) // kernel[spec[0]]
     if op.kind in ("ragged_dot", "ragged_dot_general"):
         return 2 * size * op.inputs[0].aval.shape[-1]
+    if op.kind.startswith(PREFIX):
+        shapes = [tuple(atom.aval.shape) for atom in op.inputs]
+        return attention_flops(op.kind, params, shapes)
+    if op.kind == "pallas_call":
+        return _kernel_flops(op)
     if inner := [program_flops(flatten(closed)) for closed in _inside(op)]:
         times = params.get("length", 1) if op.kind == "scan" else 1
         return times * (max(inner) if op.kind == "cond" else sum(inner))
@@ -59,6 +65,18 @@ def num_flops(op: Op) -> int:
     if op.kind.startswith(("reduce", "arg", "cum")):
         return sum(math.prod(atom.aval.shape) for atom in op.inputs)
     return size
+
+
+def _kernel_flops(op: Op) -> int:
+    """What its author says of a kernel; else its program's, for each piece of its grid.
+
+    A loop whose turns only the kernel knows counts once, so that is the least.
+    """
+    if estimate := op.eqn.params.get("cost_estimate"):
+        return int(estimate.flops)
+    grid = getattr(op.eqn.params.get("grid_mapping"), "grid", ())
+    pieces = math.prod(size for size in grid if isinstance(size, int))
+    return pieces * sum(program_flops(flatten(closed)) for closed in _inside(op))
 
 
 def num_batch_dims(op: Op) -> int:

@@ -186,7 +186,8 @@ def _param(value: Any, how: _How) -> str:
 
 
 def _digest(value: Any) -> str:
-    if jnp.issubdtype(value.dtype, jax.dtypes.extended):  # keys have no numbers to read
+    # Keys have no numbers to read, nor has the memory that a part of a kernel works in.
+    if _compat.is_tracer(value) or jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return f"@{id(value)}"
     return hashlib.sha256(np.asarray(value).tobytes()).hexdigest()[:16]
 

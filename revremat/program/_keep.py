@@ -7,6 +7,7 @@ from functools import cached_property
 from revremat._errors import UserError
 from revremat._plan import Action
 from revremat._rounding import unsteady
+from revremat.program._attention import PREFIX as ATTENTION
 from revremat.program._inverse import undone
 from revremat.program._linearize import Linearized
 from revremat.program._ops import Atom, Op, Program, Value, needed
@@ -14,13 +15,17 @@ from revremat.program._ops import Atom, Op, Program, Value, needed
 INPUT = "input"
 
 # Worth more than a pass over memory to rebuild; all else is cheap, often fused.
-DEAR_PREFIXES = ("dot_general", "conv_general", "ragged_dot", "reduce", "cum", "scan")
+DEAR_PREFIXES = (
+    *("dot_general", "conv_general", "ragged_dot", "reduce", "cum", "scan"),
+    ATTENTION,
+)
 DEAR = {
     *("while", "cond", "sort", "top_k", "custom_jvp_call", "custom_vjp_call", "gather"),
     *("scatter", "scatter-add", "random_bits", "threefry2x32", "rng_bit_generator"),
     *("psum", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "argmax"),
-    *("cholesky", "triangular_solve", "fft", "pallas_call", "ffi_call", "shard_map"),
+    *("cholesky", "triangular_solve", "fft", "pallas_call", "mpmd_map", "ffi_call"),
     *("custom_call", "jit", "pjit", "checkpoint", "pure_callback", "psum_invariant"),
+    *("shard_map", "custom_vmap_call"),
     *("approx_top_k", "eigh", "qr", "svd", "lu", "argmin", "select_and_scatter_add"),
 }
 MATMULS = ("dot_general", "conv_general", "ragged_dot")

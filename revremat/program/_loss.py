@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from revremat._compat import trace_absent_kernels
 from revremat._errors import UserError, python_values
 from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._fingerprint import fingerprint
@@ -52,6 +53,7 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
     label = getattr(loss, "__name__", type(loss).__name__)
     for number, arg in enumerate(args):
         _check_arrays(label, number, arg)
+    trace_absent_kernels()
     with python_values(label, args):
         closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
     _check_scalar(label, shapes)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from revremat._compat import on_card
 from revremat._errors import UserError, python_values
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
@@ -124,11 +125,21 @@ def lower_step(
         jitted: Any = step
     else:
         jitted = jax.jit(step, donate_argnums=donate)
-    with python_values(getattr(step, "__name__", "the step"), specs):
-        traced = jitted.trace(*placed)
-    lowered = traced.lower(lowering_platforms=(target.platform,))
+    with _elsewhere(target):
+        with python_values(getattr(step, "__name__", "the step"), specs):
+            traced = jitted.trace(*placed)
+        lowered = traced.lower(lowering_platforms=(target.platform,))
     options = {**_default_options(target), **(options or {})}
     return Lowered(lowered, target, options, placed)
+
+
+def _elsewhere(target: Target) -> contextlib.AbstractContextManager[None]:
+    """Kernels that ask which card they are for are told the target."""
+    if target.platform != "cuda" or target.present:
+        return contextlib.nullcontext()
+    facts = target.card.description
+    capability = str(facts["compute_capability"])
+    return on_card(target.card.name, int(facts["core_count"]), capability)
 
 
 def compile_step(

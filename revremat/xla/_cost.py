@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from revremat.xla._access import Access, steps_over_rows
+from revremat.xla._attention import attention_of
 from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
 
 _FREE = {
@@ -69,7 +70,8 @@ class Matmul:
     Attributes:
       kind: `matmul` (a library's, or in a fusion of one), `dot` (a plain one),
         `turned_dot` (a plain one both of whose operands are transposed),
-        `convolution`, `filter_gradient` (a convolution with as large a window).
+        `convolution`, `filter_gradient` (a convolution with as large a window),
+        `attention` (all products of one call).
       dtype: Of the operands.
       flops: A multiply-add as two.
       batch: How many products of matrices it is.
@@ -152,6 +154,17 @@ def cost_of(i: Any, module: Module) -> Cost:
     )
 
 
+_KERNELS = ("__gpu$xla.gpu.triton", "mosaic_gpu", "tpu_custom_call")
+
+
+def has_opaque_kernels(module: Module) -> bool:
+    """Whether there are kernels of the program's own, whose arithmetic is unknown."""
+    return any(
+        i.opcode == "custom-call" and i.custom_call_target.startswith(_KERNELS)
+        for i in module.instructions.values()
+    )
+
+
 def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
     """Adds the arithmetic of an instruction, and of all that it calls."""
     if i.opcode in ("fusion", "call") or (
@@ -166,6 +179,13 @@ def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
     product = _matmul(i, module, fused)
     if product is not None:
         tally.matmuls.append(product)
+        return
+    attention = attention_of(i, module)
+    if attention is not None:
+        product = Matmul("attention", attention.dtype, attention.product_flops)
+        tally.matmuls.append(product)
+        tally.other_flops += attention.other_flops
+        tally.other_flops += TRANSCENDENTAL_FLOPS * attention.exponentials
         return
     if i.opcode in ("reduce", "reduce-window", "select-and-scatter"):
         read = module.operands(i)[0].shape

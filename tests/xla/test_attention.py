@@ -1,0 +1,162 @@
+"""Kernels whose authors ask for a card: compiled for one that is not there."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import revremat as rr
+from revremat.policies import candidates, named
+from revremat.program._attention import num_pairs
+from revremat.xla import Module, lower_step
+from revremat.xla._cost import cost_of
+
+LAYERS, BATCH, LENGTH, HEADS, FEATURES = 4, 2, 512, 8, 64
+WIDTH = HEADS * FEATURES
+
+
+def layer(x, w, features=FEATURES, **how):
+    split = lambda name: (x @ w[name]).reshape(BATCH, LENGTH, -1, features)
+    made = jax.nn.dot_product_attention(
+        split("q"), split("k"), split("v"), implementation="cudnn", **how
+    )
+    return x + made.reshape(x.shape) @ w["o"]
+
+
+def loss(w, x, **how):
+    return (
+        jax.lax.scan(lambda x, w: (layer(x, w, **how), None), x, w)[0]
+        .astype(jnp.float32)
+        .sum()
+    )
+
+
+def specs(split=None, rows=None):
+    array = lambda sharding, *shape: jax.ShapeDtypeStruct(
+        shape, jnp.bfloat16, sharding=sharding
+    )
+    w = {name: array(split, LAYERS, WIDTH, WIDTH) for name in "qkvo"}
+    return w, array(rows, BATCH, LENGTH, WIDTH)
+
+
+def calls(step, args, target):
+    module = Module.from_bytes(lower_step(step, args, target).compile().hlo)
+    return [
+        cost_of(i, module)
+        for i in module.instructions.values()
+        if i.custom_call_target.startswith("__cudnn$fmha")
+    ]
+
+
+@pytest.fixture
+def target():
+    target = rr.target("h100:1")
+    if missing := target.missing():
+        pytest.skip(missing)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("how", "pairs"),
+    [
+        ({}, LENGTH**2),
+        ({"is_causal": True}, LENGTH * (LENGTH + 1) // 2),
+        (
+            {"is_causal": True, "local_window_size": (31, 0)},
+            sum(min(k + 1, 32) for k in range(LENGTH)),
+        ),
+    ],
+)
+def test_its_products_are_counted_two_forward_and_five_backward(target, how, pairs):
+    found = calls(jax.grad(functools.partial(loss, **how)), specs(), target)
+    one = 2 * BATCH * HEADS * pairs * FEATURES
+    assert sorted(cost.matmul_flops["bfloat16"] for cost in found) == [2 * one, 5 * one]
+
+
+def test_heads_split_over_cards_are_each_cards_own(target):
+    target = rr.target("h100:8")
+    mesh = target.mesh({"data": 2, "model": 4})
+    w, x = specs(
+        NamedSharding(mesh, P(None, None, "model")), NamedSharding(mesh, P("data"))
+    )
+    w["o"] = jax.ShapeDtypeStruct(
+        w["o"].shape, w["o"].dtype, sharding=NamedSharding(mesh, P(None, "model"))
+    )
+    found = calls(jax.grad(loss), (w, x), target)
+    one = 2 * BATCH * HEADS * LENGTH**2 * FEATURES // 8
+    assert sorted(cost.matmul_flops["bfloat16"] for cost in found) == [2 * one, 5 * one]
+
+
+def test_what_the_cards_own_kernels_cannot_do_is_refused(target):
+    wide = functools.partial(loss, features=256)
+    assert calls(jax.grad(wide), specs(), target)
+    with pytest.raises(NotImplementedError, match="head dim must be <= 128"):
+        rr.measure(jax.grad(wide), *specs(), target="a100:1")
+
+
+def test_a_plan_keeps_all_that_spares_the_kernel(target):
+    plan = rr.search(loss, *specs(), budget="40MiB", target=target, most_compiles=16)
+    assert plan.fits
+    (unit,) = rr.trace(loss, *specs()).units
+    (attention,) = (op for op in unit.operations if "attention" in op.kind)
+    out, sums = (unit.values[k].name for k in attention.outputs)
+    assert attention.num_flops == 4 * BATCH * HEADS * LENGTH**2 * FEATURES
+    assert set(named(unit, "save_dot_with_context_except_mlp").save) >= {out, sums}
+    spared = [{out, sums} <= set(unit.kept(c.action).saved) for c in candidates(unit)]
+    assert sum(spared) >= 2
+    for candidate, both in zip(candidates(unit), spared, strict=True):
+        alone = {out, sums} & set(candidate.action.save)
+        assert both or not alone, candidate
+
+
+def exponential(x):
+    """A kernel of one's own."""
+
+    def piece(x, y):
+        rows = pl.ds(jax.lax.axis_index("piece") * 128, 128)
+        y[rows] = jnp.exp(x[rows])
+
+    made = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    grid = {"grid": (x.size // 128,), "grid_names": ("piece",)}
+    return plgpu.kernel(piece, out_type=made, **grid)(x)
+
+
+def test_a_kernel_of_ones_own_is_made_for_the_target_and_not_timed(target):
+    x = jax.ShapeDtypeStruct((1024,), jnp.float32)
+    told = rr.measure(exponential, x, target=target).notes
+    assert any("their arithmetic is not known" in note for note in told)
+    plain = rr.measure(jnp.exp, x, target=target).notes
+    assert not any("their arithmetic is not known" in note for note in plain)
+
+
+def test_layers_with_a_kernel_of_ones_own_are_units():
+    @jax.custom_vjp
+    def activation(x):
+        return exponential(x)
+
+    forward = lambda x: (exponential(x), exponential(x))
+    activation.defvjp(forward, lambda kept, ct: (kept * ct,))
+    layer = lambda x, w: activation(x * w)
+    w = jax.ShapeDtypeStruct((4, 256), jnp.float32)
+    x = jax.ShapeDtypeStruct((256,), jnp.float32)
+    scanned = lambda w, x: jax.lax.scan(lambda x, w: (layer(x, w), None), x, w)[0].sum()
+    in_turn = lambda w, x: functools.reduce(layer, w, x).sum()
+    assert [u.num_layers for u in rr.trace(scanned, w, x).units] == [4]
+    assert rr.trace(in_turn, w, x).fingerprint == rr.trace(in_turn, w, x).fingerprint
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [0, 1, 3, 9])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (7, 4), (4, 7)])
+def test_pairs_are_those_one_can_count(queries, keys, window, causal):
+    seen = sum(
+        not causal or (k <= q and (not window or k > q - window))
+        for q in range(queries)
+        for k in range(keys)
+    )
+    assert num_pairs(queries, keys, causal=causal, window=window) == seen
