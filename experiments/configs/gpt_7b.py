@@ -8,7 +8,7 @@ Command:
 
 Expected: 148 GiB on each H100, of which 9.4 GiB are state and 113 GiB attention's:
 without rematerialization it fits no card of 141 GiB or less. With `--set seq_len=2048`
-it takes 56.3 GiB.
+it takes 56.3 GiB, with `--set model.attention=cudnn` and 4096 tokens 49.3 GiB.
 """
 
 from typing import Any

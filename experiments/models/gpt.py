@@ -37,7 +37,8 @@ class GPTConfig:
       bias: Biases in projections and layer norms.
       tied: The output projection is the embedding.
       dropout: Rate after the embedding and on each block's outputs.
-      attention: Einsums and a softmax, or `jax.nn.dot_product_attention`.
+      attention: Einsums and a softmax, or `jax.nn.dot_product_attention`, by XLA or
+        by cuDNN (on NVIDIA cards, in bfloat16).
       dtype: Of the computation; parameters are always float32.
       scan: One scan over stacked layers, or the layers one after another.
     """
@@ -54,7 +55,7 @@ class GPTConfig:
     bias: bool = True
     tied: bool = True
     dropout: float = 0.0
-    attention: Literal["plain", "dot_product"] = "plain"
+    attention: Literal["plain", "dot_product", "cudnn"] = "plain"
     dtype: Literal["float32", "bfloat16"] = "float32"
     scan: bool = True
 

@@ -32,7 +32,8 @@ class BlockConfig:
       gated: `down(silu(gate) * up)` in place of `down(gelu(up))`.
       bias: Whether projections have biases.
       dropout: Rate on the outputs of attention and MLP.
-      attention: Einsums and a softmax, or `jax.nn.dot_product_attention`.
+      attention: Einsums and a softmax, or `jax.nn.dot_product_attention`, by XLA or
+        by cuDNN (on NVIDIA cards, in bfloat16).
       dtype: Of the computation; parameters are always float32.
       depth: Layers in the stack; outputs into the stream start smaller by its root.
       init_scale: Standard deviation of fresh matrices.
@@ -47,7 +48,7 @@ class BlockConfig:
     gated: bool = False
     bias: bool = True
     dropout: float = 0.0
-    attention: Literal["plain", "dot_product"] = "plain"
+    attention: Literal["plain", "dot_product", "cudnn"] = "plain"
     dtype: Literal["float32", "bfloat16"] = "float32"
     depth: int = 1
     init_scale: float = 0.02
@@ -88,9 +89,14 @@ class Attention(nnx.Module):
         q_BLHK, k_BLHK, v_BLHK = (qkv_BL3HK[:, :, i] for i in range(3))
         if config.rotary:
             q_BLHK, k_BLHK = _rotate(q_BLHK), _rotate(k_BLHK)
-        if config.attention == "dot_product":
+        if config.attention != "plain":
+            by_cudnn = "cudnn" if config.attention == "cudnn" else None
             ctx_BLHK = jax.nn.dot_product_attention(
-                q_BLHK, k_BLHK, v_BLHK, is_causal=config.causal
+                q_BLHK,
+                k_BLHK,
+                v_BLHK,
+                is_causal=config.causal,
+                implementation=by_cudnn,
             )
         else:
             ctx_BLHK = _attend(q_BLHK, k_BLHK, v_BLHK, causal=config.causal)
