@@ -95,16 +95,18 @@ class Report:
 
     def run(self) -> int:
         self._check_places()
-        found = self._measure()
+        found, refused = self._measure()
+        if not found or (refused and (self.lock or self.check)):
+            raise refused[0]
         _out(found[0] if len(found) == 1 else found)
         for path in filter(None, (self.json, self.html)):
             write(found[0] if len(found) == 1 else found, path)
         if self.lock is not None:
             write_text(self.lock, lock_text(found, self.tolerance))
         grown = check_lock(found, self.check) if self.check is not None else []
-        for sentence in grown:
+        for sentence in (*refused, *grown):
             print(f"revremat: {sentence}", file=sys.stderr)
-        return FAILED if grown else 0
+        return FAILED if refused or grown else 0
 
     def _check_places(self) -> None:
         """Before anything is compiled: could the results be written at all?"""
@@ -127,9 +129,10 @@ class Report:
                 f"a tolerance of {self.tolerance} is no share: write one such as 0.01"
             )
 
-    def _measure(self) -> list[Measurement]:
+    def _measure(self) -> tuple[list[Measurement], list[ProgramError]]:
+        """What is measured, and why some targets' compilers refuse the program."""
         if is_dump(self.program):
-            return self._read()
+            return self._read(), []
         if self.module:
             raise UserError(
                 f"--module {self.module!r} picks from a dump, but {self.program!r} is "
@@ -139,28 +142,35 @@ class Report:
         plan = Plan.load(self.plan) if self.plan is not None else None
         targets = start_targets(self.target or ("local",))
         overrides = dict(read_override(text) for text in self.set)
-        found = []
+        found, refused = [], []
         for target in targets:
             if self.largest_batch:
                 overrides = self._largest(target, overrides)
             problem = load(self.program, target, overrides)
             if plan is not None:
                 problem = planned(problem, plan, target)
-            with users_errors(f"{self.program} does not compile for {target}"):
-                step, specs = problem.make_step()
-                m = measure(
-                    step,
-                    *specs,
-                    target=target,
-                    donate=problem.donate,
-                    name=problem.name or self.program,
-                    packing=self.packing,
-                    what_if=self.what_if,
-                    rules=rules,
-                )
-                notes = (*m.notes, *_choices(problem, target))
-                found.append(dataclasses.replace(m, notes=notes))
-        return found
+            try:
+                found.append(self._measure_on(target, problem, rules))
+            except ProgramError as error:
+                refused.append(error)
+        return found, refused
+
+    def _measure_on(
+        self, target: Target, problem: Problem, rules: dict[str, str]
+    ) -> Measurement:
+        with users_errors(f"{self.program} does not compile for {target}"):
+            step, specs = problem.make_step()
+            m = measure(
+                step,
+                *specs,
+                target=target,
+                donate=problem.donate,
+                name=problem.name or self.program,
+                packing=self.packing,
+                what_if=self.what_if,
+                rules=rules,
+            )
+            return dataclasses.replace(m, notes=(*m.notes, *_choices(problem, target)))
 
     def _read(self) -> list[Measurement]:
         if not self.target:

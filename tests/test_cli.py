@@ -33,6 +33,11 @@ def does_not_trace(target):
     x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
     return rr.Problem(loss=lambda x: jnp.sum(x @ jnp.ones(3)), specs=(x,))
 
+def wide_on_one_device(target):
+    x = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    width = 3 if target.num_devices > 1 else 4
+    return rr.Problem(loss=lambda x: jnp.sum(x @ jnp.ones(width)), specs=(x,))
+
 def stacked(target):
     ws = jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)
     x = jax.ShapeDtypeStruct((256, 64), jnp.float32)
@@ -372,6 +377,22 @@ def test_a_program_that_does_not_trace_shows_its_own_traceback(folder, capsys):
     assert "_measure.py" not in err
     assert "_cli.py" not in err
     assert "site-packages" not in err
+
+
+def test_targets_that_refuse_a_program_are_told_of_beside_the_others(folder, capsys):
+    both = ["--target", "cpu:1", "--target", "cpu:2"]
+    code, out, err = run(capsys, "report", "program.py:wide_on_one_device", *both)
+    assert code == 1
+    assert "cpu:1" in out
+    assert err.startswith(
+        "revremat: program.py:wide_on_one_device does not compile for cpu:2:"
+    )
+    lock = ["--lock", "memory.lock"]
+    code, out, err = run(
+        capsys, "report", "program.py:wide_on_one_device", *both, *lock
+    )
+    assert (code, out) == (1, "")
+    assert files(folder) == set()
 
 
 def test_a_full_disk_leaves_the_old_file(folder, capsys, monkeypatch):
