@@ -343,20 +343,19 @@ class Search(Compiled):
         # Mixes may need copies of weights that no price has and these do not need.
         alike_limit = self.budget - over(r for r in rows if r.alike)
         pure = self._choose(alike_limit, pure=True)
-        if pure is not None:
-            self.try_mix(pure)
-        seen = [choice.support]
+        found = [] if pure is None else [pure]
+        seen, best = [choice.support], self._best_priced()
         for _ in range(_NUM_RIVALS):
             rival = self._choose(limit, excluding=seen)
-            if rival is None or not self.room_for(1):
-                return
+            if rival is None or not self.room_for(len(found) + 1):
+                break
             seen.append(rival.support)
-            best = self._best_priced()
             if best is not None:
                 fixed_us = best.time_us - self.layers_us(best)
                 if rival.time_us + fixed_us > _NEAR * self.best(self.budget).time_us:
-                    return
-            self.try_mix(rival)
+                    break
+            found.append(rival)
+        self.try_all([(mix.counts, mix.bytes) for mix in found])  # at the same time
 
     def _write_out(self, support: Collection[tuple[str, str]] = ()) -> bool:
         """Prices layers that are written out instead of being turns of a loop.
