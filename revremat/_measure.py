@@ -310,7 +310,7 @@ def _name_of(step: Any) -> str:
 
 _PACKING_SECONDS = 5.0
 _OPAQUE = (
-    "kernels of the program's own (Pallas) are timed by what they read and write: "
+    "some kernels of the program's own (Pallas) are timed by what they read and write: "
     "their arithmetic is not known"
 )
 _SAME_WORK = (

@@ -10,11 +10,11 @@ from revremat.xla._compile import Lowered as Lowered
 from revremat.xla._compile import compile_step as compile_step
 from revremat.xla._compile import lower_step as lower_step
 from revremat.xla._compile import read_compiled as read_compiled
-from revremat.xla._cost import has_opaque_kernels as has_opaque_kernels
 from revremat.xla._curve import memory_curve as memory_curve
 from revremat.xla._dumps import find_dump as find_dump
 from revremat.xla._dumps import read_dump as read_dump
 from revremat.xla._hlo import Module as Module
+from revremat.xla._kernels import has_opaque_kernels as has_opaque_kernels
 from revremat.xla._liveness import Heap as Heap
 from revremat.xla._liveness import Liveness as Liveness
 from revremat.xla._liveness import liveness as liveness

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from revremat.xla._access import Access, steps_over_rows
-from revremat.xla._attention import attention_of
 from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
+from revremat.xla._kernels import work_of
 
 _FREE = {
     "parameter",
@@ -71,7 +71,7 @@ class Matmul:
       kind: `matmul` (a library's, or in a fusion of one), `dot` (a plain one),
         `turned_dot` (a plain one both of whose operands are transposed),
         `convolution`, `filter_gradient` (a convolution with as large a window),
-        `attention` (all products of one call).
+        `kernel` (all products of one that the compiler did not make).
       dtype: Of the operands.
       flops: A multiply-add as two.
       batch: How many products of matrices it is.
@@ -154,17 +154,6 @@ def cost_of(i: Any, module: Module) -> Cost:
     )
 
 
-_KERNELS = ("__gpu$xla.gpu.triton", "mosaic_gpu", "tpu_custom_call")
-
-
-def has_opaque_kernels(module: Module) -> bool:
-    """Whether there are kernels of the program's own, whose arithmetic is unknown."""
-    return any(
-        i.opcode == "custom-call" and i.custom_call_target.startswith(_KERNELS)
-        for i in module.instructions.values()
-    )
-
-
 def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
     """Adds the arithmetic of an instruction, and of all that it calls."""
     if i.opcode in ("fusion", "call") or (
@@ -180,12 +169,10 @@ def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
     if product is not None:
         tally.matmuls.append(product)
         return
-    attention = attention_of(i, module)
-    if attention is not None:
-        product = Matmul("attention", attention.dtype, attention.product_flops)
-        tally.matmuls.append(product)
-        tally.other_flops += attention.other_flops
-        tally.other_flops += TRANSCENDENTAL_FLOPS * attention.exponentials
+    work = work_of(i, module)
+    if work is not None:
+        tally.matmuls.append(Matmul("kernel", work.dtype, work.product_flops))
+        tally.other_flops += work.other_flops + TRANSCENDENTAL_FLOPS * work.functions
         return
     if i.opcode in ("reduce", "reduce-window", "select-and-scatter"):
         read = module.operands(i)[0].shape

@@ -134,6 +134,25 @@ def test_a_kernel_of_ones_own_is_made_for_the_target_and_not_timed(target):
     assert not any("their arithmetic is not known" in note for note in plain)
 
 
+@pytest.mark.parametrize("estimate", [None, pl.CostEstimate(3 << 30, 0, 0)])
+def test_on_tpu_a_kernels_author_says_what_it_computes(estimate):
+    tpu = rr.target("v5e:1x1")
+    if missing := tpu.missing():
+        pytest.skip(missing)
+
+    def kernel(x, y):
+        y[...] = jnp.exp(x[...])
+
+    x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+    step = pl.pallas_call(kernel, out_shape=x, cost_estimate=estimate)
+    module = Module.from_bytes(lower_step(step, (x,), tpu).compile().hlo)
+    costs = [cost_of(i, module) for i in module.instructions.values()]
+    flops = sum(sum(cost.matmul_flops.values()) for cost in costs)
+    assert flops == (estimate.flops if estimate else 0)
+    notes = rr.measure(step, x, target=tpu).notes
+    assert any("arithmetic is not known" in note for note in notes) == (not estimate)
+
+
 def test_layers_with_a_kernel_of_ones_own_are_units():
     @jax.custom_vjp
     def activation(x):
