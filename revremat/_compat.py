@@ -10,6 +10,7 @@ import jax
 from jax._src import source_info_util
 from jax._src.core import JaxprEqn, Tracer
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
+from jax._src.mesh import abstract_device_from
 from jax.extend import backend
 from jax.extend.core import (
     ClosedJaxpr,  # type: ignore[reportPrivateImportUsage]
@@ -200,7 +201,7 @@ def trace_absent_kernels() -> None:
 
     JAX looks for both while it traces, which is long before anything runs. From here on
     it gets an answer where it would have had none: a recent cuDNN, and the card of
-    `on_card`, or one that can do what is asked. A card that is there is asked as ever.
+    `on_device`, or one that can do what is asked. Cards that are there are asked.
     """
     version = cudnn_attention.check_cudnn_version
     at_least = cudnn_attention.check_compute_capability
@@ -236,22 +237,19 @@ def _has_card() -> bool:
 
 
 @contextlib.contextmanager
-def on_card(name: str, num_cores: int, capability: str) -> Iterator[None]:
-    """Kernels are traced and lowered for a card that is not there.
+def on_device(device: Any, capability: str) -> Iterator[None]:
+    """Kernels are traced and lowered for a device that is not there.
 
     Args:
-      name: Its maker's, `NVIDIA H100 80GB HBM3`.
-      num_cores: Its multiprocessors.
-      capability: What it can do, `9.0a`.
+      device: One of a topology's.
+      capability: Of NVIDIA's cards, what they can do: `9.0a`; else empty.
     """
     trace_absent_kernels()
-    device = jax.sharding.AbstractDevice(
-        device_kind=name, num_cores=num_cores, platform="gpu"
-    )
     mesh = jax.sharding.get_abstract_mesh()
-    token = _capability.set(_parts(capability))
+    known = mesh.update(abstract_device=abstract_device_from(device))
+    token = _capability.set(_parts(capability) if capability else None)
     try:
-        with jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device)):
+        with jax.sharding.use_abstract_mesh(known):
             yield
     finally:
         _capability.reset(token)

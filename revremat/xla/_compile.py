@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from revremat._compat import on_card
+from revremat._compat import on_device
 from revremat._errors import UserError, python_values
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
@@ -134,12 +134,11 @@ def lower_step(
 
 
 def _elsewhere(target: Target) -> contextlib.AbstractContextManager[None]:
-    """Kernels that ask which card they are for are told the target."""
-    if target.platform != "cuda" or target.present:
+    """Kernels that ask which device they are for are told the target's."""
+    if target.platform == "cpu" or target.present:
         return contextlib.nullcontext()
-    facts = target.card.description
-    capability = str(facts["compute_capability"])
-    return on_card(target.card.name, int(facts["core_count"]), capability)
+    capability = target.card.description.get("compute_capability", "")
+    return on_device(target.devices[0], str(capability))
 
 
 def compile_step(

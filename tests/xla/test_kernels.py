@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -143,8 +144,12 @@ def test_on_tpu_a_kernels_author_says_what_it_computes(estimate):
     def kernel(x, y):
         y[...] = jnp.exp(x[...])
 
+    def step(x):
+        assert pltpu.get_tpu_info().num_lanes == 128  # kernels ask what they run on
+        made = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pl.pallas_call(kernel, out_shape=made, cost_estimate=estimate)(x)
+
     x = jax.ShapeDtypeStruct((256, 256), jnp.float32)
-    step = pl.pallas_call(kernel, out_shape=x, cost_estimate=estimate)
     module = Module.from_bytes(lower_step(step, (x,), tpu).compile().hlo)
     costs = [cost_of(i, module) for i in module.instructions.values()]
     flops = sum(sum(cost.matmul_flops.values()) for cost in costs)
