@@ -61,7 +61,7 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def same_run(
-    file: Path, identity: dict[str, Any], settings: dict[str, Any]
+    file: Path, identity: dict[str, Any], settings: dict[str, Any], *, begun: bool
 ) -> list[str]:
     """Write what a run is, or check that a run that goes on is still the same one.
 
@@ -69,6 +69,7 @@ def same_run(
       file: `run.json`.
       identity: What may not change on the way, by name.
       settings: What may.
+      begun: Whether anything of the run is kept; else it is this run's from here on.
 
     Returns:
       What did change among the settings, in words.
@@ -78,7 +79,7 @@ def same_run(
     """
     facts = json.loads(json.dumps({"identity": identity, "settings": settings}))
     text = json.dumps(facts, indent=2) + "\n"
-    if not file.exists():
+    if not begun or not file.exists():
         write_whole(file, text)
         return []
     try:

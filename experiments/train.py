@@ -49,6 +49,8 @@ def train(config: Experiment) -> None:
 
     # ---- Devices, data, program: nothing is allocated yet ----------------------------
     devices = find_devices(config.train.target)
+    if getattr(config.model, "attention", "") == "cudnn":
+        check_has_cudnn(devices)
     mesh = sharding.make_mesh(mesh_axes(config, len(devices)), devices)
     program = build(config, mesh)
     splits = data.load(config.data, getattr(config.model, "seq_len", 0))
@@ -61,9 +63,11 @@ def train(config: Experiment) -> None:
 
     # ---- Folder of the run -----------------------------------------------------------
     folder.mkdir(parents=True, exist_ok=True)
-    changes = records.same_run(folder / "run.json", *facts(config, splits))
     checkpoints = Checkpoints(folder / "checkpoints", config.train.keep)
     start = checkpoints.last_step or 0
+    changes = records.same_run(
+        folder / "run.json", *facts(config, splits), begun=start > 0
+    )
 
     # ---- Compile the step, as it is reported and as it is run ------------------------
     # As in the report: what is kept is decided by us, not by a pass of the compiler.
@@ -185,6 +189,15 @@ def find_devices(target: str) -> list[Any]:
     # Asked before JAX starts; where it has started, the mesh says what is missing.
     jax.config.update("jax_platforms", "cpu")
     return wanted.devices
+
+
+def check_has_cudnn(devices: list[Any]) -> None:
+    """Refuses attention by cuDNN where there is none."""
+    if devices[0].platform != "gpu":
+        raise UserError(
+            f"model.attention is cudnn, and {devices[0].device_kind} devices have no "
+            "cuDNN: write --model.attention dot_product"
+        )
 
 
 def facts(config: Experiment, splits: data.Splits) -> tuple[dict, dict]:

@@ -98,9 +98,10 @@ class Report:
         found, refused = self._measure()
         if not found or (refused and (self.lock or self.check)):
             raise refused[0]
-        _out(found[0] if len(found) == 1 else found)
+        noun = found[0] if len(found) + len(refused) == 1 else found
+        _out(noun)
         for path in filter(None, (self.json, self.html)):
-            write(found[0] if len(found) == 1 else found, path)
+            write(noun, path)
         if self.lock is not None:
             write_text(self.lock, lock_text(found, self.tolerance))
         grown = check_lock(found, self.check) if self.check is not None else []
@@ -129,8 +130,8 @@ class Report:
                 f"a tolerance of {self.tolerance} is no share: write one such as 0.01"
             )
 
-    def _measure(self) -> tuple[list[Measurement], list[ProgramError]]:
-        """What is measured, and why some targets' compilers refuse the program."""
+    def _measure(self) -> tuple[list[Measurement], list[UserError]]:
+        """What is measured, and why the program is not on some targets."""
         if is_dump(self.program):
             return self._read(), []
         if self.module:
@@ -144,20 +145,24 @@ class Report:
         overrides = dict(read_override(text) for text in self.set)
         found, refused = [], []
         for target in targets:
-            if self.largest_batch:
-                overrides = self._largest(target, overrides)
-            problem = load(self.program, target, overrides)
-            if plan is not None:
-                problem = planned(problem, plan, target)
             try:
-                found.append(self._measure_on(target, problem, rules))
-            except ProgramError as error:
+                found.append(self._measure_on(target, overrides, plan, rules))
+            except UserError as error:
                 refused.append(error)
         return found, refused
 
     def _measure_on(
-        self, target: Target, problem: Problem, rules: dict[str, str]
+        self,
+        target: Target,
+        overrides: dict[str, Any],
+        plan: Plan | None,
+        rules: dict[str, str],
     ) -> Measurement:
+        if self.largest_batch:
+            overrides = self._largest(target, overrides)
+        problem = load(self.program, target, overrides)
+        if plan is not None:
+            problem = planned(problem, plan, target)
         with users_errors(f"{self.program} does not compile for {target}"):
             step, specs = problem.make_step()
             m = measure(

@@ -11,6 +11,7 @@ from jax._src import source_info_util
 from jax._src.core import JaxprEqn, Tracer
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax._src.mesh import abstract_device_from
+from jax._src.pallas.triton import gpu_info
 from jax.extend import backend
 from jax.extend.core import (
     ClosedJaxpr,  # type: ignore[reportPrivateImportUsage]
@@ -193,6 +194,7 @@ def jax_version() -> str:
 
 _capability: ContextVar[tuple[int, ...] | None] = ContextVar("capability", default=None)
 _CUDNN = 92000  # What is said where there is none to ask.
+_OLDEST = (8, 0)
 
 
 @functools.cache
@@ -204,6 +206,7 @@ def trace_absent_kernels() -> None:
     `on_device`, or one that can do what is asked. Cards that are there are asked.
     """
     version = cudnn_attention.check_cudnn_version
+    shapes = cudnn_attention.check_is_flash_attention
     at_least = cudnn_attention.check_compute_capability
     equals = cudnn_attention.is_cuda_compute_capability_equal
 
@@ -223,9 +226,34 @@ def trace_absent_kernels() -> None:
             return asked == _parts(wanted)
         return equals(wanted)
 
+    def check_is_flash_attention(*args: Any, **kwargs: Any) -> None:
+        asked = _capability.get()
+        if asked is not None and asked < _OLDEST:  # JAX leaves that to cuDNN
+            raise NotImplementedError(
+                "cuDNN's attention needs a card of compute capability "
+                f"{_text(_OLDEST)} or more, and the target's is {_text(asked)}"
+            )
+        shapes(*args, **kwargs)
+
+    cudnn_attention.check_is_flash_attention = check_is_flash_attention
     cudnn_attention.check_cudnn_version = check_cudnn_version
     cudnn_attention.check_compute_capability = check_compute_capability
     cudnn_attention.is_cuda_compute_capability_equal = is_cuda_compute_capability_equal
+
+    arch_of = getattr(gpu_info, "_get_device_arch_name", None)
+
+    def _get_device_arch_name(device_kind: str) -> str:
+        """Of cards that Pallas does not know by their name."""
+        if (asked := _capability.get()) is not None or arch_of is None:
+            return _text(asked or ())
+        return arch_of(device_kind)
+
+    if arch_of is not None:  # since JAX 0.11.2
+        gpu_info._get_device_arch_name = _get_device_arch_name
+
+
+def _text(capability: tuple[int, ...]) -> str:
+    return ".".join(map(str, capability))
 
 
 def _parts(capability: str) -> tuple[int, ...]:

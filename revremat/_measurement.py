@@ -11,6 +11,7 @@ from typing import Any, overload
 
 from revremat._bytes import format_bytes, format_us
 from revremat._history import Curve, Span
+from revremat._types import check_types
 from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
 
 PHASES = (
@@ -401,7 +402,7 @@ class Measurement:
                 Buffer(**{**b, "shape": tuple(b["shape"])})
                 for b in memory.pop("buffers")
             )
-            return Measurement(
+            found = Measurement(
                 **{**data, "notes": tuple(data["notes"])}
                 | {
                     "memory": Memory(
@@ -415,6 +416,8 @@ class Measurement:
                     "time": Time(**time, spans=spans),
                 }
             )
+            check_types(found)
+            return found
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a measurement: {error}") from None
 

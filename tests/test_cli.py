@@ -38,6 +38,11 @@ def wide_on_one_device(target):
     width = 3 if target.num_devices > 1 else 4
     return rr.Problem(loss=lambda x: jnp.sum(x @ jnp.ones(width)), specs=(x,))
 
+def for_one_device(target):
+    if target.num_devices > 1:
+        raise ValueError("not for several devices")
+    return wide_on_one_device(target)
+
 def stacked(target):
     ws = jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)
     x = jax.ShapeDtypeStruct((256, 64), jnp.float32)
@@ -388,6 +393,13 @@ def test_targets_that_refuse_a_program_are_told_of_beside_the_others(folder, cap
         "revremat: program.py:wide_on_one_device does not compile for cpu:2:"
     )
     lock = ["--lock", "memory.lock"]
+    made = ["report", "program.py:for_one_device", *both, "--json", "found.json"]
+    code, out, err = run(capsys, *made)
+    assert code == 1
+    assert "cpu:1" in out
+    assert "ValueError: not for several devices" in err
+    assert isinstance(json.loads((folder / "found.json").read_text()), list)
+    (folder / "found.json").unlink()
     code, out, err = run(
         capsys, "report", "program.py:wide_on_one_device", *both, *lock
     )

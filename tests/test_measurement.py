@@ -147,6 +147,12 @@ def test_any_measurement_reads_back(measurement):
         MEASUREMENT.to_json().replace('"step_us"', '"step_s"'),
         MEASUREMENT.to_json().replace('"program"', '"programme"'),
         MEASUREMENT.to_json()[:-100],
+        MEASUREMENT.to_json().replace(
+            '"reserve_bytes": ', '"reserve_bytes": "x", "y": '
+        ),
+        json.dumps(json.loads(MEASUREMENT.to_json()) | {"device_bytes": "large"}),
+        json.dumps(json.loads(MEASUREMENT.to_json()) | {"notes": [3]}),
+        json.dumps(json.loads(MEASUREMENT.to_json()) | {"cached": 1}),
     ],
 )
 def test_what_is_no_measurement_is_refused(text):

@@ -59,6 +59,13 @@ class BlockConfig:
                 f"width {self.width} is not a multiple of num_heads {self.num_heads}; "
                 "choose heads that divide it"
             )
+        if self.attention == "cudnn" and self.dtype == "float32":
+            raise UserError(
+                "cuDNN's attention is for 16 bits and model.dtype is float32: write "
+                "model.dtype=bfloat16, or model.attention=dot_product"
+            )
+        if self.depth < 1:
+            raise UserError(f"model.num_layers is {self.depth}: write 1 or more")
 
     @property
     def head_width(self) -> int:

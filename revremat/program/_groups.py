@@ -38,7 +38,9 @@ def layers_of_groups(
       used_after: What the rest of the program uses.
     """
     place = {op: k for k, op in enumerate(ops)}
-    start, period = place[groups.turns[0].ops[0]], len(groups.body.ops)
+    # What the first group is given may be made before all of this, and not be seen.
+    seen = groups.turns[min(1, len(groups.turns) - 2)]
+    start, period = place[seen.ops[0]], len(groups.body.ops)
     # A row of equal layers may go on from one group to the next.
     two = ops[start : start + 2 * period]
     inner = longest_loop(two, 0.0, period // 2)

@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 
-from revremat._compat import on_device
+from revremat._compat import on_device, trace_absent_kernels
 from revremat._errors import UserError, python_values
+from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
 from revremat.xla._no_kernels import no_kernels
@@ -125,12 +126,25 @@ def lower_step(
         jitted: Any = step
     else:
         jitted = jax.jit(step, donate_argnums=donate)
+    trace_absent_kernels()
     with _elsewhere(target):
         with python_values(getattr(step, "__name__", "the step"), specs):
             traced = jitted.trace(*placed)
-        lowered = traced.lower(lowering_platforms=(target.platform,))
+        lowered = _lower(traced, target)
     options = {**_default_options(target), **(options or {})}
     return Lowered(lowered, target, options, placed)
+
+
+def _lower(traced: Any, target: Target) -> Any:
+    try:
+        return traced.lower(lowering_platforms=(target.platform,))
+    except NotImplementedError as error:
+        if target.platform == "cuda" or ATTENTION not in str(error):
+            raise
+        raise UserError(
+            f"the program calls cuDNN's attention, which {target} does not have: write "
+            "another implementation, or a target such as h100:1"
+        ) from None
 
 
 def _elsewhere(target: Target) -> contextlib.AbstractContextManager[None]:

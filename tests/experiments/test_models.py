@@ -275,6 +275,13 @@ def test_heads_must_divide_the_width():
         _ = dataclasses.replace(SMALL_GPT, num_heads=3).block
 
 
+def test_attention_by_cudnn_is_for_16_bits():
+    by_cudnn = dataclasses.replace(SMALL_GPT, attention="cudnn")
+    with pytest.raises(UserError, match=r"model\.dtype is float32: write"):
+        _ = by_cudnn.block
+    assert dataclasses.replace(by_cudnn, dtype="bfloat16").block
+
+
 def test_patches_must_tile_the_image():
     with pytest.raises(UserError, match="image_size 8 is not a multiple of"):
         ViTConfig(patch_size=3)

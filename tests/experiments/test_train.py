@@ -293,6 +293,17 @@ def test_a_folder_of_another_run_is_refused(trainer, uninterrupted, tmp_path):
     assert losses(folder) == losses(uninterrupted)
 
 
+def test_a_start_that_failed_does_not_keep_the_folder(trainer, tmp_path):
+    folder = tmp_path / "run"
+    code, _, err = trainer.run(folder, "--train.plan", str(tmp_path / "no.json"))
+    assert code == 1
+    assert_one_sentence(err)
+    few = ("--train.num-steps", "1", "--model.width", "32")
+    code, out, err = trainer.run(folder, *few)
+    assert (code, err) == (0, "")
+    assert "changed since" not in out
+
+
 def test_eight_cpu_devices_train_to_the_same_losses(trainer, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     sizes = ("--sharding.model", "2", "--sharding.fsdp", "2")
@@ -325,6 +336,8 @@ def test_eight_cpu_devices_train_to_the_same_losses(trainer, uninterrupted, tmp_
         (("--optim.warmup-steps", "-5"), "optim.warmup_steps is -5: write 0 or"),
         (("--model.dropout", "1.5"), "model.dropout is 1.5: write the part of"),
         (("--train.dir", "/proc/no/run"), "/proc/no"),
+        (("--model.num-layers", "0"), "model.num_layers is 0: write 1 or more"),
+        (("--model.attention", "cudnn"), "cpu devices have no cuDNN: write --model."),
     ],
 )
 def test_what_cannot_be_trained_is_one_sentence(

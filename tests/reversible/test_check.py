@@ -1,8 +1,11 @@
 """check_inverse: a table for what is right, one sentence for what is not."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 import revremat as rr
 from revremat.reversible import Custom, additive, check_inverse, exact, to_grid
@@ -31,6 +34,23 @@ def test_errors_by_dtype_and_depth():
         *["round", "trip", "gradient", "noise", "floor"],
     ]
     assert len({len(line) for line in (header, *lines)}) == 1
+
+
+def test_the_first_example_of_the_docs_comes_back_with_its_gradients():
+    text = (Path(__file__).parents[2] / "docs" / "reversible.md").read_text()
+    x = jax.random.normal(jax.random.key(0), (8, 64))
+    known = {"x": x}
+    exec(text.split("```python\n")[1].split("```")[0], known)
+    assert jnp.abs(known["x"] - x).max() < 1e-4
+    loss = lambda model: (model(x) ** 2).mean()
+    kept = known["RevScan"](
+        known["make_block"], 24, rngs=nnx.Rngs(0), actions=[rr.SAVE] * 24
+    )
+    inverted, plain = (
+        jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(nnx.grad(loss)(m))])
+        for m in (known["model"], kept)
+    )
+    assert jnp.linalg.norm(inverted - plain) < 1e-5 * jnp.linalg.norm(plain)
 
 
 def test_bfloat16_drifts_and_the_grid_does_not():

@@ -100,6 +100,23 @@ def test_what_the_cards_own_kernels_cannot_do_is_refused(target):
         rr.measure(jax.grad(wide), *specs(), target="a100:1")
 
 
+def test_cards_and_devices_that_have_none_are_told_of(target):
+    with pytest.raises(NotImplementedError, match=r"8\.0 or more, and the target's is"):
+        rr.measure(jax.grad(loss), *specs(), target="v100:1")
+    with pytest.raises(rr.UserError, match="which cpu:1 does not have: write another"):
+        rr.measure(jax.grad(loss), *specs(), target="cpu:1")
+
+
+def test_layers_of_a_python_loop_are_layers_wherever_their_input_is_made():
+    w, x = specs()
+    each = [{k: jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for k, a in w.items()}] * 6
+    in_turn = lambda w, x: functools.reduce(lambda x, w: layer(x, w), w, x).sum()
+    (given,) = rr.trace(in_turn, each, x).units
+    (made,) = rr.trace(lambda w, x: in_turn(w, jnp.tanh(x)), each, x).units
+    assert (given.num_layers, made.num_layers) == (6, 6)
+    assert len(given.operations) == len(made.operations)
+
+
 def test_a_plan_keeps_all_that_spares_the_kernel(target):
     plan = rr.search(loss, *specs(), budget="40MiB", target=target, most_compiles=16)
     assert plan.fits
@@ -133,6 +150,17 @@ def test_a_kernel_of_ones_own_is_made_for_the_target_and_not_timed(target):
     assert any("their arithmetic is not known" in note for note in told)
     plain = rr.measure(jnp.exp, x, target=target).notes
     assert not any("their arithmetic is not known" in note for note in plain)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize("card", ["a6000", "h800"])
+def test_pallas_is_told_of_cards_that_it_does_not_know_by_name(target, card):
+    def kernel(x, y):
+        y[...] = jnp.exp(x[...])
+
+    x = jax.ShapeDtypeStruct((1024,), jnp.float32)
+    step = pl.pallas_call(kernel, out_shape=x)
+    assert rr.measure(step, x, target=f"{card}:1").memory.total_bytes == 8192
 
 
 @pytest.mark.parametrize("estimate", [None, pl.CostEstimate(3 << 30, 0, 0)])
