@@ -240,16 +240,18 @@ def trace_absent_kernels() -> None:
     cudnn_attention.check_compute_capability = check_compute_capability
     cudnn_attention.is_cuda_compute_capability_equal = is_cuda_compute_capability_equal
 
-    arch_of = getattr(gpu_info, "_get_device_arch_name", None)
+    if hasattr(gpu_info, "_get_device_arch_name"):  # since JAX 0.11.2
+        gpu_info._get_device_arch_name = _arch_or(gpu_info._get_device_arch_name)
 
-    def _get_device_arch_name(device_kind: str) -> str:
-        """Of cards that Pallas does not know by their name."""
-        if (asked := _capability.get()) is not None or arch_of is None:
-            return _text(asked or ())
-        return arch_of(device_kind)
 
-    if arch_of is not None:  # since JAX 0.11.2
-        gpu_info._get_device_arch_name = _get_device_arch_name
+def _arch_or(arch_of: Callable[[str], str]) -> Callable[[str], str]:
+    """The capability of a card that Pallas does not know by its name."""
+
+    def get(device_kind: str) -> str:
+        asked = _capability.get()
+        return arch_of(device_kind) if asked is None else _text(asked)
+
+    return get
 
 
 def _text(capability: tuple[int, ...]) -> str:

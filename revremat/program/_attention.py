@@ -19,9 +19,8 @@ def attention_flops(kind: str, params: Any, shapes: list[tuple[int, ...]]) -> in
       shapes: Of queries, keys and values, and whatever follows.
     """
     query, key, value = shapes[:3]
-    heads_last = params.get("layout", 0) == 0  # else they stand before the positions
-    queries, heads = (query[1], query[2]) if heads_last else (query[2], query[1])
-    keys = key[1] if heads_last else key[2]
+    place = 1 if params.get("layout", 0) == 0 else 2  # positions, then heads; or not
+    queries, heads, keys = query[place], query[3 - place], key[place]
     pairs = num_pairs(
         queries,
         keys,
