@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -26,10 +26,10 @@ from revremat._prices import (
     correct,
     hold,
     summary,
-    unrolled,
 )
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE, fill, trim_ends
+from revremat._twins import drop_maxima, write_out
 from revremat.policies import Choice, Menu
 from revremat.program._loss import trace_loss
 from revremat.xla import Target
@@ -43,8 +43,6 @@ _MOST_CANDIDATES = 12
 _FEWEST_CANDIDATES = 3
 # As written, two second prices, the choice, and once more if it came out too large.
 _AFTER_PRICING = 5
-# Mixes of layers written out, until one fits.
-_AFTER_TWINS = 4
 
 
 class Search(Compiled):
@@ -152,7 +150,8 @@ class Search(Compiled):
             prices.price_roughly()
         self._correct()
         if self.most_compiles is None:
-            self._write_out()
+            drop_maxima(self)
+            write_out(self)
         self.priced = True
 
     def fit(self, budget_bytes: int) -> Fit:
@@ -170,7 +169,7 @@ class Search(Compiled):
         bound_us, greedy_us = 0.0, None
         if choice is not None:
             self._rivals(choice)
-            if self._write_out(choice.support):
+            if write_out(self, choice.support):
                 choice = self._tighten() or choice
                 self._rivals(choice)
             for way in ("unroll", "on_host"):
@@ -356,29 +355,6 @@ class Search(Compiled):
                     break
             found.append(rival)
         self.try_all([(mix.counts, mix.bytes) for mix in found])  # at the same time
-
-    def _write_out(self, support: Collection[tuple[str, str]] = ()) -> bool:
-        """Prices layers that are written out instead of being turns of a loop.
-
-        Args:
-          support: Units and names of what was chosen: where there is no room for all,
-            only these are written out.
-
-        Returns:
-          Whether there are new prices.
-        """
-        found = False
-        for prices in self.prices if self.unroll else ():
-            name = prices.unit.name
-            twins = prices.written_out()
-            chosen = {unrolled(n) for unit, n in support if unit == name}
-            if not self.room_for(len(twins) + len(chosen) + _AFTER_TWINS):
-                twins = [twin for twin in twins if twin.name in chosen]
-            if twins and self.room_for(len(twins) + len(chosen) + 1):
-                prices.offer(twins)
-                self.candidates[name] = (*self.candidates[name], *twins)
-                found = True
-        return found
 
     def _try_smallest(self) -> Choice | None:
         """Compiles what needs least by its prices; the fastest that needs no more."""

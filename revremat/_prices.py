@@ -103,6 +103,9 @@ class UnitPrices:
       choices: Its candidates; one is called `full` and keeps nothing but the input.
       cut: Cuts the program to it.
       ask: Compiles steps.
+
+    Attributes:
+      passed_over: Candidates that are not worth a price written out: a twin is faster.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class UnitPrices:
     ):
         self.unit, self.ask = unit, ask
         self.choices = {c.name: c for c in choices}
+        self.passed_over: set[str] = set()
         self.start(cut)
 
     def start(self, cut: UnitCut) -> None:
@@ -173,6 +177,7 @@ class UnitPrices:
             if candidate.action.can_unroll
             and not candidate.action.unroll
             and unrolled(name) not in self.choices
+            and name not in self.passed_over
         ]
 
     def offer(self, more: Sequence[Candidate]) -> None:

@@ -42,7 +42,7 @@ PROMISED = {"uniform preset": 1.12, "two-preset split": 1.03, "memory budget": 1
 _LEVEL = 0.9995
 
 REASONS: dict[str, str] = {
-    "revbifpn_s4": "at the largest budget it keeps a set that is none of the twelve "
+    "revbifpn_s4": "at large budgets it keeps sets that are none of the twelve "
     "candidates; with less memory, where the search inverts, it has no plan at all",
 }
 """Programs where a rival's mean is above the search's: why."""
