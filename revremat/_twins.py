@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from revremat._prices import UnitPrices, unrolled
-from revremat.policies import Candidate, without_maxima
+from revremat.policies import Candidate, kept_maxima, without_maxima
 
 if TYPE_CHECKING:
     from revremat._choose import Search
@@ -16,22 +16,20 @@ _AFTER_TWINS = 4
 def drop_maxima(search: "Search") -> None:
     """Prices what keeps a softmax's maxima also without them, where that is faster.
 
-    One candidate tells for all of its unit: it is the same softmax.
+    One candidate tells for all of its unit, maximum by maximum.
     """
     for prices in search.prices:
-        twins: dict[str, Candidate] = {}
-        for candidate in search.candidates[prices.unit.name]:
-            found = without_maxima(prices.unit, candidate)
-            taken = {c.action for c in (*prices.choices.values(), *twins.values())}
-            if found is not None and found.action not in taken:
-                twins[candidate.name] = found
-        if not twins:
-            continue
-        name, first = next(iter(twins.items()))
-        _offer(search, prices, [first])
-        if prices.difference(first.name)[1] < prices.difference(name)[1]:
-            _offer(search, prices, list(twins.values())[1:])
-            prices.passed_over |= twins.keys()
+        unit, few = prices.unit, search.candidates[prices.unit.name]
+        kept = {candidate: kept_maxima(unit, candidate) for candidate in few}
+        slower: set[str] = set()
+        for maximum in dict.fromkeys(name for names in kept.values() for name in names):
+            one = next(c for c, names in kept.items() if maximum in names)
+            twin = _priced(search, prices, [without_maxima(one, [maximum])])[0]
+            if prices.difference(twin)[1] < prices.difference(one.name)[1]:
+                slower.add(maximum)
+        keeping = [c for c, names in kept.items() if slower & set(names)]
+        _priced(search, prices, [without_maxima(c, slower) for c in keeping])
+        prices.passed_over |= {candidate.name for candidate in keeping}
 
 
 def write_out(search: "Search", support: Collection[tuple[str, str]] = ()) -> bool:
@@ -53,12 +51,18 @@ def write_out(search: "Search", support: Collection[tuple[str, str]] = ()) -> bo
         if not search.room_for(len(twins) + len(chosen) + _AFTER_TWINS):
             twins = [twin for twin in twins if twin.name in chosen]
         if twins and search.room_for(len(twins) + len(chosen) + 1):
-            _offer(search, prices, twins)
+            _priced(search, prices, twins)
             found = True
     return found
 
 
-def _offer(search: "Search", prices: UnitPrices, twins: Sequence[Candidate]) -> None:
-    prices.offer(twins)
-    name = prices.unit.name
-    search.candidates[name] = (*search.candidates[name], *twins)
+def _priced(
+    search: "Search", prices: UnitPrices, twins: Sequence[Candidate]
+) -> list[str]:
+    """The names under which twins have prices: another's where they are no news."""
+    unit, names = prices.unit.name, {c.action: c.name for c in prices.choices.values()}
+    missing = {t.action: t for t in twins if t.action not in names}
+    prices.offer([*missing.values()])
+    search.candidates[unit] = (*search.candidates[unit], *missing.values())
+    names |= {action: twin.name for action, twin in missing.items()}
+    return [names[twin.action] for twin in twins]

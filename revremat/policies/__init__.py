@@ -11,6 +11,7 @@ from revremat.policies._greedy import smallest_bytes as smallest_bytes
 from revremat.policies._joint import Cost as Cost
 from revremat.policies._joint import Joint as Joint
 from revremat.policies._joint import Rates as Rates
+from revremat.policies._maxima import kept_maxima as kept_maxima
 from revremat.policies._maxima import without_maxima as without_maxima
 from revremat.policies._milp import Choice as Choice
 from revremat.policies._milp import Menu as Menu

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat.policies import Candidate, without_maxima
+from revremat.policies import Candidate, kept_maxima, without_maxima
 
 LAYERS, ROWS, WIDTH = 3, 16, 8
 
@@ -41,5 +41,10 @@ def unit():
     ],
 )
 def test_maxima_go_and_all_else_stays(unit, action, expected):
-    found = without_maxima(unit, Candidate("one", action))
-    assert found == (expected and Candidate("one, no maxima", expected))
+    candidate = Candidate("one", action)
+    kept = kept_maxima(unit, candidate)
+    assert kept == (("reduce_max_0",) if expected else ())
+    found = without_maxima(candidate, kept)
+    assert found == (
+        Candidate("one, no reduce_max_0", expected) if expected else candidate
+    )
