@@ -42,6 +42,11 @@ def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:
     """
     function = _function(program)
     with users_errors(f"{program} raised while making its problem"):
+        if not inspect.signature(function).parameters:
+            raise UserError(
+                f"{program} takes no argument, and is given the target: "
+                f"write 'def {program.rpartition(':')[2]}(target): ...'"
+            )
         problem = function(machine, **overrides)
     if not isinstance(problem, Problem):
         raise UserError(
@@ -63,6 +68,11 @@ def _function(program: str) -> Callable[..., Any]:
         raise UserError(f"{program!r} names no program: write {FORM}")
     module = _import(place, program)
     function = getattr(module, function_name, None)
+    if isinstance(function, Problem):
+        raise UserError(
+            f"{program} is a Problem, and must be a function that makes one for a "
+            f"target: write 'def {function_name}(target): return rr.Problem(...)'"
+        )
     if not callable(function):
         callables = [n for n, v in vars(module).items() if _is_own(v, module)]
         has = f"it has {', '.join(callables)}" if callables else "it has none"

@@ -29,6 +29,15 @@ def helper(n):
 def refusing(target):
     raise rr.UserError("a clear sentence of their own")
 """
+MADE = """
+import jax.numpy as jnp
+import revremat as rr
+
+made = rr.Problem(loss=lambda x: jnp.sum(x), specs=(jnp.zeros(3),))
+
+def alone():
+    return made
+"""
 
 
 @pytest.fixture
@@ -39,6 +48,7 @@ def folder(tmp_path, monkeypatch):
     for name in [n for n in sys.modules if n.startswith("loaded_")]:
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "loaded_alone.py").write_text(GOOD)
+    (tmp_path / "loaded_made.py").write_text(MADE)
     package = tmp_path / "loaded_package" / "inner"
     package.mkdir(parents=True)
     for part in (package, package.parent):
@@ -100,6 +110,8 @@ def test_overrides_are_its_arguments(folder):
             "no function 'proble': it has problem, wrong, broken, helper, refusing",
         ),
         ("loaded_alone.py:WIDTH", "has no function 'WIDTH'"),
+        ("loaded_made.py:made", "is a Problem, and must be a function .* 'def made"),
+        ("loaded_made.py:alone", r"takes no argument, .* write 'def alone\(target\)"),
         ("loaded_alone.py:wrong", r"returned int, not a revremat\.Problem: write"),
         ("loaded_alone.py:refusing", "^a clear sentence of their own$"),
     ],
