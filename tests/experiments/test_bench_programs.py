@@ -82,6 +82,15 @@ def test_a_step_replaces_its_state(name):
     assert shapes(made) == shapes(specs[0])
 
 
+def test_a_fresh_network_sees_data_of_variance_one():
+    _, specs = PROGRAMS["elementwise_chain"].make(CPU, "cpu").make_step()
+    state, batch = values(specs)
+    moments = jax.tree.leaves(state.opt_state)
+    assert not any(np.asarray(leaf).any() for leaf in moments)
+    assert (np.asarray(state.params[0]["scale"]) == 1).all()
+    assert abs(np.asarray(batch["x"]).std() - 1) < 0.01
+
+
 def gradients(loss, *args):
     def with_aux(*args):
         out = loss(*args)

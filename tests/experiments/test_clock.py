@@ -43,6 +43,14 @@ def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
     assert "mixer" in capsys.readouterr().out
 
 
+def test_a_race_on_no_numbers_is_none(tmp_path):
+    spec = jax.ShapeDtypeStruct((4,), "float32")
+    step = lambda state, x: (jax.numpy.sqrt(state - 1), x)
+    policy = clock_programs.Policy("none", step, (spec, spec), (0,))
+    with pytest.raises(clock.NotFiniteError, match="none: after 3 rounds its state has NaNs"):
+        clock.race([policy], 2, tmp_path, one_thread=False)
+
+
 @pytest.mark.parametrize("name", clock_programs.NAMES[:4])
 def test_programs_have_so_many_policies(name):
     problem = clock_programs.make(name, Here(), "cpu")

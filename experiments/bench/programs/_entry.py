@@ -113,8 +113,12 @@ def training(
 def values(specs: Any, seed: int = 0) -> Any:
     """Numbers for abstract arguments: what a fresh network holds, and random data.
 
-    Matrices are normal with variance one over their inputs, scales and variances one,
-    biases, means and moments zero, whole numbers from 0 to 7.
+    Matrices are normal with variance one over their inputs, data with variance one,
+    scales and variances one, biases, means and moments zero, whole numbers from 0 to 7.
+
+    Args:
+      specs: What a loss takes, or a step: what is trained first, then data.
+      seed: Of the random numbers.
     """
     random = np.random.default_rng(seed)
     return jax.tree_util.tree_map_with_path(partial(_fill, random), specs)
@@ -123,6 +127,7 @@ def values(specs: Any, seed: int = 0) -> Any:
 def _fill(random: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
     where = jax.tree_util.keystr(path, simple=True, separator="/")
     last = where.removesuffix("/value").rsplit("/", 1)[-1]
+    is_data = not where.startswith("0/")
     shape = leaf.shape
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(0), shape)
@@ -131,7 +136,7 @@ def _fill(random: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
     elif last in ("scale", "var"):
         made = np.ones(shape, leaf.dtype)
     elif jnp.issubdtype(leaf.dtype, jnp.floating):
-        inputs = shape[-2] if len(shape) > 1 else 1
+        inputs = shape[-2] if len(shape) > 1 and not is_data else 1
         made = random.standard_normal(shape, np.float32) / np.float32(inputs**0.5)
     else:
         made = random.integers(0, 8, shape)
