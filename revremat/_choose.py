@@ -344,7 +344,9 @@ class Search(Compiled):
         pure = self._choose(alike_limit, pure=True)
         found = [] if pure is None else [pure]
         seen, best = [choice.support], self._best_priced()
-        for _ in range(_NUM_RIVALS):
+        # If all layers are alike in what was chosen, one compile more is left.
+        is_news = pure is not None and pure.support != choice.support
+        for _ in range(_NUM_RIVALS + (not is_news)):
             rival = self._choose(limit, excluding=seen)
             if rival is None or not self.room_for(len(found) + 1):
                 break

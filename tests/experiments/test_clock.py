@@ -47,7 +47,7 @@ def test_a_race_on_no_numbers_is_none(tmp_path):
     spec = jax.ShapeDtypeStruct((4,), "float32")
     step = lambda state, x: (jax.numpy.sqrt(state - 1), x)
     policy = clock_programs.Policy("none", step, (spec, spec), (0,))
-    with pytest.raises(clock.NotFiniteError, match="none: after 3 rounds its state has NaNs"):
+    with pytest.raises(clock.NotFiniteError, match="none: after 3 rounds its"):
         clock.race([policy], 2, tmp_path, one_thread=False)
 
 
