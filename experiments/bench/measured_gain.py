@@ -49,9 +49,10 @@ ON_CPU = (
     "recurrence",
     "physics_rollout",
     "gpt2_xl",
+    "vit_l_384",
+    "mixer_l_16",
 )
 PROMISED = 0.7
-PROMISED_PROGRAMS = 3
 _TOO_LITTLE = 1.01
 
 
@@ -60,7 +61,7 @@ class Options:
     """What is run, and for how long.
 
     Attributes:
-      programs: Which; default: ten on a CPU, all on a GPU.
+      programs: Which; default: twelve on a CPU, all on a GPU.
       size: Of each; default: `cpu` on a CPU, `real` on a GPU.
       budgets: Of each program.
       rounds: Of each plan.
@@ -81,7 +82,7 @@ class Options:
 
 
 def main(options: Options) -> int:
-    """Runs all of it; 1 if fewer programs than promised gain what they should."""
+    """Runs all of it; 1 if any program gains less than is promised."""
     unknown = refusal(options.programs, PROGRAMS)
     if unknown:
         print(unknown)
@@ -137,12 +138,9 @@ def main(options: Options) -> int:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         whole = json.dumps(result | {"programs": found}, indent=1)
         write_text(options.out, whole + "\n")
-    held = [n for n in names if n in found and found[n]["held"]]
-    print(
-        f"{len(held)} of {len(names)} programs gain at least {100 * PROMISED:.0f} % of "
-        f"what was estimated: {', '.join(held) or 'none'}"
-    )
-    return 0 if len(held) >= min(PROMISED_PROGRAMS, len(names)) else 1
+    held = [name for name in names if name in found and found[name]["held"]]
+    print(f"held: {len(held)} of {len(names)} programs ({', '.join(held) or 'none'})")
+    return 0 if len(held) == len(names) else 1
 
 
 def _programs_of(file: Path, result: dict[str, Any]) -> dict[str, Any]:

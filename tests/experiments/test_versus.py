@@ -483,3 +483,16 @@ def test_measured_gains_are_paired_with_estimated_ones(search):
     assert not measured_gain.summary(half)["held"]
     nothing = [{"estimated_gain": 1.0, "measured_gain": 0.9}]
     assert measured_gain.summary(nothing)["share"] is None
+
+
+def test_documents_print_the_results_there_are():
+    root = versus.RESULTS.parents[2]
+    printed = versus.markdown(versus.read(versus.RESULTS)).splitlines()
+    docs = [line.strip() for line in (root / "docs/search.md").read_text().splitlines()]
+    assert [line for line in printed if line not in docs] == []
+    rows = [line for line in printed if "(h100" in line]
+    shorter = [
+        line.split(" (")[0] + " |" + "|".join(line.split("|")[2:5]) for line in rows
+    ]
+    readme = (root / "README.md").read_text().splitlines()
+    assert [line for line in shorter if f"{line}|" not in readme] == []

@@ -127,7 +127,7 @@ def values(specs: Any, seed: int = 0) -> Any:
 def _fill(random: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
     where = jax.tree_util.keystr(path, simple=True, separator="/")
     last = where.removesuffix("/value").rsplit("/", 1)[-1]
-    is_data = not where.startswith("0/")
+    is_data = where.split("/")[0] != "0"
     shape = leaf.shape
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(0), shape)

@@ -1,0 +1,53 @@
+"""What is compiled beside the mix that the prices like best."""
+
+import pytest
+
+from revremat._choose import Search
+from revremat.policies import Choice
+
+
+def mix(*runs):
+    return Choice({"u": runs}, 0.0, 0.0, 0.0, 0.0)
+
+
+ALIKE = mix(("a", 6))
+MIXED = [mix(("a", 5), (name, 1)) for name in "bcdef"]
+
+
+class Chosen(Search):
+    """A search that has chosen, and takes what it compiles down."""
+
+    def __init__(self, room=100):
+        self.rows, self.budget, self.reference, self.room = {}, 100, None, room
+        self.compiled = []
+
+    def room_for(self, number):
+        return number <= self.room
+
+    def _choose(self, limit, without="", pure=False, excluding=()):
+        others = (c for c in MIXED if c.support not in excluding)
+        return ALIKE if pure else next(others)
+
+    def _best_priced(self):
+        return None
+
+    def try_all(self, mixes):
+        self.compiled = [dict(counts) for counts, _ in mixes]
+        return []
+
+
+@pytest.mark.parametrize(
+    ("choice", "found"),
+    [(MIXED[0], [ALIKE, *MIXED[1:3]]), (ALIKE, [ALIKE, *MIXED[:3]])],
+    ids=["layers differ", "all alike"],
+)
+def test_a_choice_is_held_against_three_others(choice, found):
+    search = Chosen()
+    search._rivals(choice)
+    assert search.compiled == [dict(c.counts) for c in found]
+
+
+def test_nothing_is_held_against_it_where_there_is_no_room():
+    search = Chosen(room=2)
+    search._rivals(ALIKE)
+    assert search.compiled == []
