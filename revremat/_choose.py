@@ -200,7 +200,7 @@ class Search(Compiled):
         """
         left = None if self.most_compiles is None else self.most_compiles - self.done
         asked = (self.problem, self.target, self.progress, left, self.unroll)
-        inner = Search(*asked, self.level + 1, (*self.around, *around))
+        inner = type(self)(*asked, self.level + 1, (*self.around, *around))
         inner.rows, inner.most_compiles = self.rows, self.most_compiles
         return inner
 

@@ -1,14 +1,17 @@
 """What the search gains when it is run, beside what it was estimated to gain.
 
-    python -m experiments.bench.measured_gain
+    python -m experiments.bench.measured_gain [--no-timed]
 
 Programs in sizes for one core (on a GPU: all that fit it), each at three budgets
 between what it takes as it is written and the least there is: the searched plan against
 the fastest uniform preset that fits. The machine is calibrated first and the search
-uses those figures. Plans and presets of a program then run in turn, round after round,
-on one thread and by its own time, and the fastest round of each counts (as in
-`experiments/bench/clock.py`). Writes `experiments/results/measured-gain.json`
-after each program; by the same card (`--card`) others are added to those there.
+uses those figures; on a CPU it also runs every program that it has compiled, presets
+too, and the times of those kernels take their place (`timed_search.py`), unless
+`--no-timed` is written. Plans and presets of a program then run in turn, round after
+round, on one thread and by its own time, and the fastest step of each counts, as in
+`experiments/bench/clock.py`. Writes `experiments/results/measured-gain-timed.json`
+(`measured-gain.json` with `--no-timed`) after each program; by the same card (`--card`)
+others are added to those there.
 """
 
 import dataclasses
@@ -30,6 +33,7 @@ from experiments.bench.contest import arena_of, budgets_of
 from experiments.bench.programs import PROGRAMS, refusal, values
 from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import Uniform
+from experiments.bench.timed_search import TimedSearch
 from experiments.bench.versus import geometric_mean
 from revremat._bytes import format_bytes
 from revremat._choose import Search
@@ -37,7 +41,7 @@ from revremat._files import write_text
 from revremat._fitted import Row
 from revremat.xla._cards import with_changes
 
-RESULT = Path(__file__).parents[1] / "results" / "measured-gain.json"
+RESULTS = Path(__file__).parents[1] / "results"
 ON_CPU = (
     "elementwise_chain",
     "tiny_matmuls",
@@ -67,8 +71,10 @@ class Options:
       rounds: Of each plan.
       one_thread: On a CPU (Linux): one core, whichever is free.
       card: A measured card's file, instead of calibrating now.
+      timed: On a CPU: every program of a search is run as well, and the times of its
+        kernels count; else they follow from the calibration.
       keep: Where compiled modules are kept.
-      out: The file of the results.
+      out: The file of the results, if it is to be another.
     """
 
     programs: tuple[str, ...] = ()
@@ -77,8 +83,9 @@ class Options:
     rounds: int = 30
     one_thread: bool = True
     card: Path | None = None
+    timed: bool = True
     keep: Path = clock.KEPT.parent / "measured-gain"
-    out: Path = RESULT
+    out: Path | None = None
 
 
 def main(options: Options) -> int:
@@ -104,19 +111,24 @@ def main(options: Options) -> int:
     )
     sheet = dataclasses.replace(target.card, curves={}, measured=False)
     target = dataclasses.replace(target, card=with_changes(sheet, changes))
+    timed = options.timed and cpu
+    label = "measured-gain-timed" if timed else "measured-gain"
+    out = options.out or RESULTS / f"{label}.json"
     names = options.programs or (ON_CPU if cpu else tuple(PROGRAMS))
     size = options.size or ("cpu" if cpu else "real")
     result = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "size": size,
+        "timed": timed,
         "card": changes,
     }
-    found = _programs_of(options.out, result)
+    found = _programs_of(out, result)
     for name in names:
         problem = PROGRAMS[name].make(target, size)
-        search = Search(problem, target)
+        search = (TimedSearch if timed else Search)(problem, target)
         search.prepare()
+        settle = search.time_again if isinstance(search, TimedSearch) else None
         try:
             rows = gains(
                 search,
@@ -128,6 +140,7 @@ def main(options: Options) -> int:
                     fill=values,
                     one_thread=cpu and options.one_thread,
                 ),
+                *filter(None, [settle]),
             )
         except clock.NotFiniteError as error:
             print(f"{name} is left out: {error}", flush=True)
@@ -135,9 +148,9 @@ def main(options: Options) -> int:
         found[name] = {"budgets": rows, **summary(rows)}
         found[name]["load"] = round(os.getloadavg()[0], 2)
         print(table(name, found[name]), flush=True)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         whole = json.dumps(result | {"programs": found}, indent=1)
-        write_text(options.out, whole + "\n")
+        write_text(out, whole + "\n")
     held = [name for name in names if name in found and found[name]["held"]]
     print(f"held: {len(held)} of {len(names)} programs ({', '.join(held) or 'none'})")
     return 0 if len(held) == len(names) else 1
@@ -156,6 +169,7 @@ def gains(
     search: Search,
     num_budgets: int,
     race: Callable[[list[Policy]], list[dict[str, Any]]],
+    settle: Callable[[list[Row]], bool] = lambda rows: False,
 ) -> list[dict[str, Any]]:
     """At every budget where both have a plan: estimated and measured gain.
 
@@ -164,18 +178,14 @@ def gains(
       num_budgets: Evenly spaced by ratio between plain and the smallest, which are
         themselves left out.
       race: Measures policies.
+      settle: Looks at the programs chosen once more; whether any time has changed.
     """
     budgets = budgets_of(search, num_budgets + 2)[1:-1]
     for budget in budgets:
         search.fit(budget)
-    answers = [search.best(budget) for budget in budgets]
-    presets = Uniform(arena_of(search))
-    pairs: list[tuple[int, Row, Row]] = []
-    for budget, answer in zip(budgets, answers, strict=True):
-        presets.ask(budget)
-        best = presets.best(budget)
-        if best is not None and answer.bytes <= budget:
-            pairs.append((budget, answer, best))
+    pairs = _pairs(search, budgets)
+    while settle([row for _, *both in pairs for row in both]):
+        pairs = _pairs(search, budgets)
     rows = {id(row): row for _, *both in pairs for row in both}
     measured = race([_policy(search.problem, row) for row in rows.values()])
     times = {k: one["measured_us"] for k, one in zip(rows, measured, strict=True)}
@@ -190,6 +200,19 @@ def gains(
             "measured_gain": times[id(best)] / times[id(answer)],
         }
         for budget, answer, best in pairs
+    ]
+
+
+def _pairs(search: Search, budgets: list[int]) -> list[tuple[int, Row, Row]]:
+    """At each budget the fastest program of all and the fastest uniform preset."""
+    presets = Uniform(arena_of(search))
+    for budget in budgets:
+        presets.ask(budget)
+    found = [(b, search.best(b), presets.best(b)) for b in budgets]
+    return [
+        (budget, answer, best)
+        for budget, answer, best in found
+        if best is not None and answer.bytes <= budget
     ]
 
 

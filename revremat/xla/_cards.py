@@ -42,6 +42,8 @@ class Card:
       nccl_reserve_bytes: Needed on top of it on more than one device.
       curves: Rates that were measured, by class of work and its size; see
         `revremat.xla._roofline`. Where there is one it replaces peak and efficiency.
+      kernels: Microseconds of single kernels that were measured, by what they do (see
+        `revremat.xla._kernel_key`); they count in place of what curves say.
       measured: The factors and the reserve come from a run on such a card.
       description: XLA's own description, for cards that are compiled for unseen.
     """
@@ -68,6 +70,7 @@ class Card:
     curves: dict[str, tuple[tuple[float, float], ...]] = field(
         default_factory=dict, hash=False
     )
+    kernels: dict[str, float] = field(default_factory=dict, hash=False)
     measured: bool = False
     description: dict[str, int | float | str] = field(default_factory=dict, hash=False)
 

@@ -15,6 +15,7 @@ from revremat.xla._cards import Card
 from revremat.xla._collectives import KINDS, collective_us, kind_of
 from revremat.xla._cost import cost_of
 from revremat.xla._hlo import Computation, Module, backend_config, size_of
+from revremat.xla._kernel_key import kernel_key
 from revremat.xla._liveness import HOST_SPACE
 from revremat.xla._loops import trip_count
 from revremat.xla._origin import Origins, phase_of
@@ -276,7 +277,14 @@ class _Clock:
         cost = cost_of(i, self.module)
         if i.opcode == "copy-start":
             return _PREFETCH, roofline_us(cost, self.card), 0.0
+        measured_us = self._measured_us(i)
+        if measured_us is not None:
+            return "compute", self.card.launch_us + measured_us, cost.flops
         return "compute", roofline_us(cost, self.card), cost.flops
+
+    def _measured_us(self, i: Any) -> float | None:
+        kernels = self.card.kernels
+        return kernels.get(kernel_key(i, self.module)) if kernels else None
 
     def _host_bytes(self, i: Any) -> int:
         """Bytes that cross between host and device in this instruction."""

@@ -98,6 +98,12 @@ def test_a_choice_is_judged_by_what_it_measures():
     assert found["measured_twice"] == pytest.approx(-1)
 
 
+def test_a_policy_is_as_fast_as_it_is_in_most_places():
+    lucky = [(1, 3.0), (5, 4.0), (6, 9.0), (7, 8.0), (11, 7.0), (12, 99.0)]
+    assert clock.fastest_by_place(lucky) == 7.0
+    assert clock.fastest_by_place(lucky[:2]) == 3.0
+
+
 def test_instructions_are_timed_with_the_work_that_the_clock_counts():
     x = jax.numpy.ones((64, 64))
     rows = curves.timed(lambda x: x @ x, x)

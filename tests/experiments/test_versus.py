@@ -468,6 +468,15 @@ def test_measured_gains_are_added_to_those_by_the_same_card_only(tmp_path):
     assert measured_gain._programs_of(file, result | {"device": "H100"}) == {}
 
 
+def test_gains_are_looked_at_until_what_is_chosen_has_settled(search):
+    looked = []
+    settle = lambda rows: looked.append(rows) or len(looked) < 3
+    race = lambda policies: [{"measured_us": 1.0} for _ in policies]
+    rows = measured_gain.gains(search, 1, race, settle)
+    assert len(looked) == 3
+    assert all(len(rows_looked_at) == 2 * len(rows) for rows_looked_at in looked)
+
+
 def test_measured_gains_are_paired_with_estimated_ones(search):
     slow = lambda policies: [
         {"policy": p.name, "measured_us": 10.0 * (n + 1)}

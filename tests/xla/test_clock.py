@@ -7,11 +7,31 @@ import json
 import pytest
 
 from revremat.xla import estimate
+from revremat.xla._kernel_key import kernel_key
 from tests.xla.modules import BF16, CARD, Program, machine
 
 
 def time_of(program, devices=1, hosts=1, card=CARD):
     return estimate(program.module(), machine(devices, hosts, card))
+
+
+# ---- Kernels that were measured ------------------------------------------------------
+
+
+@pytest.mark.parametrize(("trips", "measured_us", "step_us"), [(1, 7, 27), (5, 3, 35)])
+def test_what_a_kernel_was_measured_to_take_counts(trips, measured_us, step_us):
+    program = Program()
+    condition, body = program.computation("condition"), program.computation("body")
+    condition.add("constant", ())
+    known = body.kernel(1000)
+    program.entry.kernel(20)
+    config = {"known_trip_count": {"n": str(trips)}}
+    program.entry.add("while", (10,), calls=[body, condition], config=config)
+    module = program.module()
+    kernels = {kernel_key(module.instructions[known.id], module): float(measured_us)}
+    card = dataclasses.replace(CARD, kernels=kernels)
+    assert time_of(program).step_us == pytest.approx(20 + 1000 * trips)
+    assert time_of(program, card=card).step_us == pytest.approx(step_us)
 
 
 # ---- Streams -------------------------------------------------------------------------
