@@ -3,13 +3,16 @@
 What the clock says of a kernel follows from its arithmetic and its traffic. Where the
 target is this very machine, the kernels of every program that the search has compiled
 can be timed, each among the others of its program, and the clock then adds up those.
+Layers are priced by them, in programs cut short; of a whole program the sum is what its
+steps take.
 """
 
 import dataclasses
 import glob
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,8 +28,9 @@ from revremat._measure import Request
 from revremat._measurement import Measurement, Time
 from revremat.xla._kernel_key import kernel_key
 
-_STEPS, _FASTEST = 12, 3
-_ROUNDS = 5
+_STEPS, _PROFILED = 12, 4
+_SHARE = 4  # of steps that are the fastest ones
+_ROUNDS = 3
 _CALLS = {"while", "conditional", "call"}
 
 
@@ -68,8 +72,8 @@ class TimedSearch(Search):
                 times[key].append(super().ask([(row.name, request)])[0].time)
         for key in new:
             row = self.rows[key]
-            time = sorted(times[key], key=lambda t: t.step_us)[_ROUNDS // 2]
-            measurement = dataclasses.replace(row.measurement, time=time)
+            median = sorted(times[key], key=lambda t: t.step_us)[_ROUNDS // 2]
+            measurement = dataclasses.replace(row.measurement, time=median)
             self.rows[key] = dataclasses.replace(row, measurement=measurement)
             self._settled.add(key)
         return bool(new)
@@ -88,46 +92,80 @@ def kernel_times(request: Request, target: xla.Target) -> dict[str, float]:
     Those of the fastest steps, each step taken as a whole: what else runs on the
     machine only adds, and the fastest run of every kernel would be too fast where one
     runs once a step, less so in a loop. Where several do the same, their mean.
+
+    What a step takes between its kernels (loops are stepped, kernels are called) no
+    profile says; it is the rest of what the step takes without a profiler, and every
+    run of a kernel has the same share of it.
     """
     step, donate = request.step, request.donate
     lowered = xla.lower_step(step, request.specs, target, donate=donate)
     compiled = lowered.program.compile(compiler_options=dict(lowered.options))
     module = xla.Module.from_bytes(xla.read_compiled(compiled).hlo)
-    events = _profile(compiled, list(values(request.specs)), replaces=bool(donate))
+    run = _runner(compiled, request)
+    step_us = _mean(_fastest([_wall_us(run) for _ in range(_STEPS)]))
+    events = _profile(run)
     found = {
         i.id: _by_step(events[i.name])
         for computation in module.computations.values()
         for i in computation.instructions
-        if i.name in events and i.opcode not in _CALLS
+        if i.name in events and _is_kernel(i, module, events)
     }
-    totals = [sum(us[k] for us, _ in found.values()) for k in range(_STEPS)]
-    best = sorted(range(_STEPS), key=totals.__getitem__)[:_FASTEST]
-    sums: dict[str, list[float]] = defaultdict(list)
+    totals = [sum(us[k] for us, _ in found.values()) for k in range(_PROFILED)]
+    best = [k for _, k in _fastest([(us, k) for k, us in enumerate(totals)])]
+    kernels_us = _mean([totals[k] for k in best])
+    runs = sum(times for _, times in found.values())
+    # A profiler takes time itself: many small kernels are slower under it.
+    slower = max(1.0, kernels_us / step_us)
+    between_us = max(0.0, step_us - kernels_us) / max(1, runs)
+    sums: dict[str, float] = defaultdict(float)
+    numbers: dict[str, float] = defaultdict(float)
     for number, (us, times) in found.items():
         key = kernel_key(module.instructions[number], module)
-        sums[key].append(sum(us[k] for k in best) / (times * _FASTEST))
-    return {key: sum(us) / len(us) for key, us in sums.items()}
+        own_us = _mean([us[k] for k in best]) / slower + times * between_us
+        sums[key] += max(0.0, own_us - times * target.card.launch_us)  # the clock's
+        numbers[key] += times
+    return {key: us / numbers[key] for key, us in sums.items()}
 
 
-def _profile(
-    compiled: Any, arguments: list[Any], *, replaces: bool
-) -> dict[str, list[float]]:
-    """Microseconds of all executions of every instruction, in order."""
+def _is_kernel(i: Any, module: xla.Module, events: Mapping[str, Any]) -> bool:
+    """Whether it was seen as one; of loops that XLA compiles whole nothing else is."""
+    if i.opcode not in _CALLS:
+        return True
+    inside = [x for c in module.called(i) for x in c.instructions]
+    return not any(
+        x.name in events or (x.opcode in _CALLS and not _is_kernel(x, module, events))
+        for x in inside
+    )
+
+
+def _runner(compiled: Any, request: Request) -> Callable[[], None]:
+    arguments = list(values(request.specs))
 
     def run() -> None:
         results = jax.block_until_ready(compiled(*arguments))
-        if replaces:
+        if request.donate:
             arguments[0] = results[0]
 
     for _ in range(2):
         run()
+    return run
+
+
+def _wall_us(run: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    run()
+    return 1e6 * (time.perf_counter() - began)
+
+
+def _profile(run: Callable[[], None]) -> dict[str, list[float]]:
+    """Microseconds of all executions of every instruction, in order."""
     options = ProfileOptions()
     options.python_tracer_level = 0
     options.host_tracer_level = 2
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            for _ in range(_STEPS):
+            for _ in range(_PROFILED):
                 run()
         (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
         for plane in ProfileData.from_file(path).planes:
@@ -140,8 +178,16 @@ def _profile(
 
 def _by_step(durations: list[float]) -> tuple[list[float], float]:
     """What an instruction took in every step, and how often it ran in each."""
-    each, uneven = divmod(len(durations), _STEPS)
+    each, uneven = divmod(len(durations), _PROFILED)
     if uneven:  # a branch that is not always taken
-        return [sum(durations) / _STEPS] * _STEPS, len(durations) / _STEPS
-    parts = [durations[k * each : (k + 1) * each] for k in range(_STEPS)]
+        return [sum(durations) / _PROFILED] * _PROFILED, len(durations) / _PROFILED
+    parts = [durations[k * each : (k + 1) * each] for k in range(_PROFILED)]
     return [sum(part) for part in parts], each
+
+
+def _fastest(values: list[Any]) -> list[Any]:
+    return sorted(values)[: max(1, len(values) // _SHARE)]
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -138,7 +138,7 @@ class _Clock:
             path[i.id] = earliest
             if i.opcode in _NOTHING:
                 continue
-            if i.opcode in _CALLS:
+            if i.opcode in _CALLS and self._measured_us(i) is None:
                 inner = self._nested(i)
                 sums.step = now
                 longest = sums.path
@@ -279,7 +279,9 @@ class _Clock:
             return _PREFETCH, roofline_us(cost, self.card), 0.0
         measured_us = self._measured_us(i)
         if measured_us is not None:
-            return "compute", self.card.launch_us + measured_us, cost.flops
+            is_call = i.opcode in _CALLS  # all of what it calls was measured as one
+            flops = self._nested(i).sums.flops if is_call else cost.flops
+            return "compute", self.card.launch_us + measured_us, flops
         return "compute", roofline_us(cost, self.card), cost.flops
 
     def _measured_us(self, i: Any) -> float | None:

@@ -13,6 +13,7 @@ from experiments.bench.timed_search import TimedSearch, kernel_times
 from revremat import xla
 from revremat._choose import Search
 from revremat._cut import step_of
+from revremat._measure import Request
 from revremat.xla._kernel_key import kernel_key
 
 LAYERS, WIDTH, ROWS = 4, 64, 256
@@ -45,15 +46,27 @@ def test_every_kernel_of_a_step_has_its_time_in_loops_too():
     ]
     assert {kernel_key(i, module) for i in work} <= times.keys()
     assert len(work) > 2
-    assert all(us > 0 for us in times.values())
+    assert all(us >= 0 for us in times.values())
     card = dataclasses.replace(target.card, kernels=dict.fromkeys(times, 1e6))
     slow = dataclasses.replace(target, card=card)
     step_us = rr.measure(problem(), target=slow).time.step_us
     assert step_us > 1e6 * (len(work) + LAYERS)  # a second each, those in loops more
 
 
+def test_a_loop_that_is_compiled_whole_is_one_kernel():
+    def small(x):
+        return jax.lax.scan(lambda x, _: (jnp.sin(x) * x, None), x, length=50)[0].sum()
+
+    target, x = rr.target("local"), jax.ShapeDtypeStruct((64,), jnp.float32)
+    times = kernel_times(Request(jax.grad(small), (x,)), target)
+    module = xla.Module.from_bytes(xla.compile_step(jax.grad(small), (x,), target).hlo)
+    calls = [i for i in module.entry.instructions if i.opcode == "call"]
+    assert calls
+    assert {kernel_key(i, module) for i in calls} <= times.keys()
+
+
 def test_the_fastest_steps_are_taken_as_a_whole():
-    steps = timed_search._STEPS
+    steps = timed_search._PROFILED
     # Two executions a step of one kernel; each step is as fast as its number says.
     durations = [float(us) for k in range(steps) for us in (k + 1, k + 1)]
     assert timed_search._by_step(durations) == (
@@ -76,7 +89,7 @@ def search(monkeypatch):
 
 
 def test_what_is_chosen_is_timed_again_and_the_median_counts(search, monkeypatch):
-    times = itertools.cycle([50.0, 10.0, 40.0, 20.0, 30.0])
+    times = itertools.cycle([50.0, 10.0, 30.0])
     asked = Search.ask
 
     def ask(self, steps):

@@ -34,6 +34,19 @@ def test_what_a_kernel_was_measured_to_take_counts(trips, measured_us, step_us):
     assert time_of(program, card=card).step_us == pytest.approx(step_us)
 
 
+def test_a_call_that_was_measured_counts_as_one_kernel():
+    program = Program()
+    inside = program.computation("inside")
+    inside.kernel(1000)
+    call = program.entry.add("call", (10,), calls=[inside])
+    program.entry.kernel(20)
+    module = program.module()
+    key = kernel_key(module.instructions[call.id], module)
+    card = dataclasses.replace(CARD, kernels={key: 7.0})
+    assert time_of(program).step_us == pytest.approx(1020)
+    assert time_of(program, card=card).step_us == pytest.approx(27)
+
+
 # ---- Streams -------------------------------------------------------------------------
 
 
