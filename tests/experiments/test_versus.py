@@ -505,3 +505,19 @@ def test_documents_print_the_results_there_are():
     ]
     readme = (root / "README.md").read_text().splitlines()
     assert [line for line in shorter if f"{line}|" not in readme] == []
+
+
+def test_documents_print_the_gains_that_were_measured():
+    results, docs = measured_gain.RESULTS, versus.RESULTS.parents[2] / "docs/search.md"
+    rows = [line.split("|")[1:-1] for line in docs.read_text().splitlines()]
+    for label, place in (("measured-gain-timed", 1), ("measured-gain", 4)):
+        found = json.loads((results / f"{label}.json").read_text())["programs"]
+        printed = {
+            cells[0].strip(): [float(cells[place + k]) for k in (0, 1)]
+            for cells in rows
+            if len(cells) == 7 and cells[0].strip() in found
+        }
+        assert printed == {
+            name: [round(one[f"{k}_gain"], 3) for k in ("estimated", "measured")]
+            for name, one in found.items()
+        }
