@@ -128,7 +128,7 @@ def main(options: Options) -> int:
         problem = PROGRAMS[name].make(target, size)
         search = (TimedSearch if timed else Search)(problem, target)
         search.prepare()
-        settle = search.time_again if isinstance(search, TimedSearch) else None
+        settle = search.time_again if isinstance(search, TimedSearch) else _settled
         try:
             rows = gains(
                 search,
@@ -140,7 +140,7 @@ def main(options: Options) -> int:
                     fill=values,
                     one_thread=cpu and options.one_thread,
                 ),
-                *filter(None, [settle]),
+                settle,
             )
         except clock.NotFiniteError as error:
             print(f"{name} is left out: {error}", flush=True)
@@ -169,7 +169,7 @@ def gains(
     search: Search,
     num_budgets: int,
     race: Callable[[list[Policy]], list[dict[str, Any]]],
-    settle: Callable[[list[Row]], bool] = lambda rows: False,
+    settle: Callable[[list[Row]], bool],
 ) -> list[dict[str, Any]]:
     """At every budget where both have a plan: estimated and measured gain.
 
@@ -201,6 +201,11 @@ def gains(
         }
         for budget, answer, best in pairs
     ]
+
+
+def _settled(rows: list[Row]) -> bool:
+    """Estimates of the clock do not change."""
+    return False
 
 
 def _pairs(search: Search, budgets: list[int]) -> list[tuple[int, Row, Row]]:

@@ -8,17 +8,15 @@ steps take.
 """
 
 import dataclasses
-import glob
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.profiler import ProfileData, ProfileOptions
 
 from experiments.bench.programs import values
+from experiments.card.trace import durations_us
 from revremat import xla
 from revremat._apply import apply
 from revremat._choose import Search
@@ -103,7 +101,7 @@ def kernel_times(request: Request, target: xla.Target) -> dict[str, float]:
     module = xla.Module.from_bytes(xla.read_compiled(compiled).hlo)
     run = _runner(compiled, request)
     step_us = _mean(_fastest([_wall_us(run) for _ in range(_STEPS)]))
-    events = _profile(run)
+    events = durations_us(run, _PROFILED)
     found = {
         i.id: _by_step(events[i.name])
         for computation in module.computations.values()
@@ -155,25 +153,6 @@ def _wall_us(run: Callable[[], None]) -> float:
     began = time.perf_counter()
     run()
     return 1e6 * (time.perf_counter() - began)
-
-
-def _profile(run: Callable[[], None]) -> dict[str, list[float]]:
-    """Microseconds of all executions of every instruction, in order."""
-    options = ProfileOptions()
-    options.python_tracer_level = 0
-    options.host_tracer_level = 2
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            for _ in range(_PROFILED):
-                run()
-        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-        for plane in ProfileData.from_file(path).planes:
-            for line in plane.lines:
-                for event in line.events:
-                    at = event.start_ns, event.duration_ns / 1e3
-                    found[event.name].append(at)
-    return {name: [us for _, us in sorted(at)] for name, at in found.items()}
 
 
 def _by_step(durations: list[float]) -> tuple[list[float], float]:

@@ -5,9 +5,7 @@ each instruction took, the compiled program what it did: the same account of wor
 the clock will use.
 """
 
-import glob
 import statistics
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -15,8 +13,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.profiler import ProfileData, ProfileOptions
 
+from experiments.card.trace import durations_us
 from revremat.xla import Module, read_compiled
 from revremat.xla._access import SETS
 from revremat.xla._cost import Cost, cost_of
@@ -86,31 +84,15 @@ def timed(function: Callable[..., Any], *arguments: Any) -> Timed:
     """
     compiled = jax.jit(function).lower(*arguments).compile()
     module = Module.from_bytes(read_compiled(compiled).hlo)
+    run = lambda: jax.block_until_ready(compiled(*arguments))
     for _ in range(2):
-        jax.block_until_ready(compiled(*arguments))
-    options = ProfileOptions()
-    options.python_tracer_level = 0
-    options.host_tracer_level = 2
-    with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
-            for _ in range(_ROUNDS):
-                jax.block_until_ready(compiled(*arguments))
-        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-        seconds: dict[str, float] = defaultdict(lambda: float("inf"))
-        for name, duration in _events(ProfileData.from_file(path)):
-            seconds[name] = min(seconds[name], duration)
+        run()
+    fastest = {name: min(us) / 1e6 for name, us in durations_us(run, _ROUNDS).items()}
     return [
-        (i, cost_of(i, module), seconds[i.name])
+        (i, cost_of(i, module), fastest[i.name])
         for i in module.instructions.values()
-        if i.name in seconds and seconds[i.name] > 0
+        if fastest.get(i.name, 0) > 0
     ]
-
-
-def _events(profile: Any) -> Iterator[tuple[str, float]]:
-    for plane in profile.planes:
-        for line in plane.lines:
-            for event in line.events:
-                yield event.name, event.duration_ns * 1e-9
 
 
 def _normal(*shape: int, dtype: Any = "float32") -> jax.Array:

@@ -1,0 +1,75 @@
+"""Gains that are measured: pairs of one run, held to what was estimated."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from experiments.bench import measured_gain
+from revremat._choose import Search
+
+
+@pytest.fixture(scope="module")
+def search():
+    def loss(w, x):
+        return rr.stack(lambda w, x: jnp.sin(jnp.tanh(x @ w)), w, x).sum()
+
+    w = jax.ShapeDtypeStruct((6, 16, 16), jnp.float32)
+    x = jax.ShapeDtypeStruct((512, 16), jnp.float32)
+    found = Search(rr.Problem(loss, (w, x)), rr.target("cpu:1"))
+    found.prepare()
+    return found
+
+
+def test_measured_gains_are_added_to_those_by_the_same_card_only(tmp_path):
+    file = tmp_path / "gains.json"
+    result = {"device": "cpu", "card": {"link_bytes_per_s": 1.5e9}}
+    assert measured_gain._programs_of(file, result) == {}
+    file.write_text(json.dumps(result | {"programs": {"moe": {"share": 0.8}}}))
+    assert measured_gain._programs_of(file, result) == {"moe": {"share": 0.8}}
+    assert measured_gain._programs_of(file, result | {"device": "H100"}) == {}
+
+
+def test_gains_are_looked_at_until_what_is_chosen_has_settled(search):
+    looked = []
+    settle = lambda rows: looked.append(rows) or len(looked) < 3
+    race = lambda policies: [{"measured_us": 1.0} for _ in policies]
+    rows = measured_gain.gains(search, 1, race, settle)
+    assert len(looked) == 3
+    assert all(len(rows_looked_at) == 2 * len(rows) for rows_looked_at in looked)
+
+
+def test_measured_gains_are_paired_with_estimated_ones(search):
+    slow = lambda policies: [
+        {"policy": p.name, "measured_us": 10.0 * (n + 1)}
+        for n, p in enumerate(policies)
+    ]
+    rows = measured_gain.gains(search, 1, slow, lambda _: False)
+    for row in rows:
+        answer_us, preset_us = row["measured_us"]
+        assert row["measured_gain"] == preset_us / answer_us
+        assert row["estimated_gain"] >= 1.0 or row["plan"] != row["preset"]
+    half = [{"estimated_gain": 1.2, "measured_gain": 1.1}]
+    assert measured_gain.summary(half)["share"] == pytest.approx(0.5)
+    assert not measured_gain.summary(half)["held"]
+    nothing = [{"estimated_gain": 1.0, "measured_gain": 0.9}]
+    assert measured_gain.summary(nothing)["share"] is None
+
+
+def test_documents_print_the_gains_that_were_measured():
+    results = measured_gain.RESULTS
+    docs = results.parents[1] / "docs/search.md"
+    rows = [line.split("|")[1:-1] for line in docs.read_text().splitlines()]
+    for label, place in (("measured-gain-timed", 1), ("measured-gain", 4)):
+        found = json.loads((results / f"{label}.json").read_text())["programs"]
+        printed = {
+            cells[0].strip(): [float(cells[place + k]) for k in (0, 1)]
+            for cells in rows
+            if len(cells) == 7 and cells[0].strip() in found
+        }
+        assert printed == {
+            name: [round(one[f"{k}_gain"], 3) for k in ("estimated", "measured")]
+            for name, one in found.items()
+        }
