@@ -38,7 +38,7 @@ from experiments.card.jobs import seconds as fastest_of
 from experiments.card.programs import values
 from revremat import xla
 from revremat._files import write_text
-from revremat.xla._cards import MEASURABLE, Card, with_changes
+from revremat.xla._cards import MEASURABLE, Card, load_card, with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"
 KEPT = Path(__file__).parents[2] / "runs" / "clock"
@@ -95,6 +95,11 @@ def main(options: Options) -> int:
     if options.rounds < 2:
         print(f"--rounds {options.rounds}: two or more, one half is held to the other")
         return 2
+    try:
+        changes = read_card(options.card)
+    except rr.UserError as error:
+        print(error)
+        return 2
     if options.one_thread and os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
         _start_with_one_thread()
     _keep_freed_memory()
@@ -104,11 +109,7 @@ def main(options: Options) -> int:
     began = time.perf_counter()
     target = rr.target("local")
     sheet = dataclasses.replace(target.card, curves={}, measured=False)
-    changes = (
-        json.loads(options.card.read_text())["card"]
-        if options.card
-        else calibrate(target.card, options.quick)
-    )
+    changes = changes or calibrate(target.card, options.quick)
     measured = with_changes(sheet, changes)
     names = options.programs or (programs.ON_CPU if cpu else programs.NAMES)
     found = {}
@@ -206,6 +207,25 @@ def _start_with_one_thread() -> None:
     jax.devices()
     for thread in os.listdir("/proc/self/task"):
         os.sched_setaffinity(int(thread), allowed)
+
+
+def read_card(file: Path | None) -> dict[str, Any]:
+    """The measured fields of a file that has a card in it; nothing of no file.
+
+    Raises:
+      UserError: There is no such file, or no card in it.
+    """
+    if file is None:
+        return {}
+    try:
+        found = json.loads(file.read_text())["card"]
+        with_changes(load_card("cpu"), found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise rr.UserError(
+            f"--card {file} cannot be read ({error!r}): write a file of results or one "
+            "that 'make card' wrote, or leave it out to measure now"
+        ) from None
+    return found
 
 
 def calibrate(card: Card, quick: bool = False) -> dict[str, Any]:

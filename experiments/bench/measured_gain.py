@@ -97,6 +97,11 @@ def main(options: Options) -> int:
     if options.rounds < 2:
         print(f"--rounds {options.rounds}: two or more, one half is held to the other")
         return 2
+    try:
+        changes = clock.read_card(options.card)
+    except rr.UserError as error:
+        print(error)
+        return 2
     cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu"
     if options.one_thread and cpu:
         clock._start_with_one_thread()  # pyright: ignore[reportPrivateUsage]
@@ -104,11 +109,7 @@ def main(options: Options) -> int:
     jax.config.update("jax_compiler_enable_remat_pass", False)
     cpu = jax.devices()[0].platform == "cpu"
     target = rr.target("local")
-    changes = (
-        json.loads(options.card.read_text())["card"]
-        if options.card
-        else clock.calibrate(target.card)
-    )
+    changes = changes or clock.calibrate(target.card)
     sheet = dataclasses.replace(target.card, curves={}, measured=False)
     target = dataclasses.replace(target, card=with_changes(sheet, changes))
     timed = options.timed and cpu

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from experiments.bench import clock, clock_programs
+from experiments.bench import clock, clock_programs, measured_gain
 from experiments.card import curves, facts
 from experiments.card.jobs import Here
 from revremat.xla import load_card
@@ -96,6 +96,18 @@ def test_a_choice_is_judged_by_what_it_measures():
     assert found["spread"] == pytest.approx(1.0)
     assert found["rank_correlation"] == pytest.approx(0.5)
     assert found["measured_twice"] == pytest.approx(-1)
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"card": {"launch_us": -1}}'])
+@pytest.mark.parametrize("command", [clock, measured_gain])
+def test_a_card_that_cannot_be_read_is_a_sentence(command, text, tmp_path, capsys):
+    file = tmp_path / "card.json"
+    if text is not None:
+        file.write_text(text)
+    assert command.main(command.Options(card=file)) == 2
+    out = capsys.readouterr().out
+    assert f"--card {file} cannot be read" in out
+    assert out.count("\n") == 1
 
 
 def test_a_policy_is_as_fast_as_it_is_in_most_places():
