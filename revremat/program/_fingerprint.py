@@ -108,6 +108,13 @@ def describe_op(op: Op) -> str:
     return _described[op]
 
 
+def describe_form(op: Op) -> str:
+    """On which shapes an operation works and how it is called, its numbers apart."""
+    inputs = ",".join(_aval(atom.aval) for atom in op.inputs)
+    outputs = ",".join(_aval(out.aval) for out in op.outputs)
+    return f"{outputs}={op.kind}({inputs})"
+
+
 _described: WeakKeyDictionary[Op, str] = WeakKeyDictionary()
 
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from revremat.program._costs import num_bytes
 from revremat.program._modules import given_back
 from revremat.program._ops import Op, Value
 from revremat.program._repeats import (
     Repeat,
     longest_loop,
+    passed_on,
     same_flow,
     tokens_of,
     used_by,
@@ -47,7 +47,7 @@ def layers_of_groups(
     if inner is None:
         return None
     begin, layer, covered = inner
-    passed = _passed_on(ops, used_after)
+    passed = passed_on(ops, used_after)
     most = passed[start + period]
     tokens = tokens_of(ops)
     options = []
@@ -66,18 +66,6 @@ def layers_of_groups(
     if layers is None or given_back(layers) < _LEAST_PART * given_back(groups):
         return None
     return layers
-
-
-def _passed_on(ops: Sequence[Op], used_after: set[Value]) -> np.ndarray:
-    """Bytes made before each operation and used there or later."""
-    last_use = {a: k for k, op in enumerate(ops) for a in op.inputs}
-    steps = np.zeros(len(ops) + 2)
-    for k, op in enumerate(ops):
-        for out in op.outputs:
-            until = len(ops) if out in used_after else last_use.get(out, k)
-            steps[k + 1] += num_bytes(out.aval)
-            steps[until + 1] -= num_bytes(out.aval)
-    return np.cumsum(steps)
 
 
 def _places(tokens: np.ndarray, layer: np.ndarray) -> list[int]:

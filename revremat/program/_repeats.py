@@ -11,7 +11,7 @@ A few passes through a network of many layers, as a loss of pairs has them, are
 no layers: those of each pass are, and equal ones are one unit in the end.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -88,6 +88,21 @@ def find_repeats(
     return [*before, *([] if repeat is None else [repeat]), *after]
 
 
+def find_loop(
+    ops: Sequence[Op],
+    used_after: set[Value],
+    least_bytes: float,
+    most_period: int,
+    describe: Callable[[Op], str],
+) -> Repeat | None:
+    """The longest loop of a stretch, by what is said of its operations.
+
+    Its body is the first turn's, which speaks for all only if no more can be said.
+    """
+    best = longest_loop(ops, least_bytes, most_period, describe=describe)
+    return best and _best_rotation(ops, *best, used_after)[0]
+
+
 def _within_passes(
     ops: Sequence[Op], best: tuple[int, int, int], least_bytes: float
 ) -> tuple[int, int, int] | None:
@@ -124,10 +139,24 @@ def made_by(op: Op) -> int:
     return sum(num_bytes(out.aval) for out in op.outputs)
 
 
-def tokens_of(ops: Sequence[Op]) -> np.ndarray:
+def passed_on(ops: Sequence[Op], used_after: set[Value]) -> np.ndarray:
+    """Bytes made before each operation and used there or later."""
+    last_use = {a: k for k, op in enumerate(ops) for a in op.inputs}
+    steps = np.zeros(len(ops) + 2)
+    for k, op in enumerate(ops):
+        for out in op.outputs:
+            until = len(ops) if out in used_after else last_use.get(out, k)
+            steps[k + 1] += num_bytes(out.aval)
+            steps[until + 1] -= num_bytes(out.aval)
+    return np.cumsum(steps)
+
+
+def tokens_of(
+    ops: Sequence[Op], describe: Callable[[Op], str] = describe_op
+) -> np.ndarray:
     """Operations as numbers, the same ones for what does the same."""
     numbers: dict[str, int] = {}
-    listed = [numbers.setdefault(describe_op(op), len(numbers)) for op in ops]
+    listed = [numbers.setdefault(describe(op), len(numbers)) for op in ops]
     return np.array(listed, dtype=np.int64)
 
 
@@ -136,6 +165,7 @@ def longest_loop(
     least_bytes: float,
     most_period: int = MOST_OPS,
     lacking: float = 0.0,
+    describe: Callable[[Op], str] = describe_op,
 ) -> tuple[int, int, int] | None:
     """Start, period and length of the stretch that repeats over most operations.
 
@@ -144,8 +174,9 @@ def longest_loop(
       least_bytes: What it has to make without a product of matrices.
       most_period: Operations of a turn.
       lacking: Part of a turn that the last one may be short of.
+      describe: Operations of which it says the same are equal.
     """
-    tokens = tokens_of(ops)
+    tokens = tokens_of(ops, describe)
     heavy = np.array([is_heavy(op) for op in ops], dtype=bool)
     made = np.cumsum([0, *map(made_by, ops)])
     best, best_covered = None, 0

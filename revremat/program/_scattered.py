@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 
+from revremat.program._alike import layers_alike
 from revremat.program._costs import num_bytes
 from revremat.program._groups import layers_of_groups
 from revremat.program._modules import find_modules, given_back
@@ -33,7 +34,7 @@ from revremat.program._substrings import repeated
 _ENOUGH = 0.9
 """Of what a program makes: loops written out that cover it are all there is."""
 _BETTER = 1.1
-"""How much more scattered layers have to cover than loops written out do."""
+"""How much more other layers than loops written out have to cover or to give back."""
 _MUCH_BETTER = 1.5
 """How much more the modules of a program have to give back than equal layers do."""
 _LEAST_PART = 0.01
@@ -60,18 +61,29 @@ def find_layers(
       made_bytes: Of all that the program makes.
     """
     in_a_row = find_repeats(ops, used_after, made_bytes)
-    of_groups = [layers_of_groups(ops, one, used_after) for one in in_a_row]
+    of_groups = [_of_groups(ops, one, used_after) for one in in_a_row]
     if any(of_groups):
-        known = [a or b for a, b in zip(of_groups, in_a_row, strict=True)]
-        return _find_anywhere(ops, used_after, made_bytes, known)
+        known = [a or [b] for a, b in zip(of_groups, in_a_row, strict=True)]
+        return _find_anywhere(ops, used_after, made_bytes, chain.from_iterable(known))
     covered = _covered(in_a_row)
     if len(ops) > MOST_OPS or covered >= _ENOUGH * sum(map(made_by, ops)):
         return in_a_row
     anywhere = _find_anywhere(ops, used_after, made_bytes)
     found = anywhere if _covered(anywhere) > _BETTER * covered else in_a_row
+    gain = lambda layers: sum(map(given_back, layers))
+    alike = layers_alike(ops, used_after, _LEAST_PART * made_bytes)
+    if gain(alike) > _BETTER * gain(found):
+        found = alike
     modules = find_modules(ops, used_after, made_bytes)
-    gains = [sum(map(given_back, layers)) for layers in (found, modules)]
-    return modules if gains[1] > _MUCH_BETTER * gains[0] else found
+    return modules if gain(modules) > _MUCH_BETTER * gain(found) else found
+
+
+def _of_groups(ops: Stretch, groups: Repeat, used_after: set[Value]) -> list[Repeat]:
+    """The layers of a loop whose turns are groups of layers, by their kinds."""
+    layers = layers_of_groups(ops, groups, used_after)
+    if layers is not None:
+        return [layers]
+    return layers_alike(ops, used_after, 0.0, groups)
 
 
 def _covered(repeats: Iterable[Repeat]) -> int:
