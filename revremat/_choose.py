@@ -12,6 +12,7 @@ from revremat._bytes import format_bytes
 from revremat._compiled import Actions, Compiled, Progress, best_of
 from revremat._cut import Cuts
 from revremat._errors import UserError
+from revremat._finer import look_closer
 from revremat._fitted import UNKNOWN, Fit, Row, holders, not_sent, over, times_alive
 from revremat._graph import Unit
 from revremat._levels import look_inside, units_at
@@ -74,6 +75,7 @@ class Search(Compiled):
                 "hold for it; give it whatever changes between calls (Python's random "
                 "numbers, a counter, the time) as an argument."
             )
+        self.pools = self._pools()
         every = self._propose(_MOST_CANDIDATES)
         if most_compiles is not None:
             for most in range(_MOST_CANDIDATES - 1, _FEWEST_CANDIDATES - 1, -1):
@@ -96,8 +98,8 @@ class Search(Compiled):
                 "the backward pass"
             )
 
-    def _propose(self, most: int) -> dict[str, tuple[policies.Candidate, ...]]:
-        """Candidates of every unit, at most so many each; sets what is priced."""
+    def _pools(self) -> dict[str, policies.Pool]:
+        """What is proposed for every unit."""
         card = self.target.card
         moved = card.memory_efficiency * card.memory_bandwidth
         rates = policies.Rates(
@@ -106,17 +108,20 @@ class Search(Compiled):
             / moved,
             other_flops=card.peak_flops["float32"] / moved,
         )
+        units = units_at(self.graph, self.level)
+        return {u.name: policies.Pool(u, rates) for u in units}
+
+    def _propose(self, most: int) -> dict[str, tuple[policies.Candidate, ...]]:
+        """Candidates of every unit, at most so many each; sets what is priced."""
         on_host = self.target.platform != "cpu"
         every = {
-            u.name: policies.candidates(
-                u,
+            name: pool.worth_compiling(
                 # Loops and branches around it cannot keep its stacks on the host.
-                offload=on_host and not (u.inside or u.in_branch),
+                offload=on_host and not (pool.unit.inside or pool.unit.in_branch),
                 ahead=self.target.num_devices > 1,
                 most=most,
-                rates=rates,
             )
-            for u in units_at(self.graph, self.level)
+            for name, pool in self.pools.items()
         }
         self.candidates = policies.shortlist(every, self.graph.units)
         self.units = [u for u in self.graph.units if u.name in self.candidates]
@@ -170,6 +175,9 @@ class Search(Compiled):
         if choice is not None:
             self._rivals(choice)
             if write_out(self, choice.support):
+                choice = self._tighten() or choice
+                self._rivals(choice)
+            if look_closer(self):
                 choice = self._tighten() or choice
                 self._rivals(choice)
             for way in ("unroll", "on_host"):

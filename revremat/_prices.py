@@ -106,6 +106,7 @@ class UnitPrices:
 
     Attributes:
       passed_over: Candidates that are not worth a price written out: a twin is faster.
+      slower_maxima: Maxima of a softmax that are better not kept.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class UnitPrices:
         self.unit, self.ask = unit, ask
         self.choices = {c.name: c for c in choices}
         self.passed_over: set[str] = set()
+        self.slower_maxima: set[str] = set()
         self.start(cut)
 
     def start(self, cut: UnitCut) -> None:

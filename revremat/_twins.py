@@ -24,12 +24,13 @@ def drop_maxima(search: "Search") -> None:
         slower: set[str] = set()
         for maximum in dict.fromkeys(name for names in kept.values() for name in names):
             one = next(c for c, names in kept.items() if maximum in names)
-            twin = _priced(search, prices, [without_maxima(one, [maximum])])[0]
+            twin = price(search, prices, [without_maxima(one, [maximum])])[0]
             if prices.difference(twin)[1] < prices.difference(one.name)[1]:
                 slower.add(maximum)
         keeping = [c for c, names in kept.items() if slower & set(names)]
-        _priced(search, prices, [without_maxima(c, slower) for c in keeping])
+        price(search, prices, [without_maxima(c, slower) for c in keeping])
         prices.passed_over |= {candidate.name for candidate in keeping}
+        prices.slower_maxima |= slower
 
 
 def write_out(search: "Search", support: Collection[tuple[str, str]] = ()) -> bool:
@@ -51,15 +52,15 @@ def write_out(search: "Search", support: Collection[tuple[str, str]] = ()) -> bo
         if not search.room_for(len(twins) + len(chosen) + _AFTER_TWINS):
             twins = [twin for twin in twins if twin.name in chosen]
         if twins and search.room_for(len(twins) + len(chosen) + 1):
-            _priced(search, prices, twins)
+            price(search, prices, twins)
             found = True
     return found
 
 
-def _priced(
+def price(
     search: "Search", prices: UnitPrices, twins: Sequence[Candidate]
 ) -> list[str]:
-    """The names under which twins have prices: another's where they are no news."""
+    """Prices more candidates; under another's name those that are no news."""
     unit, names = prices.unit.name, {c.action: c.name for c in prices.choices.values()}
     missing = {t.action: t for t in twins if t.action not in names}
     prices.offer([*missing.values()])

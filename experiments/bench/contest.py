@@ -112,6 +112,7 @@ def contest(
     stop: Callable[[], None] = lambda: None,
     unroll: bool = True,
     kinds: Sequence[type[Rival]] = RIVALS,
+    known: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """All of one program's figures, for JSON.
 
@@ -126,11 +127,15 @@ def contest(
       stop: Called before each compile; whatever it raises ends the contest.
       unroll: Whether the search may write a loop's layers out.
       kinds: The rivals.
+      known: Figures of before, whose budgets and rivals stay; only the search runs.
 
     Returns:
       Budgets, each with the search's answer and every rival's best (None where none of
       its proposals fits), what the program takes as it is written, the fastest that
       take no more, compiles and seconds.
+
+    Raises:
+      UserError: What is known is of another program, another target or other compilers.
     """
     began, load = time.perf_counter(), os.getloadavg()[0]
     search = Search(problem, target, lambda *_: stop(), unroll=unroll)
@@ -142,6 +147,9 @@ def contest(
     search.prepare()
     plain = search.add("as written", None)
     budgets = budgets_of(search, num_budgets)
+    if known is not None:
+        _refuse_others(known, plain, target)
+        budgets, kinds = [at["budget_bytes"] for at in known["budgets"]], ()
     say("prices")
     alone = []
     for budget in budgets:
@@ -162,7 +170,11 @@ def contest(
         seconds[rival.name] = time.perf_counter() - start
         say(rival.name)
     results = []
-    for budget, best, (first_us, bound_us) in zip(budgets, own, alone, strict=True):
+    nothing: dict[str, Any] = {"budgets": [{"rivals": {}}] * len(budgets)}
+    past = nothing if known is None else known
+    for budget, best, (first_us, bound_us), before in zip(
+        budgets, own, alone, past["budgets"], strict=True
+    ):
         mine = _row(best) if best.bytes <= budget else None
         if mine is not None:
             assert best.plan is not None
@@ -170,6 +182,7 @@ def contest(
             mine["bound_us"] = bound_us
             mine["plan"] = [str(unit) for unit in best.plan.units]
         theirs = {r.name: _row(r.best(budget)) for r in rivals}
+        theirs = {**before["rivals"], **theirs}
         results.append({"budget_bytes": budget, "search": mine, "rivals": theirs})
     no_more = [r for r in rows if r.plan is not None and r.bytes <= plain.bytes]
     fused = [r for r in no_more if _only_recomputes(r)]
@@ -185,10 +198,28 @@ def contest(
             "fusion-aware": _row(min(fused, key=by_time, default=None)),
             "search": _row(min(no_more, key=by_time, default=None)),
         },
-        "compiles": compiles,
-        "seconds": {name: round(s, 1) for name, s in seconds.items()},
+        "compiles": {**past.get("compiles", {}), **compiles},
+        "seconds": {
+            **past.get("seconds", {}),
+            **{name: round(s, 1) for name, s in seconds.items()},
+        },
         "load": round(load, 1),
     }
+
+
+def _refuse_others(known: dict[str, Any], plain: Row, target: rr.Target) -> None:
+    """Rivals' figures stand beside the search's only if all else is the same."""
+    now = {
+        "target": target.spec,
+        "versions": plain.measurement.versions,
+        "as_written": _row(plain),
+    }
+    for what, value in now.items():
+        if known[what] != value:
+            raise rr.UserError(
+                f"rivals' figures cannot stay, {what.replace('_', ' ')} is now {value} "
+                f"and was {known[what]}: write --again instead"
+            )
 
 
 def _row(row: Row | None) -> dict[str, Any] | None:

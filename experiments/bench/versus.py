@@ -2,6 +2,7 @@
 
     python -m experiments.bench.versus --programs gpt2_xl vit_l_384
     python -m experiments.bench.versus --most 60
+    python -m experiments.bench.versus --search-again --programs gpt2_xl
     python -m experiments.bench.versus --largest-batch gpt2_xl --factors 1.75
     python -m experiments.bench.versus --markdown
 
@@ -60,6 +61,8 @@ class Options:
       target: Instead of the one that each program names.
       most: Minutes after which it stops, in the middle of a program if need be.
       again: Programs that are done are run again.
+      search_again: They are searched again at the same budgets, and what rivals took
+        stays as it is.
       largest_batch: A program: the largest batch that fits its target as it is written
         and with searched plans, at no more than 5 % of throughput.
       factors: How many times larger that batch may be.
@@ -77,6 +80,7 @@ class Options:
     target: str = ""
     most: float = math.inf
     again: bool = False
+    search_again: bool = False
     largest_batch: str = ""
     factors: tuple[float, ...] = batches.FACTORS
     most_compiles: int | None = None
@@ -116,7 +120,7 @@ def main(options: Options) -> int:
             return 0
         for name in names:
             path = options.out / f"{name}.json"
-            if options.again or not path.exists():
+            if options.again or options.search_again or not path.exists():
                 try:
                     found = run(name, options, stop)
                 except rr.UserError as error:
@@ -138,6 +142,9 @@ def run(name: str, options: Options, stop: Any = lambda: None) -> dict[str, Any]
     """One program's figures."""
     entry = PROGRAMS[name]
     target = rr.target(options.target or entry.target)
+    known, path = None, options.out / f"{name}.json"
+    if options.search_again and path.exists():
+        known = json.loads(path.read_text())
     found = contest(
         entry.make(target, options.size),
         target,
@@ -146,6 +153,7 @@ def run(name: str, options: Options, stop: Any = lambda: None) -> dict[str, Any]
         stop=stop,
         unroll=options.unroll,
         kinds=[r for r in RIVALS if not options.rivals or r.name in options.rivals],
+        known=known,
     )
     return {"program": name, "group": entry.group, "size": options.size, **found}
 

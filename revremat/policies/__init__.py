@@ -1,10 +1,11 @@
 """What to propose for a residual, and how to decide."""
 
 from revremat.policies._bans import bans as bans
-from revremat.policies._candidates import PRESETS as PRESETS
-from revremat.policies._candidates import Candidate as Candidate
+from revremat.policies._candidate import PRESETS as PRESETS
+from revremat.policies._candidate import Candidate as Candidate
+from revremat.policies._candidate import preset as preset
+from revremat.policies._candidates import Pool as Pool
 from revremat.policies._candidates import candidates as candidates
-from revremat.policies._candidates import preset as preset
 from revremat.policies._greedy import choose_greedily as choose_greedily
 from revremat.policies._greedy import smallest as smallest
 from revremat.policies._greedy import smallest_bytes as smallest_bytes

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection
 
 from revremat._graph import Unit
-from revremat.policies._candidates import Candidate
+from revremat.policies._candidate import Candidate
 
 
 def kept_maxima(unit: Unit, candidate: Candidate) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ compile, and bytes are held by few of them.
 from collections.abc import Mapping, Sequence
 
 from revremat._graph import Unit
-from revremat.policies._candidates import Candidate
+from revremat.policies._candidate import Candidate
 
 MOST_PRICED = 6
 _LEAST_SHARE = 0.005

@@ -337,6 +337,23 @@ def test_a_run_that_was_stopped_goes_on_and_writes_the_same(
     assert two.stat().st_mtime_ns == before
 
 
+def test_searched_again_what_rivals_took_stays(whole, tmp_path, capsys):
+    done, path = (whole.out / "small.json").read_text(), tmp_path / "small.json"
+    before = json.loads(done)
+    for at in before["budgets"]:
+        at["search"] = None
+    path.write_text(json.dumps(before))
+    again = dataclasses.replace(whole, out=tmp_path, search_again=True, budgets=5)
+    assert versus.main(again) == 0
+    after = _without_time(path)
+    assert after == _without_time(whole.out / "small.json")
+    before["versions"] = "jax 0.1"
+    path.write_text(json.dumps(before))
+    assert versus.main(again) == 1
+    assert "versions is now" in capsys.readouterr().out
+    assert json.loads(path.read_text()) == before
+
+
 def test_every_answer_is_within_its_budget_and_the_search_has_one(whole):
     (found,) = versus.read(whole.out).values()
     for at in found["budgets"]:

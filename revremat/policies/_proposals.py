@@ -1,0 +1,275 @@
+"""Proposals: sets to keep and other ways back, before anything judges them.
+
+Minimum cuts, subsets of what is dear to rebuild or tagged, and what a model of bytes
+against time cannot judge: offloading, inversion, segments and chunks.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations, zip_longest
+
+from revremat._bytes import format_bytes
+from revremat._graph import Unit
+from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
+from revremat.policies._bans import bans
+from revremat.policies._candidate import Candidate, dots
+from revremat.policies._joint import Joint
+from revremat.policies._mincut import Cut, Weights, cut
+
+_MOST_NAMES = 10
+_MOST_STEPS = 200_000
+_LEAST_GAIN = 0.01
+_MOST_LISTED = 6
+_LIGHT = 1.05
+_CHEAP = 0.01
+"""Of what rebuilding everything costs."""
+_NUM_CHUNKINGS = 3
+_LONG = 16
+
+
+def light_names(unit: Unit, corners: Sequence[Cut]) -> list[str]:
+    """What is small enough to be kept beside anything."""
+    smallest = corners[-1].cost.bytes
+    light = (c for c in corners if c.cost.bytes <= _LIGHT * smallest)
+    return [unit.values[k].name for k in max(light, key=lambda c: c.cost.bytes).kept]
+
+
+def cuts(
+    joint: Joint, names: Sequence[str], corners: Sequence[Cut], beside: Sequence[str]
+) -> list[Candidate]:
+    """Minimum cuts, then subsets of dear names with what is light beside them.
+
+    Where nothing is dear, single values: what fusion makes of them no model foresees,
+    and some take the place of an input, for no bytes at all.
+    """
+    unit = joint.unit
+    partitioner = cut(joint, Weights(rebuilding=0.0), bans(joint))
+    found = [Candidate("min-cut", _keep(joint, partitioner))]
+    found += [Candidate(title(unit, c.kept), _keep(joint, c)) for c in corners]
+    subsets = _best_subsets(unit, names) or [[name] for name in _cheap_names(unit)]
+    for subset in subsets:
+        for more in (beside, []):
+            action = _without_unused(unit, RECOMPUTE(save=[*subset, *more]))
+            kept = {unit.position[name] for name in action.save}
+            found.append(Candidate(title(unit, kept), action))
+    return found
+
+
+def cuts_by_rules(joint: Joint) -> list[Candidate]:
+    """Minimum cuts with fewer and fewer rules against rebuilding.
+
+    Rebuilding whatever no rule is against costs nothing there.
+    """
+    return [
+        Candidate(
+            f"min-cut, {' and '.join(rules)} kept",
+            _keep(joint, cut(joint, Weights(rebuilding=0.0), bans(joint, rules))),
+        )
+        for rules in (("dear", "reduction", "whole"), ("dear", "reduction"), ("dear",))
+    ]
+
+
+def _keep(joint: Joint, found: Cut) -> Action:
+    save = [joint.unit.values[k].name for k in found.kept]
+    return _without_unused(joint.unit, RECOMPUTE(save=save))
+
+
+def _without_unused(unit: Unit, action: Action) -> Action:
+    """The action without names that make no difference: inputs and unused ones."""
+    inputs = {v.name for v in unit.values if v.role == "input"}
+    unused = inputs | set(unit.kept(action).unused)
+    return RECOMPUTE(save=[name for name in action.save if name not in unused])
+
+
+def title(unit: Unit, kept: Iterable[int]) -> str:
+    """What people can call a set: its large values, and how many small ones more.
+
+    With more than six large ones, their number and size.
+
+    >>> import jax, jax.numpy as jnp, revremat as rr
+    >>> w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    >>> layer = lambda w, x: rr.name(jnp.tanh(x @ w), "hidden")
+    >>> unit = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)["stack"]
+    >>> title(unit, [unit.position["hidden"]])
+    'hidden'
+    """
+    values = [unit.values[k] for k in kept if unit.values[k].role != "input"]
+    if not values:
+        return "nothing"
+    least = max(v.num_bytes for v in values) * (1 - 1 / _LIGHT)
+    large = [v for v in values if v.num_bytes > least]
+    more = len(values) - len(large)
+    if len(large) > _MOST_LISTED:
+        size = format_bytes(sum(v.num_bytes for v in values))
+        return f"{len(values)} values of {size}"
+    text = "+".join(sorted(v.name for v in large))
+    return f"{text} and {more} more" if more else text
+
+
+def dear_names(unit: Unit) -> tuple[str, ...]:
+    """Names of values that are tagged or cost a matrix product to rebuild.
+
+    Those that save most FLOPs per byte come first; at most ten. Untagged values whose
+    rebuilding is less than a hundredth of all are not worth a name.
+    """
+    makers = {k: op for op in unit.operations for k in op.outputs}
+    listed = []
+    for k, value in enumerate(unit.values):
+        maker = makers.get(k)
+        dear = maker is not None and (maker.dear or maker.kind == "dot_general")
+        if value.name and (value.given or dear) and not (maker and maker.pinned):
+            flops = maker.num_flops / max(1, value.num_bytes) if maker else 0.0
+            listed.append((not value.given, -flops, value.name))
+    return _worth_keeping(unit, [n for *_, n in sorted(listed)[: 4 * _MOST_NAMES]])
+
+
+def _cheap_names(unit: Unit) -> tuple[str, ...]:
+    """Names of whatever a layer makes; those that save most FLOPs per byte first."""
+    made = [v.name for v in unit.values if v.name and v.role == "made"]
+    return _worth_keeping(unit, made)
+
+
+def _worth_keeping(unit: Unit, names: Iterable[str]) -> tuple[str, ...]:
+    """Those that save a hundredth of all FLOPs, most of them per byte first."""
+    bare = unit.kept(RECOMPUTE).rebuild_flops
+    gains = []
+    for name in names:
+        together = [name, *companions(unit, [name])]
+        kept = unit.kept(RECOMPUTE(save=together))
+        saved = bare - kept.rebuild_flops
+        if name in kept.saved and saved >= _LEAST_GAIN * bare:
+            sizes = [unit.values[unit.position[n]].num_bytes for n in together]
+            rank = (-saved / max(1, sum(sizes)), -sizes[0], name)
+            gains.append((rank, name))
+    chosen: list[str] = []
+    for _, name in sorted(gains, key=lambda gain: gain[0]):
+        if not set(companions(unit, [name])) & set(chosen):
+            chosen.append(name)
+    return tuple(chosen[:_MOST_NAMES])
+
+
+def companions(unit: Unit, names: Iterable[str]) -> list[str]:
+    """What has to be kept beside values for the operations that make them not to run.
+
+    Those are their other results that the backward pass takes: beside what attention
+    gives back, the sums that it divided by.
+    """
+    wanted, needed = set(names), set(unit.residuals_of)
+    found = []
+    for op in unit.operations:
+        made = [unit.values[k] for k in op.outputs]
+        if len(made) > 1 and wanted & {v.name for v in made}:
+            taken = [unit.values[k] for k in op.outputs if k in needed]
+            found += [v.name for v in taken if v.role == "made" and v.name]
+    return [name for name in found if name and name not in wanted]
+
+
+def _best_subsets(unit: Unit, names: Sequence[str]) -> list[list[str]]:
+    """Subsets that no other beats in both bytes and FLOPs."""
+    most = int(math.log2(max(2, _MOST_STEPS // max(1, len(unit.operations)))))
+    names, priced = names[:most], []
+    for alone in _subsets(names):
+        subset = (*alone, *companions(unit, alone))
+        kept = unit.kept(RECOMPUTE(save=subset))
+        if not set(subset) & set(kept.unused):
+            priced.append((kept.device_bytes, kept.rebuild_flops, sorted(subset)))
+    front: list[tuple[int, int, list[str]]] = []
+    for size, flops, subset in sorted(priced):
+        if not front or flops < front[-1][1]:
+            front.append((size, flops, subset))
+    return [subset for *_, subset in front if subset]
+
+
+def _subsets(names: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    for size in range(len(names) + 1):
+        yield from combinations(names, size)
+
+
+def others_of(
+    unit: Unit,
+    names: Sequence[str],
+    beside: Sequence[str],
+    offload: bool,
+    ahead: bool,
+) -> list[Candidate]:
+    """What the cheap model cannot judge: the first of every kind, then the second."""
+    products = dots(unit, with_batch=False)
+    may_ahead = ahead and unit.chained and unit.num_layers > 1 and products
+    inverts = [Candidate("invert", INVERT)] if unit.invertible else []
+    if inverts and may_ahead:
+        inverts.append(Candidate("invert, ahead", INVERT(ahead=products)))
+    kinds = [
+        _offloads(unit, names) if offload and unit.num_layers > 1 else [],
+        [Candidate("full, ahead", RECOMPUTE(ahead=products))] if may_ahead else [],
+        _in_segments(unit, beside),
+        inverts,
+        _chunkings(unit),
+    ]
+    return [c for turn in zip_longest(*kinds) for c in turn if c is not None]
+
+
+def _chunkings(unit: Unit) -> list[Candidate]:
+    """A few numbers of chunks, a factor of four apart where there are that many."""
+    chosen: list[int] = []
+    for number in sorted(unit.splits):
+        if not chosen or number >= 4 * chosen[-1]:
+            chosen.append(number)
+    return [
+        Candidate(f"{number} chunks", RECOMPUTE(chunks=number))
+        for number in chosen[:_NUM_CHUNKINGS]
+    ]
+
+
+def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
+    """Segments of long stacks, each as long as it should be by the bytes alone.
+
+    Of N layers in segments of k, N / k inputs are kept, and what k layers keep once
+    theirs is run again: least at k = sqrt(N * input / kept) (Chen et al., 2016).
+    """
+    if not unit.chained or unit.num_layers < _LONG:
+        return []
+    if any(op.pinned for op in unit.operations):
+        return []
+    found = []
+    handed = sum(v.num_bytes for v in unit.values if v.role == "input")
+    light = _without_unused(unit, RECOMPUTE(save=beside))
+    for name, action in (("light" if light.save else "full", light), ("none", SAVE)):
+        kept = max(1, unit.kept(action).device_bytes)
+        best = math.sqrt(unit.num_layers * handed / kept)
+        every = 2 ** max(1, round(math.log2(max(best, 1))))
+        if 4 * every <= unit.num_layers:
+            label = f"{name}, every {every}"
+            found.append(Candidate(label, replace(action, every=every)))
+    return found
+
+
+def _is_made_of(unit: Unit, name: str, other: str) -> bool:
+    """Whether a value costs next to nothing once there is another."""
+    others = [other, *companions(unit, [other])]
+    all_of_it = [*others, name, *companions(unit, [name])]
+    with_it = unit.kept(RECOMPUTE(save=all_of_it)).rebuild_flops
+    without = unit.kept(RECOMPUTE(save=others)).rebuild_flops
+    return without - with_it <= _CHEAP * unit.kept(RECOMPUTE).rebuild_flops
+
+
+def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
+    """All products, then the dearest values with the other products saved or not."""
+    products = dots(unit, with_batch=False)
+    found, alone = [], []
+    if products:
+        name = "offload " + "+".join(sorted(products))
+        found.append(Candidate(name, RECOMPUTE(offload=products)))
+    for name in names[:2]:
+        others = [n for n in names if n in products and not _is_made_of(unit, name, n)]
+        beside = companions(unit, [name])
+        alone.append(
+            Candidate(f"offload {name}", RECOMPUTE(save=beside, offload=[name]))
+        )
+        if others:
+            action = RECOMPUTE(save=[*others, *beside], offload=[name])
+            found.append(
+                Candidate(f"{'+'.join(sorted(others))}, offload {name}", action)
+            )
+    return found + alone

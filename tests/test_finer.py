@@ -1,0 +1,77 @@
+"""Ways back that had no price at first get one where they seem to gain."""
+
+import jax
+import jax.numpy as jnp
+
+import revremat as rr
+from revremat import _choose
+from revremat._choose import Search
+from revremat._finer import look_closer
+from revremat.policies import Pool
+
+ROWS, WIDTH, LAYERS = 8192, 512, 12
+
+
+def layer(x, w):
+    normed = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+    hidden = jax.nn.silu(normed @ w["gate"]) * (normed @ w["up"])
+    hidden = jnp.sin(jnp.tanh(hidden @ w["mix"])) @ w["down"]
+    return x + jnp.tanh(hidden), None
+
+
+def loss(params, x):
+    return jax.lax.scan(layer, x, params)[0].sum()
+
+
+def specs():
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    wide, square = array(LAYERS, WIDTH, 4 * WIDTH), array(LAYERS, 4 * WIDTH, 4 * WIDTH)
+    down = array(LAYERS, 4 * WIDTH, WIDTH)
+    params = {"gate": wide, "up": wide, "mix": square, "down": down}
+    return params, array(ROWS, WIDTH)
+
+
+BUDGET = 1_288_490_188
+FEW = 4
+
+
+def searched(budget):
+    """Of four candidates at first, which is fewer than there should be."""
+    problem, target = rr.Problem(loss, specs()), rr.target("h100:1")
+    search = Search(problem, target, unroll=False)
+    return search, search.fit(budget)
+
+
+def test_what_the_first_candidates_miss_is_found(monkeypatch):
+    monkeypatch.setattr(_choose, "_MOST_CANDIDATES", FEW)
+    search, fit = searched(BUDGET)
+    (unit,) = search.units
+    first = search.pools[unit.name].worth_compiling(offload=True, most=FEW)
+    assert set(fit.plan.actions[unit.name]) - {c.action for c in first}
+    monkeypatch.setattr(_choose, "look_closer", lambda search: False)
+    _, without = searched(BUDGET)
+    assert fit.plan.fits
+    assert fit.measurement.time.step_us < 0.995 * without.measurement.time.step_us
+
+
+def test_nothing_is_asked_where_nothing_is_to_be_gained(monkeypatch):
+    monkeypatch.setattr(_choose, "_MOST_CANDIDATES", FEW)
+    search, fit = searched(100 * 2**30)
+    done = search.done
+    assert not look_closer(search)
+    assert search.done == done == fit.num_compiles
+
+
+def test_a_limit_of_compiles_holds():
+    most = 20
+    search = Search(rr.Problem(loss, specs()), rr.target("h100:1"), None, most)
+    assert search.fit(BUDGET).num_compiles <= most
+
+
+def test_sets_proposed_are_of_values_on_the_device_and_all_different():
+    (unit,) = rr.trace(loss, *specs()).units
+    pool = Pool(unit)
+    kept = [frozenset(unit.kept(c.action).saved) for c in pool.sets]
+    assert len(set(kept)) == len(kept) > 12
+    assert not any(c.action.on_host for c in pool.sets)
+    assert len({c.name for c in pool.sets}) == len(pool.sets)
