@@ -8,6 +8,7 @@ would cost, and a choice among all of them, priced or not, tells which to ask ab
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from revremat._plan import Action
 from revremat._prices import UnitPrices, unrolled
 from revremat._twins import price
 from revremat.policies import Candidate, Menu, Pool, Price, without_maxima
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from revremat._choose import Search
 
 _MOST_ROUNDS = 4
+_FOR_MIXES = 2
+"""Compiles of what comes of two prices: the mix, and once more if it is too large."""
 _LEAST_GAIN = 0.002
 """Of a step: what is worth some compiles."""
 
@@ -32,7 +35,7 @@ def look_closer(search: "Search") -> bool:
     found = False
     for _ in range(_MOST_ROUNDS):
         best = search.best(search.budget)
-        if best.bytes > search.budget:
+        if best.bytes > search.budget or not search.room_for(2 + _FOR_MIXES):
             return found
         proposed = {p.unit.name: _unpriced(search, p) for p in search.prices}
         menus = [
@@ -49,8 +52,7 @@ def look_closer(search: "Search") -> bool:
         }
         number = sum(map(len, wanted.values()))
         gains = now.time_us - choice.time_us > _LEAST_GAIN * best.time_us
-        # Two prices of each, and the mix that comes of them.
-        if not number or not gains or not search.room_for(2 * number + 2):
+        if not number or not gains or not search.room_for(2 * number + _FOR_MIXES):
             return found
         for prices in search.prices:
             if new := wanted[prices.unit.name]:
@@ -104,27 +106,17 @@ def _with_estimates(
 def _nearest(
     pool: Pool, priced: Iterable[Candidate], candidate: Candidate
 ) -> Candidate | None:
-    """The one that keeps what is most like it, of those that are alike otherwise."""
-    unit = pool.unit
-    size = lambda names: sum(unit.values[unit.position[n]].num_bytes for n in names)
-    mine = set(unit.kept(candidate.action).saved)
-    is_plain = lambda c: (
-        not (
-            c.action.on_host
-            or c.action.ahead
-            or c.action.chunks > 1
-            or c.action.every > 1
-        )
-    )
-    alike = [
-        c
-        for c in priced
-        if c.action.kind != "invert"
-        and is_plain(c)
-        and c.action.unroll == candidate.action.unroll
-    ]
-    apart = lambda c: (size(mine ^ set(unit.kept(c.action).saved)), c.name)
-    return min(alike, key=apart, default=None)
+    """The one that keeps most of the same, of those that are alike otherwise."""
+    alike = [c for c in priced if _is_set(c.action, candidate.action.unroll)]
+    order = lambda c: (pool.apart(candidate, c), c.name)
+    return min(alike, key=order, default=None)
+
+
+def _is_set(action: Action, unroll: bool) -> bool:
+    """Whether an action is no more than to keep some values and rebuild the others."""
+    if action.kind == "invert" or action.on_host or action.ahead:
+        return False
+    return action.chunks == action.every == 1 and action.unroll == unroll
 
 
 def _best(estimates: Iterable[Price], known: dict[str, Price]) -> list[Price]:

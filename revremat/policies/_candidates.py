@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 from revremat._graph import Unit
-from revremat._plan import RECOMPUTE
+from revremat._plan import RECOMPUTE, Action
 from revremat.policies._candidate import PRESETS, Candidate, preset
 from revremat.policies._joint import Cost, Joint, Rates
 from revremat.policies._mincut import Cut, front
@@ -39,11 +39,25 @@ class Pool:
 
     def __init__(self, unit: Unit, rates: Rates = Rates()):  # noqa: B008
         self.unit, self.joint = unit, Joint(unit, rates)
+        self._known: dict[Action, tuple[frozenset[str], Cost]] = {}
 
     def cost(self, candidate: Candidate) -> Cost:
         """What the model says of one that keeps values on the device."""
-        kept = self.unit.kept(candidate.action).saved
-        return self.joint.cost(self.unit.position[name] for name in kept)
+        return self._judged(candidate)[1]
+
+    def apart(self, one: Candidate, other: Candidate) -> int:
+        """Bytes that only one of two keeps."""
+        (mine, _), (theirs, _) = self._judged(one), self._judged(other)
+        values, position = self.unit.values, self.unit.position
+        return sum(values[position[name]].num_bytes for name in mine ^ theirs)
+
+    def _judged(self, candidate: Candidate) -> tuple[frozenset[str], Cost]:
+        """What a candidate keeps, and its cost."""
+        if candidate.action not in self._known:
+            kept = frozenset(self.unit.kept(candidate.action).saved)
+            cost = self.joint.cost(self.unit.position[name] for name in kept)
+            self._known[candidate.action] = kept, cost
+        return self._known[candidate.action]
 
     def worth_compiling(
         self, *, offload: bool = False, ahead: bool = False, most: int = 12
