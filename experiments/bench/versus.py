@@ -44,7 +44,8 @@ _LEVEL = 0.9995
 
 REASONS: dict[str, str] = {
     "revbifpn_s4": "at large budgets it keeps sets that are none of the twelve "
-    "candidates; with less memory, where the search inverts, it has no plan at all",
+    "candidates, which is faster than loops of those and slower than layers written "
+    "out; with less memory, where the search inverts, it has no plan at all",
 }
 """Programs where a rival's mean is above the search's: why."""
 
