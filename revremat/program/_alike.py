@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from revremat.program._fingerprint import describe_form
+from revremat.program._modules import given_back
 from revremat.program._ops import Op, Value
 from revremat.program._repeats import (
     Repeat,
@@ -21,6 +22,8 @@ from revremat.program._repeats import (
 )
 
 _LEAST_TURNS = 3
+_LEAST_PART = 0.5
+"""Of what groups give back, by their layers."""
 
 
 def layers_alike(
@@ -63,6 +66,9 @@ def layers_alike(
         if layer is None:
             return []
         layers.append(layer)
+    given = sum(map(given_back, layers))
+    if within is not None and given < _LEAST_PART * given_back(within):
+        return []
     return layers
 
 
