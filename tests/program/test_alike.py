@@ -69,18 +69,6 @@ def test_equal_layers_are_one_unit_as_ever():
     assert unit.num_layers == 12
 
 
-def test_what_layers_take_out_of_one_array_is_no_layer():
-    def loss(params, x):
-        keys = jax.random.split(jax.random.key(0), len(params))
-        for w, key in zip(params, keys, strict=True):
-            y = dilated(w, x, 2)
-            x = jnp.where(jax.random.bernoulli(key, 0.9, y.shape), y, 0.0)
-        return jnp.square(x).mean()
-
-    (unit,) = rr.trace(loss, *arguments(4)).units
-    assert unit.num_layers == 4
-
-
 @pytest.mark.parametrize("dilations", DILATIONS)
 def test_gradients_are_those_of_plain_autodiff(dilations):
     loss = lambda params, x: network(params, x, DILATIONS[dilations])
