@@ -44,8 +44,14 @@ def layers_alike(
     Returns:
       For each kind of layers all of them; nothing where there are no two kinds.
     """
-    period = len(ops) if within is None else len(within.body.ops) // 2
-    found = find_loop(ops, used_after, least_bytes, period, describe_form)
+    where, period = ops, len(ops)
+    if within is not None:
+        place = {op: k for k, op in enumerate(ops)}
+        start, stop = within.turns[0].ops[0], within.turns[-1].ops[-1]
+        where = ops[place[start] : place[stop] + 1]
+        period = len(within.body.ops) // 2
+    after = used_after | used_by(set(ops).difference(where))
+    found = find_loop(where, after, least_bytes, period, describe_form)
     if found is None or len(found.turns) < _LEAST_TURNS:
         return []
     turns = [turn.ops for turn in found.turns]

@@ -69,6 +69,23 @@ def test_equal_layers_are_one_unit_as_ever():
     assert unit.num_layers == 12
 
 
+def test_each_of_two_networks_has_layers_of_its_own():
+    def loss(params, x):
+        first, between, second = params
+        for n, w in enumerate(first):
+            x = dilated(w, x, 2 ** (n % 4))
+        x = jnp.tanh(x @ between)
+        for n, w in enumerate(second):
+            x = dilated(w, x, 3 ** (n % 3))
+        return jnp.square(x).mean()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    layer = lambda n: {"taps": array(2, n, 2 * n), "out": array(n, n)}
+    params = [layer(WIDTH)] * 8, array(WIDTH, 2 * WIDTH), [layer(2 * WIDTH)] * 6
+    units = rr.trace(loss, params, array(2, STEPS, WIDTH)).units
+    assert [unit.num_layers for unit in units] == [2] * 4 + [2] * 3
+
+
 @pytest.mark.parametrize("dilations", DILATIONS)
 def test_gradients_are_those_of_plain_autodiff(dilations):
     loss = lambda params, x: network(params, x, DILATIONS[dilations])
