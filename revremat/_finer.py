@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from revremat._plan import Action
-from revremat._prices import UnitPrices, unrolled
+from revremat._prices import UnitPrices, twin_of
 from revremat._twins import price
 from revremat.policies import Candidate, Menu, Pool, Price, without_maxima
 
@@ -68,11 +68,7 @@ def _unpriced(search: "Search", prices: UnitPrices) -> list[Candidate]:
     known = {c.action for c in prices.choices.values()}
     found = [without_maxima(c, prices.slower_maxima) for c in pool.sets]
     if any(c.action.unroll for c in prices.choices.values()):
-        found += [
-            Candidate(unrolled(c.name), c.action(unroll=True))
-            for c in found
-            if c.action.can_unroll
-        ]
+        found += [twin_of(c) for c in found if c.action.can_unroll]
     return [c for c in found if c.action not in known and c.name not in prices.choices]
 
 

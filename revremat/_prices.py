@@ -61,6 +61,11 @@ def unrolled(name: str) -> str:
     return f"{name}, unrolled"
 
 
+def twin_of(candidate: Candidate) -> Candidate:
+    """The same way back, its layers written out one after the other."""
+    return Candidate(unrolled(candidate.name), candidate.action(unroll=True))
+
+
 def summary(counts: Mapping[str, Runs]) -> str:
     """What a program is called, by the runs of each of its units.
 
@@ -174,7 +179,7 @@ class UnitPrices:
         if not self.is_loop or is_long or num_operations > _MOST_UNROLLED_OPERATIONS:
             return []
         return [
-            Candidate(unrolled(name), candidate.action(unroll=True))
+            twin_of(candidate)
             for name, candidate in self.choices.items()
             if candidate.action.can_unroll
             and not candidate.action.unroll
