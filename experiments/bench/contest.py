@@ -5,7 +5,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import revremat as rr
@@ -103,16 +103,78 @@ def _nearest(unit: Unit, choices: Mapping[str, Candidate], name: str) -> str:
     return min(distances)[-1]
 
 
+class Searched:
+    """A search of one program, and its answers at the budgets it was asked for.
+
+    Args:
+      problem: The program.
+      target: Where it would run.
+      tell: Gets a line now and then.
+      stop: Called before each compile; whatever it raises ends the search.
+      unroll: Whether the search may write a loop's layers out.
+    """
+
+    def __init__(
+        self,
+        problem: rr.Problem,
+        target: rr.Target,
+        tell: Tell = print,
+        stop: Callable[[], None] = lambda: None,
+        unroll: bool = True,
+    ):
+        self.began, self.load = time.perf_counter(), os.getloadavg()[0]
+        self.tell, self.unroll = tell, unroll
+        self.search = Search(problem, target, lambda *_: stop(), unroll=unroll)
+        self.search.prepare()
+        self.plain = self.search.add("as written", None)
+        self.alone: dict[int, dict[str, float | None]] = {}
+
+    def say(self, what: str) -> None:
+        """Tells what is done."""
+        self.tell(f"{self.search.done} compiles, {self.seconds:.0f} s: {what}")
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self.began
+
+    def ask(self, budget: int) -> None:
+        """Searches at one budget."""
+        fit = self.search.fit(budget)
+        first_us = fit.measurement.time.step_us if fit.plan.fits else None
+        self.alone[budget] = {"at_once_us": first_us, "bound_us": fit.bound_us}
+        self.say(f"searched at {format_bytes(budget)}")
+
+    def answer(self, budget: int) -> dict[str, Any] | None:
+        """The best for a budget of all that was compiled so far; None if none fits."""
+        best = self.search.best(budget)
+        if best.bytes > budget:
+            return None
+        assert best.plan is not None
+        plan = [str(unit) for unit in best.plan.units]
+        how = {**self.alone[budget], "unroll": self.unroll, "plan": plan}
+        return {**_told(best), **how}
+
+    def about(self) -> dict[str, Any]:
+        """What any answer holds for."""
+        return {
+            "target": self.search.target.spec,
+            "versions": self.plain.measurement.versions,
+            "as_written": _told(self.plain),
+        }
+
+    def no_more_memory(self) -> dict[str, Any]:
+        """The fastest that take no more than the program as it is written."""
+        rows = [r for r in self.search.rows.values() if r.plan is not None]
+        rows = [r for r in rows if r.bytes <= self.plain.bytes]
+        by_time = lambda r: (r.time_us, r.bytes)
+        fused = min(filter(_only_recomputes, rows), key=by_time, default=None)
+        best = min(rows, key=by_time, default=None)
+        return {"fusion-aware": _row(fused), "search": _row(best)}
+
+
 def contest(
-    problem: rr.Problem,
-    target: rr.Target,
-    *,
-    num_budgets: int = 8,
-    tell: Tell = print,
-    stop: Callable[[], None] = lambda: None,
-    unroll: bool = True,
-    kinds: Sequence[type[Rival]] = RIVALS,
-    known: dict[str, Any] | None = None,
+    searched: Searched, num_budgets: int = 8, kinds: Sequence[type[Rival]] = RIVALS
 ) -> dict[str, Any]:
     """All of one program's figures, for JSON.
 
@@ -120,111 +182,106 @@ def contest(
     compiled itself; then the rivals run.
 
     Args:
-      problem: The program.
-      target: Where it would run.
+      searched: Has not been asked for any budget.
       num_budgets: How many budgets.
-      tell: Gets a line now and then.
-      stop: Called before each compile; whatever it raises ends the contest.
-      unroll: Whether the search may write a loop's layers out.
       kinds: The rivals.
-      known: Figures of before, whose budgets and rivals stay; only the search runs.
 
     Returns:
       Budgets, each with the search's answer and every rival's best (None where none of
       its proposals fits), what the program takes as it is written, the fastest that
       take no more, compiles and seconds.
-
-    Raises:
-      UserError: What is known is of another program, another target or other compilers.
     """
-    began, load = time.perf_counter(), os.getloadavg()[0]
-    search = Search(problem, target, lambda *_: stop(), unroll=unroll)
-
-    def say(what: str) -> None:
-        took = time.perf_counter() - began
-        tell(f"{search.done} compiles, {took:.0f} s: {what}")
-
-    search.prepare()
-    plain = search.add("as written", None)
+    search = searched.search
     budgets = budgets_of(search, num_budgets)
-    if known is not None:
-        _refuse_others(known, plain, target)
-        budgets, kinds = [at["budget_bytes"] for at in known["budgets"]], ()
-    say("prices")
-    alone = []
+    searched.say("prices")
     for budget in budgets:
-        fit = search.fit(budget)
-        first_us = fit.measurement.time.step_us if fit.plan.fits else None
-        alone.append((first_us, fit.bound_us))
-        say(f"searched at {format_bytes(budget)}")
-    own = [search.best(budget) for budget in budgets]
-    rows, compiles = list(search.rows.values()), {"search": search.done}
-    seconds = {"search": time.perf_counter() - began}
+        searched.ask(budget)
+    mine = [searched.answer(budget) for budget in budgets]
+    no_more = searched.no_more_memory()
+    compiles, seconds = {"search": search.done}, {"search": searched.seconds}
     arena = arena_of(search)
     rivals = [kind(arena) for kind in kinds]
     for rival in rivals:
-        before, start = search.done, time.perf_counter()
+        before, start = search.done, searched.seconds
         for budget in budgets:
             rival.ask(budget)
         compiles[rival.name] = search.done - before
-        seconds[rival.name] = time.perf_counter() - start
-        say(rival.name)
-    results = []
-    nothing: dict[str, Any] = {"budgets": [{"rivals": {}}] * len(budgets)}
-    past = nothing if known is None else known
-    for budget, best, (first_us, bound_us), before in zip(
-        budgets, own, alone, past["budgets"], strict=True
-    ):
-        mine = _row(best) if best.bytes <= budget else None
-        if mine is not None:
-            assert best.plan is not None
-            mine["at_once_us"] = first_us
-            mine["bound_us"] = bound_us
-            mine["plan"] = [str(unit) for unit in best.plan.units]
-        theirs = {r.name: _row(r.best(budget)) for r in rivals}
-        theirs = {**before["rivals"], **theirs}
-        results.append({"budget_bytes": budget, "search": mine, "rivals": theirs})
-    no_more = [r for r in rows if r.plan is not None and r.bytes <= plain.bytes]
-    fused = [r for r in no_more if _only_recomputes(r)]
-    by_time = lambda r: (r.time_us, r.bytes)
+        seconds[rival.name] = searched.seconds - start
+        searched.say(rival.name)
     return {
-        "target": target.spec,
-        "versions": plain.measurement.versions,
-        "unroll": unroll,
-        "as_written": _row(plain),
+        **searched.about(),
         "units": {u.name: u.num_layers for u in search.units},
-        "budgets": results,
-        "no_more_memory": {
-            "fusion-aware": _row(min(fused, key=by_time, default=None)),
-            "search": _row(min(no_more, key=by_time, default=None)),
-        },
-        "compiles": {**past.get("compiles", {}), **compiles},
-        "seconds": {
-            **past.get("seconds", {}),
-            **{name: round(s, 1) for name, s in seconds.items()},
-        },
-        "load": round(load, 1),
+        "budgets": [
+            {
+                "budget_bytes": budget,
+                "search": answer,
+                "rivals": {r.name: _row(r.best(budget)) for r in rivals},
+            }
+            for budget, answer in zip(budgets, mine, strict=True)
+        ],
+        "no_more_memory": no_more,
+        "compiles": compiles,
+        "seconds": {name: round(s, 1) for name, s in seconds.items()},
+        "load": round(searched.load, 1),
     }
 
 
-def _refuse_others(known: dict[str, Any], plain: Row, target: rr.Target) -> None:
-    """Rivals' figures stand beside the search's only if all else is the same."""
-    now = {
-        "target": target.spec,
-        "versions": plain.measurement.versions,
-        "as_written": _row(plain),
-    }
-    for what, value in now.items():
+def search_again(
+    searched: Searched, known: dict[str, Any], places: Sequence[int] = ()
+) -> Iterator[dict[str, Any]]:
+    """Figures there are, with the search's anew; whole after each budget.
+
+    Args:
+      searched: Of the same program.
+      known: Figures whose budgets and rivals stay.
+      places: Which of the budgets, the first is 1; by default all.
+
+    Yields:
+      The figures: where it was not asked yet, the search's are those of before; its
+      compiles and seconds are those of now.
+
+    Raises:
+      UserError: What is known is of another program, another target or other compilers,
+        or has no such budget.
+    """
+    for what, value in searched.about().items():
         if known[what] != value:
             raise rr.UserError(
                 f"rivals' figures cannot stay, {what.replace('_', ' ')} is now {value} "
                 f"and was {known[what]}: write --again instead"
             )
+    number = len(known["budgets"])
+    if unknown := sorted(set(places) - set(range(1, number + 1))):
+        raise rr.UserError(f"there is no budget {unknown[0]}, there are 1 to {number}")
+    searched.say("prices")
+    by_time = lambda r: (r["step_us"], r["bytes"])
+    for place in places or range(1, number + 1):
+        searched.ask(known["budgets"][place - 1]["budget_bytes"])
+        now = searched.no_more_memory()
+        yield {
+            **known,
+            "units": {u.name: u.num_layers for u in searched.search.units},
+            "budgets": [
+                {**at, "search": searched.answer(at["budget_bytes"])}
+                if at["budget_bytes"] in searched.alone
+                else at
+                for at in known["budgets"]
+            ],
+            "no_more_memory": {
+                kind: min(filter(None, [before, now[kind]]), key=by_time, default=None)
+                for kind, before in known["no_more_memory"].items()
+            },
+            "compiles": {**known["compiles"], "search": searched.search.done},
+            "seconds": {**known["seconds"], "search": round(searched.seconds, 1)},
+            "load": round(searched.load, 1),
+        }
 
 
 def _row(row: Row | None) -> dict[str, Any] | None:
-    if row is None:
-        return None
+    return None if row is None else _told(row)
+
+
+def _told(row: Row) -> dict[str, Any]:
     return {"name": row.name, "bytes": row.bytes, "step_us": row.time_us}
 
 

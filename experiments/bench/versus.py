@@ -2,7 +2,7 @@
 
     python -m experiments.bench.versus --programs gpt2_xl vit_l_384
     python -m experiments.bench.versus --most 60
-    python -m experiments.bench.versus --search-again --programs gpt2_xl
+    python -m experiments.bench.versus --search-again --programs gpt2_xl --at 5 7
     python -m experiments.bench.versus --largest-batch gpt2_xl --factors 1.75
     python -m experiments.bench.versus --markdown
 
@@ -11,15 +11,16 @@ written to the least there is: estimated throughput of the searched plan over th
 uniform presets, splits of the layers between two presets, PyTorch's memory budget, the
 order of MaxText's estimator, sqrt(N) segments and a greedy choice, all by the target's
 compiler. A program's figures are written to `experiments/results/versus/` when it is
-done, and programs that are there are not run again; whatever was compiled is kept, so a
-run that was stopped goes on where it was. Prints the table of all that is there.
+done (searched again, after each budget), and programs that are there are not run again;
+whatever was compiled is kept, so a run that was stopped goes on where it was. Prints
+the table of all that is there.
 """
 
 import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import tyro
 
 import revremat as rr
 from experiments.bench import batches
-from experiments.bench.contest import contest, plain_json
+from experiments.bench.contest import Searched, contest, plain_json, search_again
 from experiments.bench.programs import PROGRAMS, refusal
 from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import RIVALS
@@ -64,6 +65,7 @@ class Options:
       again: Programs that are done are run again.
       search_again: They are searched again at the same budgets, and what rivals took
         stays as it is.
+      at: Only at these budgets of it, the first is 1.
       largest_batch: A program: the largest batch that fits its target as it is written
         and with searched plans, at no more than 5 % of throughput.
       factors: How many times larger that batch may be.
@@ -82,6 +84,7 @@ class Options:
     most: float = math.inf
     again: bool = False
     search_again: bool = False
+    at: tuple[int, ...] = ()
     largest_batch: str = ""
     factors: tuple[float, ...] = batches.FACTORS
     most_compiles: int | None = None
@@ -121,15 +124,16 @@ def main(options: Options) -> int:
             return 0
         for name in names:
             path = options.out / f"{name}.json"
-            if options.again or options.search_again or not path.exists():
-                try:
-                    found = run(name, options, stop)
-                except rr.UserError as error:
-                    print(f"{name}: {error}")
-                    refused = True
-                    continue
-                write_text(path, plain_json(found))
-                print(rows_of(name, found), flush=True)
+            if path.exists() and not (options.again or options.search_again):
+                continue
+            try:
+                for found in run(name, options, stop):
+                    write_text(path, plain_json(found))
+            except rr.UserError as error:
+                print(f"{name}: {error}")
+                refused = True
+                continue
+            print(rows_of(name, found), flush=True)
     except Stopped:
         print("stopped; the same command goes on from here")
         return 1
@@ -139,24 +143,26 @@ def main(options: Options) -> int:
     return int(refused)
 
 
-def run(name: str, options: Options, stop: Any = lambda: None) -> dict[str, Any]:
-    """One program's figures."""
+def run(
+    name: str, options: Options, stop: Any = lambda: None
+) -> Iterator[dict[str, Any]]:
+    """One program's figures, each time that they are whole."""
     entry = PROGRAMS[name]
     target = rr.target(options.target or entry.target)
-    known, path = None, options.out / f"{name}.json"
-    if options.search_again and path.exists():
-        known = json.loads(path.read_text())
-    found = contest(
+    path = options.out / f"{name}.json"
+    searched = Searched(
         entry.make(target, options.size),
         target,
-        num_budgets=options.budgets,
         tell=lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True),
         stop=stop,
         unroll=options.unroll,
-        kinds=[r for r in RIVALS if not options.rivals or r.name in options.rivals],
-        known=known,
     )
-    return {"program": name, "group": entry.group, "size": options.size, **found}
+    if options.search_again and path.exists():
+        yield from search_again(searched, json.loads(path.read_text()), options.at)
+        return
+    kinds = [r for r in RIVALS if not options.rivals or r.name in options.rivals]
+    found = contest(searched, options.budgets, kinds)
+    yield {"program": name, "group": entry.group, "size": options.size, **found}
 
 
 def _largest_batch(options: Options, name: str, stop: Any) -> None:
@@ -317,7 +323,7 @@ def markdown(done: Mapping[str, Mapping[str, Any]]) -> str:
         least = min(plans, key=lambda p: p["bytes"], default=None)
         cells = [_plan_cell(p) for p in (found["as_written"], fastest, least)]
         cells += [_mean_cell(gains(found, n)) for n in names]
-        loops = "" if found.get("unroll", True) else ", loops"
+        loops = "" if all(p.get("unroll", True) for p in plans) else ", loops"
         label = f"{program} ({found['target']}, {len(found['budgets'])}{loops})"
         lines.append(f"| {label} | {' | '.join(cells)} |")
     overall = {n: means(done, n) for n in names}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from experiments.bench import batches, clock, measured_gain, versus
+from experiments.bench import batches, clock, contest, measured_gain, versus
 from experiments.bench.contest import arena_of, budgets_of
 from experiments.bench.programs import Entry
 from experiments.bench.programs import __main__ as table
@@ -352,6 +352,41 @@ def test_searched_again_what_rivals_took_stays(whole, tmp_path, capsys):
     assert versus.main(again) == 1
     assert "versions is now" in capsys.readouterr().out
     assert json.loads(path.read_text()) == before
+
+
+def test_searched_again_each_budget_that_is_done_stays_if_it_is_stopped(
+    whole, tmp_path, monkeypatch
+):
+    done, path = (whole.out / "small.json").read_text(), tmp_path / "small.json"
+    before = json.loads(done)
+    for at in before["budgets"]:
+        at["search"] = None
+    path.write_text(json.dumps(before))
+
+    def first_only(*args):
+        yield next(contest.search_again(*args))
+        raise versus.Stopped
+
+    monkeypatch.setattr(versus, "search_again", first_only)
+    assert versus.main(dataclasses.replace(whole, out=tmp_path, search_again=True)) == 1
+    first, second = (at["search"] for at in json.loads(path.read_text())["budgets"])
+    assert first is not None
+    assert second is None
+
+
+def test_searched_again_at_some_budgets_the_others_stay(whole, tmp_path, capsys):
+    done, path = (whole.out / "small.json").read_text(), tmp_path / "small.json"
+    before = json.loads(done)
+    for at in before["budgets"]:
+        at["search"] = {**at["search"], "name": "of before"}
+    path.write_text(json.dumps(before))
+    again = dataclasses.replace(whole, out=tmp_path, search_again=True)
+    assert versus.main(dataclasses.replace(again, at=(2,))) == 0
+    first, second = (at["search"] for at in json.loads(path.read_text())["budgets"])
+    assert first["name"] == "of before"
+    assert second["name"] != "of before"
+    assert versus.main(dataclasses.replace(again, at=(3,))) == 1
+    assert "no budget 3, there are 1 to 2" in capsys.readouterr().out
 
 
 def test_every_answer_is_within_its_budget_and_the_search_has_one(whole):
