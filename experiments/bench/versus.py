@@ -42,6 +42,10 @@ PROMISED = {"uniform preset": 1.12, "two-preset split": 1.03, "memory budget": 1
 """Geometric means over all programs that are to be reached."""
 
 _LEVEL = 0.9995
+_LEAST_LEFT = 0.003
+"""Of a budget: with less than that left it is closely met."""
+_LEAST_GAIN = 0.002
+"""Of a step: what is no less than that faster is a finer choice."""
 
 REASONS: dict[str, str] = {
     "revbifpn_s4": "at large budgets it keeps sets that are none of the twelve "
@@ -303,13 +307,54 @@ def summary(done: Mapping[str, Mapping[str, Any]]) -> str:
         if known:
             held = "held" if min(known) >= promised else "NOT held"
             lines.append(f"{min(known):.3f} x {n}, {promised} promised: {held}")
-    lines += _against_as_written(done)
+    lines += [*_against_as_written(done), *closely_met(done)]
     for program, found in done.items():
         below = [n for n in names if (geometric_mean(gains(found, n)) or 1) < _LEVEL]
         if below:
             reason = REASONS.get(program, "the reason is not known")
             lines.append(f"{program} is below {', '.join(below)}: {reason}")
     return "\n".join(lines)
+
+
+def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """How budgets are met: closely, or nothing known says that more would help.
+
+    What is left helps nobody where no plan at any budget, a rival's or a searched one,
+    is faster, or where no mix of all that has a price can be.
+    """
+    kinds = {
+        f"within {_LEAST_LEFT:.1%}": 0,
+        "the fastest plan there is takes no more": 0,
+        f"no mix of the candidates is {_LEAST_GAIN:.1%} faster": 0,
+    }
+    near, fastest, bounded = kinds
+    exceeded, rest = 0, []
+    for program, found in done.items():
+        plans = [p for at in found["budgets"] for p in [at["search"], *_rivals(at)]]
+        first_us = min((p["step_us"] for p in plans if p), default=math.inf)
+        for place, at in enumerate(found["budgets"], 1):
+            if (mine := at["search"]) is None:
+                continue
+            left = 1 - mine["bytes"] / at["budget_bytes"]
+            least_us = mine["step_us"] / (1 + _LEAST_GAIN)
+            bound_us = mine.get("bound_us") or 0.0
+            beaten = any(p and p["step_us"] < least_us for p in _rivals(at))
+            exceeded += left < 0
+            if left <= _LEAST_LEFT:
+                kinds[near] += 1
+            elif first_us >= least_us:
+                kinds[fastest] += 1
+            elif bound_us >= least_us and not beaten:
+                kinds[bounded] += 1
+            else:
+                rest.append(f"{program} {place}: {left:.1%} left, {_bound(mine)} bound")
+    listed = ", ".join(f"{what} {number}" for what, number in kinds.items())
+    lines = [f"budgets exceeded {exceeded}; {listed}; other ones {len(rest)}"]
+    return [*lines, *(f"  {line}" for line in rest)]
+
+
+def _rivals(at: Mapping[str, Any]) -> Iterable[Mapping[str, Any] | None]:
+    return at["rivals"].values()
 
 
 def markdown(done: Mapping[str, Mapping[str, Any]]) -> str:
