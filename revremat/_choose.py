@@ -171,7 +171,7 @@ class Search(Compiled):
         if not self.priced:
             self.prepare()
         choice = self._tighten()
-        bound_us, greedy_us = 0.0, None
+        bound_us, greedy_us, filled = 0.0, None, False
         if choice is not None:
             self._rivals(choice)
             if write_out(self, choice.support):
@@ -187,7 +187,7 @@ class Search(Compiled):
             smallest = self._try_smallest()
             choice = choice or smallest
         if self._is_priced(found := self.best(self.budget)):
-            fill(self, found)
+            _, filled = fill(self, found)
         best = self._best_priced()
         if choice is not None and best is not None:
             fixed_us = best.time_us - self.layers_us(best)
@@ -198,7 +198,7 @@ class Search(Compiled):
         if inside_us := look_inside(self, self.budget):
             bound_us = min(bound_us, inside_us)
         try_without_order(self)
-        return self._answer(bound_us, greedy_us=greedy_us)
+        return self._answer(bound_us, greedy_us=greedy_us, filled=filled)
 
     def within(self, around: Sequence[Unit]) -> "Search":
         """A search of what is inside of this one's units, into the same rows.
@@ -226,7 +226,11 @@ class Search(Compiled):
         return super().add_all(whole, in_order)
 
     def _answer(
-        self, bound_us: float, held_by: str = "", greedy_us: float | None = None
+        self,
+        bound_us: float,
+        held_by: str = "",
+        greedy_us: float | None = None,
+        filled: bool = False,
     ) -> Fit:
         best, share, times = self.best(self.budget), self.cuts.share, 1.0
         if self.reference is not None:
@@ -250,10 +254,17 @@ class Search(Compiled):
             menus=self.menus(),
             bound_us=min(bound_us, best.time_us),
             greedy_us=greedy_us,
+            filled=self._is_filled(best, filled),
             num_compiles=self.done,
             left=self.left,
             not_sent=not_sent(best, self.graph, share),
         )
+
+    def _is_filled(self, best: Row, filled: bool) -> bool:
+        """Whether what is left is of no use: told of a best plan that has prices."""
+        if filled and self._is_priced(best):
+            return best.bytes <= self.budget
+        return (1 - WORTH_A_COMPILE) * self.budget < best.bytes <= self.budget
 
     def menus(self) -> tuple[Menu, ...]:
         """What is known of all prices; nothing before the first."""

@@ -262,6 +262,11 @@ def _(noun: Fit, console: Console) -> None:
         slower = 100 * (best.time.step_us / noun.bound_us - 1)
         gap = f"at most {slower:.1f} % slower than any mix of these candidates; "
     console.print(f"{gap}{noun.num_compiles} programs compiled or read from the cache")
+    if noun.filled and (left := (plan.budget_bytes or 0) - best.memory.total_bytes) > 0:
+        console.print(
+            f"{format_bytes(left)} of the budget are left: nothing near this plan that "
+            "would take them is faster"
+        )
     if noun.left:
         console.print(
             f"{len(noun.left)} units with less than 0.5 % of the bytes at stake were "

@@ -64,6 +64,8 @@ class Fit:
       bound_us: The estimated time that no mix of the candidates can beat; 0 where that
         is not known.
       greedy_us: What the prices say of a mix chosen greedily; None if it found none.
+      filled: Whether what the plan leaves of the budget is of no use to any near it:
+        less than 0.3 %, or nothing that would take it is faster.
       num_compiles: Programs compiled or read from the cache, cut ones included.
       left: Units with so few bytes that they were left as they are written.
       not_sent: Bytes on each device that the plan sends to the host and the compiler
@@ -77,6 +79,7 @@ class Fit:
     menus: tuple[Menu, ...]
     bound_us: float
     greedy_us: float | None
+    filled: bool
     num_compiles: int
     left: tuple[str, ...] = ()
     not_sent: int = 0
@@ -98,6 +101,7 @@ class Fit:
                 "rows": rows,
                 "bound_us": self.bound_us,
                 "greedy_us": self.greedy_us,
+                "filled": self.filled,
                 "num_compiles": self.num_compiles,
                 "left": self.left,
                 "not_sent": self.not_sent,

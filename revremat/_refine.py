@@ -19,7 +19,7 @@ _MOST_FILLED = 4
 _MOST_TRIMMED = 4
 
 
-def fill(search: "Search", best: Row) -> Row:
+def fill(search: "Search", best: Row) -> tuple[Row, bool]:
     """Uses up what the best plan leaves of the budget.
 
     Prices tell a difference between two mixes of the same kinds of layers better than
@@ -27,26 +27,28 @@ def fill(search: "Search", best: Row) -> Row:
     more than one kind of layers comes in at a time.
 
     Returns:
-      The fastest that fits; the same row if there is none that is faster.
+      The fastest that fits, the same row if there is none that is faster; and whether
+      no more is to be had: next to nothing is left, nothing near is faster by its
+      prices, or the compiler says that it is not.
     """
     off = 0.0  # by how much mixes nearby come out above what the best one tells
     for _ in range(_MOST_FILLED):
         left = search.budget - best.bytes
-        if best.plan is None or math.isnan(best.predicted_bytes):
-            return best
         if left < WORTH_A_COMPILE * search.budget:
-            return best
+            return best, True
+        if best.plan is None or math.isnan(best.predicted_bytes):
+            return best, False
         found = _nearby(search, best, best.predicted_bytes + left - off)
         if found is None:
-            return best
+            return best, search.room_for(2)
         row = search.try_mix(found)
         if row.bytes > search.budget:
             off += row.bytes - search.budget + 1e-4 * search.budget
         elif row.time_us < best.time_us:
             best, off = row, 0.0
         else:
-            return best
-    return best
+            return best, True
+    return best, False
 
 
 def _nearby(search: "Search", row: Row, limit: float) -> Choice | None:

@@ -69,8 +69,10 @@ class Searched:
         return self.compiled(choice.counts)
 
 
-def filled(search, row) -> Any:
-    return fill(search, row)
+def filled(search, row, is_full=True) -> Any:
+    best, full = fill(search, row)
+    assert full == is_full
+    return best
 
 
 def test_what_prices_took_for_used_is_used():
@@ -100,6 +102,20 @@ def test_what_comes_out_too_large_is_left_alone():
     row = search.row(rebuild=4, save=4)
     assert filled(search, row) is row
     assert search.tried == [{"rebuild": 3, "save": 5}]
+
+
+def test_what_may_be_faster_still_after_some_compiles_is_not_called_full():
+    search = Searched(600, lambda counts: 0.0 if counts.get("rebuild") == 8 else 550.0)
+    row = search.row(rebuild=8)
+    assert filled(search, row, is_full=False) is row
+    assert len(search.tried) == 4
+
+
+def test_a_row_that_nothing_was_expected_of_is_not_called_full():
+    search = Searched(60, lambda counts: 0.0)
+    row = search.row(rebuild=4, save=4)
+    row.predicted_bytes = float("nan")
+    assert filled(search, row, is_full=False) is row
 
 
 class Ends:

@@ -127,7 +127,7 @@ class Searched:
         self.search = Search(problem, target, lambda *_: stop(), unroll=unroll)
         self.search.prepare()
         self.plain = self.search.add("as written", None)
-        self.alone: dict[int, dict[str, float | None]] = {}
+        self.alone: dict[int, dict[str, Any]] = {}
 
     def say(self, what: str) -> None:
         """Tells what is done."""
@@ -142,7 +142,11 @@ class Searched:
         """Searches at one budget."""
         fit = self.search.fit(budget)
         first_us = fit.measurement.time.step_us if fit.plan.fits else None
-        self.alone[budget] = {"at_once_us": first_us, "bound_us": fit.bound_us}
+        self.alone[budget] = {
+            "at_once_us": first_us,
+            "bound_us": fit.bound_us,
+            "filled": fit.filled,
+        }
         self.say(f"searched at {format_bytes(budget)}")
 
     def answer(self, budget: int) -> dict[str, Any] | None:

@@ -415,6 +415,35 @@ def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsy
         assert gains(mean) == gains(row)
 
 
+@pytest.mark.parametrize(
+    ("plan", "rival_us", "says"),
+    [
+        ({"bytes": 998}, None, "within 0.3% 2, "),
+        ({"bytes": 900}, 100.0, "the fastest plan there is takes no more 1, "),
+        ({"bytes": 900, "bound_us": 99.9}, None, "is 0.2% faster 1, "),
+        ({"bytes": 900, "bound_us": 99.0}, None, "other ones 1"),
+        ({"bytes": 900, "bound_us": 99.9}, 99.0, "other ones 1"),
+        (
+            {"bytes": 900, "bound_us": 99.0, "filled": True},
+            None,
+            "that fits is faster 1",
+        ),
+        ({"bytes": 900, "bound_us": 99.0, "filled": True}, 99.0, "other ones 1"),
+        ({"bytes": 1100, "bound_us": 99.9}, None, "budgets exceeded 1; "),
+    ],
+)
+def test_what_is_left_of_a_budget_is_told_by_what_it_is_good_for(plan, rival_us, says):
+    mine = {"step_us": 100.0, **plan}
+    larger = {"bytes": 2000, "step_us": 90.0 if rival_us != 100.0 else 100.0}
+    rival = rival_us and {"bytes": 990, "step_us": rival_us}
+    found = [
+        {"budget_bytes": 2000, "search": larger, "rivals": {}},
+        {"budget_bytes": 1000, "search": mine, "rivals": {"greedy": rival}},
+    ]
+    told = "\n".join(versus.closely_met({"moe": {"budgets": found}}))
+    assert says in told
+
+
 def test_gains_leave_out_rivals_without_an_answer_and_not_the_search(capsys):
     at = lambda mine, theirs: {
         "search": mine and {"step_us": mine},
