@@ -331,7 +331,8 @@ class UnitPrices:
             action = self.choices[name].action
             kept = self.cut.share * self.unit.kept(action).device_bytes
             # Of several layers, the others' prices are against all rebuilt.
-            host = deep.host_bytes if self.unit.num_layers == 1 else 0.0
+            own = self.deep[REFERENCE].host_bytes
+            host = deep.host_bytes - own if self.unit.num_layers == 1 else 0.0
             time = deep.time_us if self.unit.num_layers == 1 else 0.0
         else:
             kept = (deep.bytes - shallow.bytes) / layers
@@ -351,7 +352,8 @@ class UnitPrices:
         kept = max(0.0, full.kept_bytes + (deep.bytes - reference.bytes) / n)
         time = full.time_us + (deep.time_us - reference.time_us) / n
         base = deep.bytes - n * kept - self.cut.kept_by_others
-        return Price(name, kept, base, deep.host_bytes / n, time)
+        host = max(0.0, deep.host_bytes - reference.host_bytes) / n
+        return Price(name, kept, base, host, time)
 
 
 def hold(

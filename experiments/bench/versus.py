@@ -47,13 +47,6 @@ _LEAST_LEFT = 0.003
 _LEAST_GAIN = 0.002
 """Of a step: what is no less than that faster is a finer choice."""
 
-REASONS: dict[str, str] = {
-    "revbifpn_s4": "at large budgets it keeps sets that are none of the twelve "
-    "candidates, which is faster than loops of those and slower than layers written "
-    "out; with less memory, where the search inverts, it has no plan at all",
-}
-"""Programs where a rival's mean is above the search's: why."""
-
 
 @dataclass(frozen=True)
 class Options:
@@ -311,8 +304,7 @@ def summary(done: Mapping[str, Mapping[str, Any]]) -> str:
     for program, found in done.items():
         below = [n for n in names if (geometric_mean(gains(found, n)) or 1) < _LEVEL]
         if below:
-            reason = REASONS.get(program, "the reason is not known")
-            lines.append(f"{program} is below {', '.join(below)}: {reason}")
+            lines.append(f"{program} is below {', '.join(below)}")
     return "\n".join(lines)
 
 

@@ -1,0 +1,23 @@
+"""Smallest: what needs least memory is compiled where nothing else fits."""
+
+from typing import TYPE_CHECKING
+
+from revremat import policies
+
+if TYPE_CHECKING:
+    from revremat._choose import Search
+
+
+def try_smallest(search: "Search") -> None:
+    """Compiles what needs least by its prices, unless there is a plan that fits.
+
+    Prices of what is written out, or on the host, hold least: where that does not fit
+    after all, the smallest mixes without follow.
+    """
+    for ways in ((), ("unroll",), ("unroll", "on_host")):
+        fits = search.best(search.budget).bytes <= search.budget
+        if fits or not search.room_for(1):
+            return
+        menus = search.menus_without(ways)
+        counts = policies.smallest(menus, search.host_bytes)
+        search.try_all([(counts, policies.predict_bytes(menus, counts))])
