@@ -1,5 +1,6 @@
 """Bytes as people write and read them."""
 
+import numbers
 import re
 
 from revremat._errors import UserError
@@ -35,12 +36,12 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
     >>> parse_bytes("50%", usable_bytes=1000)
     500
     """
-    if isinstance(text, int) and not isinstance(text, bool):
-        if text <= 0:
+    if isinstance(text, numbers.Integral) and not isinstance(text, bool):
+        if (size := int(text)) <= 0:
             raise UserError(
-                f"a budget of {text} bytes is nothing: write a positive one"
+                f"a budget of {size} bytes is nothing: write a positive one"
             )
-        return text
+        return size
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*", str(text))
     number, unit = (float(match[1]), match[2].lower()) if match else (0.0, "?")
     if unit == "%" and usable_bytes is not None and 0 < number <= 100:

@@ -8,6 +8,7 @@ from typing import Any
 
 from revremat import policies
 from revremat._apply import apply
+from revremat._bounds import bounds
 from revremat._bytes import format_bytes
 from revremat._compiled import Actions, Compiled, Progress, best_of
 from revremat._cut import Cuts
@@ -30,6 +31,7 @@ from revremat._prices import (
 )
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE, fill, trim_ends
+from revremat._smallest import try_smallest
 from revremat._twins import drop_maxima, write_out
 from revremat.policies import Choice, Menu
 from revremat.program._loss import trace_loss
@@ -82,11 +84,6 @@ class Search(Compiled):
                 if self.num_needed <= most_compiles:
                     break
                 every = self._propose(most)
-            if self.num_needed > most_compiles and not level:
-                raise UserError(
-                    f"{most_compiles} compiles are too few for this program: a search "
-                    f"needs {self.num_needed} or more"
-                )
         self.left = tuple(
             name
             for name, menu in every.items()
@@ -97,16 +94,21 @@ class Search(Compiled):
                 "there is nothing to decide: every way back keeps the same values for "
                 "the backward pass"
             )
+        few = most_compiles is not None and self.num_needed > most_compiles
+        if few and not level:
+            raise UserError(
+                f"{most_compiles} compiles are too few for this program: a search "
+                f"needs {self.num_needed} or more"
+            )
 
     def _pools(self) -> dict[str, policies.Pool]:
         """What is proposed for every unit."""
         card = self.target.card
-        moved = card.memory_efficiency * card.memory_bandwidth
         rates = policies.Rates(
             product_flops=card.matmul_efficiency
             * max(card.peak_flops.values())
-            / moved,
-            other_flops=card.peak_flops["float32"] / moved,
+            / card.stream_bandwidth,
+            other_flops=card.peak_flops["float32"] / card.stream_bandwidth,
         )
         units = units_at(self.graph, self.level)
         return {u.name: policies.Pool(u, rates) for u in units}
@@ -182,21 +184,16 @@ class Search(Compiled):
                 self._rivals(choice)
             for way in ("unroll", "on_host"):
                 if self._is_doubtful(choice, way) and self.room_for(1):
-                    self._tighten(without=way)
-        if self.best(budget_bytes).bytes > budget_bytes:
-            smallest = self._try_smallest()
-            choice = choice or smallest
+                    self._tighten(without=(way,))
+        try_smallest(self)
         if self._is_priced(found := self.best(self.budget)):
             _, filled = fill(self, found)
         best = self._best_priced()
-        if choice is not None and best is not None:
-            fixed_us = best.time_us - self.layers_us(best)
-            greedy_us = self._greedy_us(fixed_us)
-            bound_us = choice.bound_us + fixed_us
-            if best.bytes <= self.budget:
-                bound_us += trim_ends(self, best)
-        if inside_us := look_inside(self, self.budget):
-            bound_us = min(bound_us, inside_us)
+        if best is not None and best.bytes <= budget_bytes:
+            bound_us, greedy_us = bounds(self, best)
+            bound_us += trim_ends(self, best)
+        if (inside_us := look_inside(self, self.budget)) < bound_us:
+            bound_us, greedy_us = inside_us, None
         try_without_order(self)
         return self._answer(bound_us, greedy_us=greedy_us, filled=filled)
 
@@ -252,7 +249,7 @@ class Search(Compiled):
             measurement=best.measurement,
             rows=tuple(self.rows.values()),
             menus=self.menus(),
-            bound_us=min(bound_us, best.time_us),
+            bound_us=min(bound_us, best.time_us) if best.bytes <= self.budget else 0.0,
             greedy_us=greedy_us,
             filled=self._is_filled(best, filled),
             num_compiles=self.done,
@@ -265,6 +262,12 @@ class Search(Compiled):
         if filled and self._is_priced(best):
             return best.bytes <= self.budget
         return (1 - WORTH_A_COMPILE) * self.budget < best.bytes <= self.budget
+
+    @property
+    def host_bytes(self) -> float:
+        """What layers may keep on the host of each device, beside the program's own."""
+        own = self.reference.measurement.memory.host_bytes if self.reference else 0
+        return max(0.0, self.target.host_bytes - own)
 
     def menus(self) -> tuple[Menu, ...]:
         """What is known of all prices; nothing before the first."""
@@ -312,17 +315,13 @@ class Search(Compiled):
             p.layers_us(runs[p.unit.name]) for p in self.prices if p.unit.name in runs
         )
 
-    def _greedy_us(self, fixed_us: float) -> float | None:
-        found = policies.choose_greedily(self.menus(), self.budget)
-        return None if found is None else found.time_us + fixed_us
-
     # Choice ---------------------------------------------------------------------------
 
-    def _tighten(self, without: str = "") -> Choice | None:
+    def _tighten(self, without: Sequence[str] = ()) -> Choice | None:
         """The best mix by its prices, compiled; the limit moves until it fits.
 
         Args:
-          without: No layer is written out, or none has anything on the host.
+          without: Ways that no layer takes, as `menus_without` has them.
 
         Returns:
           The first choice.
@@ -355,7 +354,8 @@ class Search(Compiled):
         # Prices were set right by the reference: what that took is no error of theirs.
         rows = [r for r in self.rows.values() if r is not self.reference]
         rows = [r for r in rows if self._is_priced(r)]
-        limit = self.budget - over(rows)
+        akin = [r for r in rows if choice.support & self._support(r)]
+        limit = self.budget - over(akin)
         if not self.room_for(1 + _NUM_RIVALS):
             return
         # Mixes may need copies of weights that no price has and these do not need.
@@ -377,14 +377,6 @@ class Search(Compiled):
             found.append(rival)
         self.try_all([(mix.counts, mix.bytes) for mix in found])  # at the same time
 
-    def _try_smallest(self) -> Choice | None:
-        """Compiles what needs least by its prices; the fastest that needs no more."""
-        if not self.room_for(1):
-            return None
-        counts = policies.smallest(self.menus(), self.target.host_bytes)
-        self.try_all([(counts, policies.predict_bytes(self.menus(), counts))])
-        return self._choose(None)
-
     def counts_of(self, row: Row) -> Counts:
         """A row's plan as runs of candidates."""
         found = {}
@@ -394,18 +386,28 @@ class Search(Compiled):
             found[unit] = tuple((name, len(list(run))) for name, run in runs)
         return found
 
+    def _support(self, row: Row) -> frozenset[tuple[str, str]]:
+        """Which candidates of which units a row's plan uses."""
+        runs = self.counts_of(row).items()
+        return frozenset((unit, name) for unit, few in runs for name, _ in few)
+
     def _choose(
-        self, limit: float | None, without: str = "", **how: Any
+        self, limit: float | None, without: Sequence[str] = (), **how: Any
     ) -> Choice | None:
         """A choice all of whose prices come from two compiles; no limit: the least."""
         while True:
-            menus = self.menus()
-            if without:
-                menus = [menu.only(self._lacking(without, menu.unit)) for menu in menus]
-            within = limit or policies.smallest_bytes(menus, self.target.host_bytes)
+            menus = self.menus_without(without)
+            within = limit or policies.smallest_bytes(menus, self.host_bytes)
             choice = self.mix(menus, within, **how)
             if choice is None or not self.refine(choice):
                 return choice
+
+    def menus_without(self, ways: Sequence[str]) -> Sequence[Menu]:
+        """Prices of what is not written out ("unroll"), or not "on_host"."""
+        menus = self.menus()
+        for way in ways:
+            menus = [menu.only(self._lacking(way, menu.unit)) for menu in menus]
+        return menus
 
     def _lacking(self, way: str, unit: str) -> set[str]:
         """Names of a unit's candidates that are not written out, or not on the host."""
@@ -424,8 +426,7 @@ class Search(Compiled):
 
     def mix(self, menus: Sequence[Menu], limit: float, **how: Any) -> Choice | None:
         """The fastest mix of what is on the menus that the host has room for."""
-        host_bytes = self.target.host_bytes
-        return policies.choose(menus, limit, host_budget_bytes=host_bytes, **how)
+        return policies.choose(menus, limit, host_budget_bytes=self.host_bytes, **how)
 
     def refine(self, choice: Choice) -> bool:
         """Compiles the second price of what is chosen; whether there are new ones."""
@@ -470,9 +471,8 @@ class Search(Compiled):
         if row.plan is None or row.plan.in_order != self.in_order:
             return False
         actions = self._decided(row)
-        return bool(actions) and all(
-            unit in known and known[unit].issuperset(taken)
-            for unit, taken in actions.items()
+        return actions.keys() == known.keys() and all(
+            known[unit].issuperset(taken) for unit, taken in actions.items()
         )
 
     def _decided(self, row: Row) -> Actions:

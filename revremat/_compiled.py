@@ -45,6 +45,11 @@ class Compiled:
         most_compiles: int | None = None,
     ):
         self.problem, self.target, self.progress = problem, target, progress
+        if type(most_compiles) not in (int, type(None)):
+            raise UserError(
+                f"most_compiles is {most_compiles!r}, which is no number of compiles: "
+                "write one like 12, or None for as many as it takes"
+            )
         self.most_compiles = most_compiles
         self.graph: Graph = trace(problem.loss, *problem.specs)
         self.rows: dict[Any, Row] = {}

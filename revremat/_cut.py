@@ -108,11 +108,11 @@ class Cuts:
         """Time that layers may take more alone than fused with what is around them."""
         if unit.kind == "scan":  # a loop is not fused with anything
             return 0.0
-        card, values = self.target.card, unit.values
+        values = unit.values
         taken = sum(v.num_bytes for v in values if v.role == "input")
         given = sum(values[k].num_bytes for k in unit.outputs)
-        bytes_per_us = card.memory_efficiency * card.memory_bandwidth / 1e6
-        return _PASSES * unit.num_layers * (taken + given) / bytes_per_us
+        moved_bytes = _PASSES * unit.num_layers * (taken + given)
+        return 1e6 * moved_bytes / self.target.card.stream_bandwidth
 
     def _isolated(self, name: str, actions: tuple[Action, ...]) -> Request:
         step, specs = isolate(self.traced, self.graph, name, actions)

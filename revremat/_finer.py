@@ -76,8 +76,8 @@ def _with_estimates(
     search: "Search", menu: Menu, prices: UnitPrices, proposed: Sequence[Candidate]
 ) -> Menu:
     """A menu with what has no price beside what has, where nothing seems better."""
-    pool, card = search.pools[menu.unit], search.target.card
-    bytes_per_us = 1e-6 * card.memory_efficiency * card.memory_bandwidth
+    pool = search.pools[menu.unit]
+    bytes_per_us = 1e-6 * search.target.card.stream_bandwidth
     known = {p.name: p for p in menu.prices}
     estimates = []
     for candidate in proposed:

@@ -191,7 +191,8 @@ def frontier(
     uniform = {id(row.measurement) for row in _presets(search)}
     plain = search.add("as written", None).bytes
     # The prices may be a little low: the smallest is asked for with something to spare.
-    smallest = min(1.01 * policies.smallest_bytes(search.menus()), 0.999 * plain)
+    least = policies.smallest_bytes(search.menus(), search.host_bytes)
+    smallest = min(1.01 * least, 0.999 * plain)
     ratio = (smallest / (0.999 * plain)) ** (1 / (num_budgets - 1))
     budgets = [int(0.999 * plain * ratio**k) for k in range(num_budgets)]
     for budget in budgets:
@@ -252,20 +253,20 @@ def _(noun: Fit, console: Console) -> None:
     console.print()
     if not plan.fits:
         console.print(Text(_sentence(plan)))
-    if noun.greedy_us is not None:
+    if noun.greedy_us is not None and noun.bound_us > 0:
         console.print(
-            f"by its prices, a greedy choice takes {format_us(noun.greedy_us)} and no "
-            f"mix less than {format_us(noun.bound_us)}"
+            f"by prices, a greedy choice takes {format_us(noun.greedy_us)} and no mix "
+            f"less than {format_us(noun.bound_us)}"
         )
     gap = ""
     if noun.bound_us > 0:
         slower = 100 * (best.time.step_us / noun.bound_us - 1)
-        gap = f"at most {slower:.1f} % slower than any mix of these candidates; "
+        gap = f"by prices, at most {slower:.1f} % slower than any mix of these; "
     console.print(f"{gap}{noun.num_compiles} programs compiled or read from the cache")
     if noun.filled and (left := (plan.budget_bytes or 0) - best.memory.total_bytes) > 0:
         console.print(
-            f"{format_bytes(left)} of the budget are left: nothing near this plan that "
-            "would take them is faster"
+            f"{format_bytes(left)} of the budget are left: by prices, nothing near "
+            "this plan that would take them is faster"
         )
     if noun.left:
         console.print(

@@ -61,11 +61,11 @@ class Fit:
       measurement: The chosen program on the target.
       rows: Every whole program compiled on the way, the chosen one included.
       menus: What a layer costs under each candidate.
-      bound_us: The estimated time that no mix of the candidates can beat; 0 where that
-        is not known.
+      bound_us: The estimated time that no mix of the candidates can beat, by their
+        prices; 0 where that is not known.
       greedy_us: What the prices say of a mix chosen greedily; None if it found none.
       filled: Whether what the plan leaves of the budget is of no use to any near it:
-        less than 0.3 %, or nothing that would take it is faster.
+        less than 0.3 %, or by prices nothing that would take it is faster.
       num_compiles: Programs compiled or read from the cache, cut ones included.
       left: Units with so few bytes that they were left as they are written.
       not_sent: Bytes on each device that the plan sends to the host and the compiler

@@ -1,6 +1,7 @@
 """Levels: what is decided where units have others inside, the outer ones or those."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 from itertools import product
 from typing import TYPE_CHECKING
@@ -40,17 +41,18 @@ def look_inside(search: "Search", budget_bytes: int) -> float:
       budget_bytes: Per device.
 
     Returns:
-      Estimated time that no mix at those levels can beat; 0 where that is not known.
+      Estimated time that no mix at those levels can beat; 0 where that is not known,
+      infinite where there is none to gain by.
     """
     bounds = [_instead(search, budget_bytes), _as_well(search, budget_bytes)]
-    return min((bound for bound in bounds if bound), default=0.0)
+    return min(bounds)
 
 
 def _instead(search: "Search", budget_bytes: int) -> float:
     """Decides about the units inside, those around them as they are written."""
     inner = _inner(search, ())
     if inner is None:
-        return 0.0
+        return math.inf
     inner.done, inner.expected = search.done, search.done + len(_FIRST)
     rows = [search.add("as written", None), *_all_alike(inner)]
     bound_us = _decide(inner, rows, budget_bytes)
@@ -64,8 +66,8 @@ def _as_well(search: "Search", budget_bytes: int) -> float:
     around = [unit for unit in search.units if unit.name in outer]
     inner = _inner(search, around)
     if not around or inner is None:
-        return 0.0
-    inner.done, bound_us = search.done, 0.0
+        return math.inf
+    inner.done, bound_us = search.done, math.inf
     rows = _all_alike(inner, 1)
     if search.reference is not None:
         rows.append(search.reference)
@@ -78,9 +80,9 @@ def _as_well(search: "Search", budget_bytes: int) -> float:
 
 
 def _decide(inner: "Search", rows: list[Row], budget_bytes: int) -> float:
-    """Searches inside where that may be better; a bound on what it finds, 0 if none."""
+    """Searches inside where that may be better; a bound on what that can find."""
     if not _may_gain(inner, rows, budget_bytes):
-        return 0.0
+        return math.inf
     if not (inner.priced or inner.room_for(inner.num_needed)):
         return 0.0
     return inner.fit(budget_bytes).bound_us

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from revremat._errors import UserError
+
 Loss = Callable[..., Any]
 """`loss(*specs) -> scalar`, differentiable in its first argument."""
 
@@ -44,8 +46,22 @@ class Problem:
         """
         loss = self.loss if loss is None else loss
         if self.step is not None:
-            return self.step(loss)
+            return _checked(self.step(loss))
         return _value_and_grad(loss), self.specs
+
+
+def _checked(made: Any) -> tuple[Step, tuple[Any, ...]]:
+    """What `Problem.step` returned, if it is what it says."""
+    match made:
+        case (step, (*specs,)) if callable(step):
+            return step, tuple(specs)
+    told = f"{type(made).__name__}"
+    if isinstance(made, tuple | list):
+        told = f"({', '.join(type(one).__name__ for one in made)})"
+    raise UserError(
+        "Problem.step takes a loss and returns `(step, specs)`, a function and the "
+        f"tuple of its arguments; this one returned {told}"
+    )
 
 
 def _value_and_grad(loss: Loss) -> Step:

@@ -1,13 +1,12 @@
 """Refine: small changes to the best plan so far, each of them compiled."""
 
-import math
 from collections.abc import Sequence
 from itertools import batched, product
 from typing import TYPE_CHECKING
 
 from revremat._fitted import Row
 from revremat._prices import NUM_EDGES, Runs, neighbour
-from revremat.policies import Choice, Menu, Price
+from revremat.policies import Choice, Menu, Price, predict_bytes
 
 if TYPE_CHECKING:
     from revremat._choose import Search
@@ -36,9 +35,7 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
         left = search.budget - best.bytes
         if left < WORTH_A_COMPILE * search.budget:
             return best, True
-        if best.plan is None or math.isnan(best.predicted_bytes):
-            return best, False
-        found = _nearby(search, best, best.predicted_bytes + left - off)
+        found = _nearby(search, best, left - off)
         if found is None:
             return best, search.room_for(2)
         row = search.try_mix(found)
@@ -51,12 +48,19 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
     return best, False
 
 
-def _nearby(search: "Search", row: Row, limit: float) -> Choice | None:
-    """The fastest mix of a row's kinds of layers and one more; None: it is the row."""
+def _nearby(search: "Search", row: Row, more: float) -> Choice | None:
+    """The fastest mix of a row's kinds of layers and one more; None: it is the row.
+
+    Args:
+      search: Knows the prices.
+      row: Has some.
+      more: Bytes that the mix may take beside those that the row takes.
+    """
     counts = search.counts_of(row)
     used = {unit: {name for name, _ in runs} for unit, runs in counts.items()}
     while True:
         menus = search.menus()
+        limit = predict_bytes(menus, counts) + more
         found = [
             choice
             for few in _one_more(menus, used)
@@ -122,7 +126,7 @@ def trim_ends(search: "Search", best: Row) -> float:
         fitting = [row]
         for tried in batched(options[:_MOST_TRIMMED], 2):
             rows = search.try_all(
-                [(option, row.predicted_bytes + size) for _, size, option in tried]
+                [(option, row.bytes + size) for _, size, option in tried]
             )
             fitting += [r for r in rows if r.bytes <= search.budget]
             if len(fitting) > 1:

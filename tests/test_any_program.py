@@ -197,8 +197,9 @@ def test_a_loss_that_is_another_one_each_time_is_refused():
 def test_where_nothing_is_kept_there_is_nothing_to_decide():
     linear = lambda w, x: (x * w).sum()
     one = jax.ShapeDtypeStruct((8,), jnp.float32)
-    with pytest.raises(rr.UserError, match="there is nothing to decide"):
-        rr.fit(linear, one, one, budget="1GiB", target="cpu:1")
+    for most in (None, 1):
+        with pytest.raises(rr.UserError, match="there is nothing to decide"):
+            rr.fit(linear, one, one, budget="1GiB", target="cpu:1", most_compiles=most)
 
 
 def test_a_program_without_repeats_is_one_unit():

@@ -1,5 +1,6 @@
 """Bytes and times, as people write and read them."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from revremat._bytes import format_bytes, format_us, parse_bytes
     ("text", "number"),
     [
         (1, 1),
+        (np.int64(2**40), 2**40),
         (123_456_789_012, 123_456_789_012),
         ("60GiB", 60 * 2**30),
         ("60 gib", 60 * 2**30),

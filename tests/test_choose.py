@@ -1,7 +1,10 @@
 """What is compiled beside the mix that the prices like best."""
 
+from types import SimpleNamespace
+
 import pytest
 
+import revremat as rr
 from revremat._choose import Search
 from revremat.policies import Choice
 
@@ -24,7 +27,7 @@ class Chosen(Search):
     def room_for(self, number):
         return number <= self.room
 
-    def _choose(self, limit, without="", pure=False, excluding=()):
+    def _choose(self, limit, without=(), pure=False, excluding=()):
         others = (c for c in MIXED if c.support not in excluding)
         return ALIKE if pure else next(others)
 
@@ -51,3 +54,21 @@ def test_nothing_is_held_against_it_where_there_is_no_room():
     search = Chosen(room=2)
     search._rivals(ALIKE)
     assert search.compiled == []
+
+
+@pytest.mark.parametrize(
+    ("actions", "is_priced"),
+    [
+        ({"u": (rr.SAVE,), "v": (rr.RECOMPUTE,)}, True),
+        ({"u": (rr.SAVE,)}, False),  # nothing is known of the other one's layers
+        ({"u": (rr.SAVE,), "v": (rr.INVERT,)}, False),
+        ({"u": (rr.SAVE,), "v": (rr.RECOMPUTE,), "w": (rr.SAVE,)}, False),
+    ],
+)
+def test_a_row_has_prices_if_all_its_units_do(actions, is_priced):
+    search = Chosen()
+    search.in_order, search.around = False, ()
+    few = [SimpleNamespace(action=action) for action in (rr.SAVE, rr.RECOMPUTE)]
+    search.candidates = {"u": few, "v": few}
+    plan = SimpleNamespace(in_order=False, actions=actions)
+    assert search._is_priced(SimpleNamespace(plan=plan)) == is_priced

@@ -202,6 +202,12 @@ def test_a_search_that_may_compile_too_little_says_how_much_it_needs():
         fit(loss, *specs(), budget="1MiB", target="h100:1", most_compiles=2)
 
 
+@pytest.mark.parametrize("most", ["12", 12.0, True])
+def test_how_many_compiles_there_may_be_is_a_number(most):
+    with pytest.raises(rr.UserError, match=f"{most!r}, which is no number of compiles"):
+        fit(loss, *specs(), budget="1MiB", target="h100:1", most_compiles=most)
+
+
 def test_progress_is_told_before_each_compile():
     told = []
     found = fit(
@@ -232,6 +238,13 @@ def linear(w, x):
             (),
             "1GiB",
             "step does not use the loss it is given",
+        ),
+        (
+            rr.Problem(loss, specs(), step=lambda _: (None, specs())),
+            (),
+            "1GiB",
+            r"a function and the tuple of its arguments; this one returned \(NoneType, "
+            r"tuple\)",
         ),
         (
             loss,

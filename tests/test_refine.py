@@ -111,11 +111,14 @@ def test_what_may_be_faster_still_after_some_compiles_is_not_called_full():
     assert len(search.tried) == 4
 
 
-def test_a_row_that_nothing_was_expected_of_is_not_called_full():
-    search = Searched(60, lambda counts: 0.0)
+@pytest.mark.parametrize("said", [float("nan"), 0.0, 1e9])
+def test_what_was_once_expected_of_a_row_does_not_count(said):
+    """Prices may have been refined since."""
+    search = Searched(63, lambda counts: 0.0)
     row = search.row(rebuild=4, save=4)
-    row.predicted_bytes = float("nan")
-    assert filled(search, row, is_full=False) is row
+    row.predicted_bytes = said
+    best = filled(search, row)
+    assert dict(best.counts["u"]) == {"rebuild": 3, "save": 5}
 
 
 class Ends:

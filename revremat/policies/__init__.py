@@ -14,11 +14,11 @@ from revremat.policies._joint import Joint as Joint
 from revremat.policies._joint import Rates as Rates
 from revremat.policies._maxima import kept_maxima as kept_maxima
 from revremat.policies._maxima import without_maxima as without_maxima
-from revremat.policies._milp import Choice as Choice
-from revremat.policies._milp import Menu as Menu
-from revremat.policies._milp import Price as Price
+from revremat.policies._menu import Choice as Choice
+from revremat.policies._menu import Menu as Menu
+from revremat.policies._menu import Price as Price
+from revremat.policies._menu import predict_bytes as predict_bytes
 from revremat.policies._milp import choose as choose
-from revremat.policies._milp import predict_bytes as predict_bytes
 from revremat.policies._mincut import Cut as Cut
 from revremat.policies._mincut import Weights as Weights
 from revremat.policies._mincut import cut as cut

@@ -6,6 +6,7 @@ better in both, and thins out the rest; presets, offloading, inversion and chunk
 which the model knows little, always stay.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -80,15 +81,12 @@ class Pool:
         room, mixes = max(0, most - len(fixed)), unit.num_layers > 1
         chosen = _spread(found, self.cost, anchors, room, mixes=mixes)
         chosen.sort(key=lambda c: (self.cost(c).bytes, c.name))
-        return (
-            *anchors,
-            *_with_unique_names(unit, chosen),
-            *(c for c in fixed if c not in presets),
-        )
+        rest = [c for c in fixed if c not in presets]
+        return tuple(_with_unique_names(unit, [*anchors, *chosen, *rest]))
 
     @cached_property
     def sets(self) -> tuple[Candidate, ...]:
-        """Every set of values to keep on the device; no two keep the same."""
+        """Every set of values to keep on the device."""
         named = [preset(self.unit, name) for name in PRESETS]
         named += [c for c in self._named if not c.action.offload]
         found = [*named, *self._cuts, *cuts_by_rules(self.joint)]
@@ -123,7 +121,7 @@ def candidates(
     most: int = 12,
     rates: Rates = Rates(),  # noqa: B008
 ) -> tuple[Candidate, ...]:
-    """What is worth compiling for a unit; no two keep the same.
+    """What is worth compiling for a unit; no two keep and rebuild as much.
 
     Args:
       unit: From a graph.
@@ -141,7 +139,7 @@ def candidates(
 
 
 def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
-    """The first of those that keep the same."""
+    """The first of those that keep as many bytes and rebuild as much."""
     most_flops = unit.kept(RECOMPUTE).rebuild_flops
     seen, distinct = set(), []
     for candidate in found:
@@ -232,13 +230,23 @@ def _below(c: Cost, a: Cost, b: Cost) -> bool:
 
 
 def _with_unique_names(unit: Unit, found: Sequence[Candidate]) -> list[Candidate]:
-    """With the size where two would have one name."""
+    """With the size where two would have one name, or a preset's: tags may have any."""
     count = Counter(c.name for c in found)
-    return [
-        c
-        if count[c.name] == 1
-        else Candidate(
-            f"{c.name} ({unit.kept(c.action).device_bytes:,} bytes)", c.action
-        )
-        for c in found
-    ]
+    taken = {name for name, number in count.items() if number == 1}
+    unique = []
+    for c in found:
+        named = c.name in PRESETS
+        if named and c.action == preset(unit, c.name).action:
+            unique.append(c)
+            continue
+        name = c.name
+        if named or count[name] > 1:
+            size = unit.kept(c.action).device_bytes
+            name = wanted = f"{c.name} ({size:,} bytes)"
+            for k in itertools.count(2):
+                if name not in taken:
+                    break
+                name = f"{wanted}, {k}"
+            taken.add(name)
+        unique.append(Candidate(name, c.action))
+    return unique

@@ -1,59 +1,96 @@
 """The greedy mix: what saves most time per byte first, as most tools decide."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from revremat.policies._milp import Choice, Menu, Price, place, predict_bytes
+from revremat.policies._menu import Choice, Menu, Price, place, predict_bytes
+
+_Counts = dict[str, dict[str, int]]
 
 
-def choose_greedily(menus: Sequence[Menu], budget_bytes: float) -> Choice | None:
-    """A mix within the budget, layer by layer; a yardstick for `choose`.
+def choose_greedily(
+    menus: Sequence[Menu],
+    budget_bytes: float,
+    *,
+    host_budget_bytes: float = math.inf,
+) -> Choice | None:
+    """A mix within the budget, step by step; a yardstick for `choose`.
 
-    It starts from what keeps least everywhere, and gives one layer at a time the
-    candidate that saves most time for each byte more, as long as the peak allows it.
+    It starts from what keeps least everywhere, and gives as few layers at a time as a
+    run may have the candidate that saves most time for each byte more, as long as the
+    peak and the host allow it.
 
     Args:
       menus: The units in the order they run.
       budget_bytes: Per device.
+      host_budget_bytes: Per device.
 
     Returns:
-      A `Choice` whose bound is 0, or None if even the smallest mix is over the budget.
+      A `Choice` without a bound, or None if even the smallest mix is over the budget.
     """
     prices = {menu.unit: {p.name: p for p in menu.prices} for menu in menus}
-    counts = {menu.unit: {_least(menu).name: menu.num_layers} for menu in menus}
-    if predict_bytes(menus, _ordered(counts, prices)) > budget_bytes:
-        return None
-    while True:
-        moves = []
-        for unit, names in counts.items():
-            for name in names:
-                here = prices[unit][name]
-                for there in prices[unit].values():
-                    saved = here.time_us - there.time_us
-                    added = max(1.0, there.kept_bytes - here.kept_bytes)
-                    if saved > 0:
-                        moves.append((-saved / added, unit, name, there.name))
-        for _, unit, name, other in sorted(moves):
-            moved = {u: dict(names) for u, names in counts.items()}
-            moved[unit][name] -= 1
-            moved[unit][other] = moved[unit].get(other, 0) + 1
-            if not moved[unit][name]:
-                del moved[unit][name]
-            if predict_bytes(menus, _ordered(moved, prices)) <= budget_bytes:
+
+    def read(counts: _Counts) -> Choice:
+        runs = _ordered(counts, prices)
+        flat = [(prices[u][name], n) for u, found in runs.items() for name, n in found]
+        return Choice(
+            counts=runs,
+            bytes=predict_bytes(menus, runs),
+            host_bytes=sum(n * p.host_bytes for p, n in flat),
+            time_us=sum(n * p.time_us for p, n in flat),
+            bound_us=-math.inf,
+        )
+
+    def fits(choice: Choice) -> bool:
+        if choice.host_bytes > host_budget_bytes:
+            return False
+        return choice.bytes <= budget_bytes
+
+    alone = {menu.unit: {_least(menu).name: menu.num_layers} for menu in menus}
+    together = smallest(menus, host_budget_bytes)
+    starts = (alone, {unit: dict(runs) for unit, runs in together.items()})
+    counts = next((start for start in starts if fits(read(start))), None)
+    while counts is not None:
+        for moved in _moves(counts, prices):
+            if fits(read(moved)):
                 counts = moved
                 break
         else:
-            break
-    runs = _ordered(counts, prices)
-    flat = [(prices[u][name], n) for u, found in runs.items() for name, n in found]
-    return Choice(
-        counts=runs,
-        bytes=predict_bytes(menus, runs),
-        host_bytes=sum(n * p.host_bytes for p, n in flat),
-        time_us=sum(n * p.time_us for p, n in flat),
-        bound_us=0.0,
-    )
+            return read(counts)
+    return None
+
+
+def _moves(counts: _Counts, prices: dict[str, dict[str, Price]]) -> Iterator[_Counts]:
+    """A few layers taking a faster candidate, what saves most for each byte first."""
+    moves = []
+    for unit, names in counts.items():
+        for name, layers in names.items():
+            here = prices[unit][name]
+            for there in prices[unit].values():
+                saved = here.time_us - there.time_us
+                added = max(1.0, there.kept_bytes - here.kept_bytes)
+                number = _fewest(layers, here, names.get(there.name, 0), there)
+                if saved > 0 and number:
+                    moves.append((-saved / added, unit, name, there.name, number))
+    for _, unit, name, other, number in sorted(moves):
+        moved = {u: dict(names) for u, names in counts.items()}
+        moved[unit][name] -= number
+        moved[unit][other] = moved[unit].get(other, 0) + number
+        if not moved[unit][name]:
+            del moved[unit][name]
+        yield moved
+
+
+def _fewest(layers: int, here: Price, others: int, there: Price) -> int:
+    """How many layers move so that both runs are long enough; 0 if no number does."""
+    for number in range(1, layers + 1):
+        left = layers - number
+        if others + number >= there.shortest_run and (
+            left == 0 or left >= here.shortest_run
+        ):
+            return number
+    return 0
 
 
 def smallest(

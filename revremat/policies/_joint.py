@@ -117,10 +117,6 @@ class Joint:
 
     # Fusion ---------------------------------------------------------------------------
 
-    def fuse(self, maker: Operation, user: Operation) -> bool:
-        """Whether a compiler computes the first where the second uses it."""
-        return not maker.dear and takes_fused(user)
-
     @cached_property
     def written(self) -> frozenset[int]:
         """Values that the forward pass writes to memory, whether kept or not."""

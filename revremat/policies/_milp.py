@@ -10,83 +10,18 @@ their working space. The peak is then the largest over these moments,
 one linear constraint each, and the choice is a small integer program.
 """
 
-import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import scipy  # its parts are imported when they are first used
 
+from revremat.policies._greedy import choose_greedily
+from revremat.policies._menu import Choice, Menu, place, predict_bytes
 from revremat.policies._silence import without_lines
 
-
-@dataclass(frozen=True)
-class Price:
-    """What one layer costs under one action, from compiles on the target.
-
-    Attributes:
-      name: The candidate.
-      kept_bytes: Alive from the layer's forward to its backward pass, per device.
-      base_bytes: All else at the peak while such layers are differentiated: arguments,
-        gradients, working space.
-      host_bytes: Kept on the host, per device.
-      time_us: Of one layer's forward and backward pass.
-      shortest_run: How many layers it is given at least, if any; the price of a turn of
-        a loop holds for loops of two and more.
-    """
-
-    name: str
-    kept_bytes: float
-    base_bytes: float
-    host_bytes: float
-    time_us: float
-    shortest_run: int = 1
-
-
-@dataclass(frozen=True)
-class Menu:
-    """A unit's layers and what each may cost.
-
-    Attributes:
-      unit: Its name.
-      num_layers: Layers to be given an action.
-      prices: One for each candidate.
-    """
-
-    unit: str
-    num_layers: int
-    prices: tuple[Price, ...]
-
-    def only(self, names: Collection[str]) -> "Menu":
-        """The same unit with these candidates alone."""
-        prices = tuple(price for price in self.prices if price.name in names)
-        return dataclasses.replace(self, prices=prices)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A mix for every unit.
-
-    Attributes:
-      counts: For each unit, `(candidate, layers)` in the order they run.
-      bytes: Predicted peak, per device.
-      host_bytes: Predicted bytes on the host, per device.
-      time_us: Predicted time of all layers.
-      bound_us: No mix of these candidates is faster than this.
-    """
-
-    counts: Mapping[str, tuple[tuple[str, int], ...]]
-    bytes: float
-    host_bytes: float
-    time_us: float
-    bound_us: float
-
-    @property
-    def support(self) -> frozenset[tuple[str, str]]:
-        """Which candidates of which units are used at all."""
-        return frozenset(
-            (unit, name) for unit, runs in self.counts.items() for name, _ in runs
-        )
+_MOST_NODES, _STOPPED = 20_000, 1
+"""Of the solver, which then says that it stopped; seconds would depend on the load."""
 
 
 def choose(
@@ -111,15 +46,9 @@ def choose(
     """
     rows = _Rows(menus)
     size = rows.size
-    cost = np.zeros(2 * size)
-    cost[:size] = [p.time_us for p in rows.prices]
-    # Of equally fast mixes the smaller one, and of those the simpler one.
-    scale = max(1e-9, float(np.abs(cost[:size]).max()))
-    largest = max(1.0, max(p.kept_bytes for p in rows.prices))
-    cost[:size] += (
-        1e-7 * scale * np.array([p.kept_bytes for p in rows.prices]) / largest
-    )
-    cost[size:] += 1e-4 * scale
+    times = np.array([p.time_us for p in rows.prices])
+    smaller, simpler = rows.preferences()
+    cost = np.append(times + smaller, simpler)
     constraints = [
         *rows.layers(),
         *rows.link(pure),
@@ -130,39 +59,26 @@ def choose(
         ),
         *(rows.without(support) for support in excluding),
     ]
-    limits = np.append([float(n) for n in rows.most], np.ones(size))
+    most = np.array(rows.most, float)
     with without_lines(b"HighsMipSolverData::"):
         found = scipy.optimize.milp(
             cost,
             integrality=np.ones(2 * size),
-            bounds=scipy.optimize.Bounds(np.zeros(2 * size), limits),  # pyright: ignore[reportArgumentType]
+            bounds=scipy.optimize.Bounds(  # pyright: ignore[reportArgumentType]
+                np.zeros(2 * size), np.append(most, np.ones(size))
+            ),
             constraints=constraints,
-            options={"mip_rel_gap": 1e-6, "time_limit": 10.0},
+            options={"mip_rel_gap": 1e-6, "node_limit": _MOST_NODES},
         )
+    if found.x is None and found.status == _STOPPED and not (pure or excluding):
+        return choose_greedily(menus, budget_bytes, host_budget_bytes=host_budget_bytes)
     if found.x is None:
         return None
     counts = np.rint(found.x[:size]).astype(int)
-    bound = float(found.mip_dual_bound if found.mip_dual_bound is not None else 0.0)
-    return rows.read(counts, bound)
-
-
-def place(price: Price) -> tuple[float, float, str]:
-    """Where in the order of running: what keeps least first, the widest of equals."""
-    return price.kept_bytes, -price.base_bytes, price.name
-
-
-def predict_bytes(
-    menus: Sequence[Menu], counts: Mapping[str, Sequence[tuple[str, int]]]
-) -> float:
-    """The peak of a mix, per device; runs are in the order they run."""
-    kept, peak = 0.0, 0.0
-    for menu in menus:
-        prices = {p.name: p for p in menu.prices}
-        for name, layers in counts[menu.unit]:
-            if layers:
-                kept += layers * prices[name].kept_bytes
-                peak = max(peak, kept + prices[name].base_bytes)
-    return peak
+    # What was counted for preferences is no time, and no mix has more of it than this.
+    dual = found.mip_dual_bound
+    bound_us = -math.inf if dual is None else dual - rows.most_preferred_us()
+    return rows.read(counts, bound_us)
 
 
 class _Rows:
@@ -180,6 +96,28 @@ class _Rows:
         self.most = [by_unit[unit].num_layers for unit, _ in self.entries]
         self.least = [price.shortest_run for price in self.prices]
         self.size = len(self.entries)
+
+    def preferences(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of equally fast mixes the smaller one, and of those the simpler one.
+
+        In microseconds, small against one layer of the same unit: for each layer that
+        takes a candidate, and for each candidate that is taken at all.
+        """
+        dearest = {m.unit: max(abs(p.time_us) for p in m.prices) for m in self.menus}
+        scale = np.array([max(1e-9, dearest[unit]) for unit, _ in self.entries])
+        kept = np.array([p.kept_bytes for p in self.prices])
+        return 1e-7 * scale * kept / max(1.0, float(kept.max())), 1e-4 * scale
+
+    def most_preferred_us(self) -> float:
+        """What preferences come to at most."""
+        smaller, simpler = self.preferences()
+        total = 0.0
+        for menu in self.menus:
+            mine = [k for k, (unit, _) in enumerate(self.entries) if unit == menu.unit]
+            kinds = min(menu.num_layers, len(mine))
+            total += kinds * float(simpler[mine].max())
+            total += menu.num_layers * float(smaller[mine].max())
+        return total
 
     def layers(self) -> "list[scipy.optimize.LinearConstraint]":
         found = []

@@ -74,6 +74,11 @@ class Card:
     measured: bool = False
     description: dict[str, int | float | str] = field(default_factory=dict, hash=False)
 
+    @property
+    def stream_bandwidth(self) -> float:
+        """Bytes/s that streaming kernels reach."""
+        return self.memory_bandwidth * self.memory_efficiency
+
 
 def measured_folder() -> Path:
     """Where measured cards lie: `$REVREMAT_CARDS`, or the user's cache folder."""

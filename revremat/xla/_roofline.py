@@ -79,8 +79,7 @@ def _plain_arithmetic_us(cost: Cost, card: Card) -> float:
 def traffic_us(cost: Cost, card: Card) -> float:
     """Time of a kernel's memory traffic alone."""
     stream = card.curves.get("stream")
-    bandwidth = card.memory_bandwidth * card.memory_efficiency
-    seconds = cost.bytes / bandwidth
+    seconds = cost.bytes / card.stream_bandwidth
     if stream:
         warm = rate(stream, cost.bytes)
         cold = min(warm, rate(stream, max(cost.bytes, cost.step_bytes)))

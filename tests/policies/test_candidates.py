@@ -47,6 +47,23 @@ def test_no_two_candidates_keep_the_same():
     assert {"none", "full"} <= {c.name for c in found}
 
 
+@pytest.mark.parametrize("tag", [*PRESETS, "min-cut"])
+def test_tags_that_are_called_as_what_there_is_take_no_name_away(tag):
+    def layer(w, x):
+        return x + jnp.sin(jnp.tanh(rr.name(x @ w, tag)) @ w) @ w
+
+    ws = jax.ShapeDtypeStruct((6, 32, 32), jnp.float32)
+    x = jax.ShapeDtypeStruct((16, 32), jnp.float32)
+    graph = rr.trace(lambda ws, x: rr.stack(layer, ws, x).sum(), ws, x)
+    (unit,) = graph.units
+    found = {c.name: c.action for c in candidates(unit, offload=True, ahead=True)}
+    assert len(found) == len(candidates(unit, offload=True, ahead=True))
+    assert any(action.save == (tag,) for action in found.values())
+    for name in PRESETS:
+        if name in found:
+            assert found[name] == preset(unit, name).action
+
+
 def test_offload_is_proposed_only_where_there_is_a_host_to_go_to():
     unit = mlp_graph().units[0]
     assert not any(c.action.offload for c in candidates(unit))

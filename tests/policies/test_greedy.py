@@ -1,7 +1,9 @@
 """The greedy mix stays within the budget and is never faster than the exact one."""
 
 import math
+from types import SimpleNamespace
 
+import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,12 +22,13 @@ prices = st.builds(
     name=st.sampled_from("abcd"),
     kept_bytes=st.integers(0, 9).map(float),
     base_bytes=st.integers(0, 20).map(float),
-    host_bytes=st.just(0.0),
+    host_bytes=st.integers(0, 5).map(float),
     time_us=st.integers(1, 30).map(float),
+    shortest_run=st.integers(1, 2),
 )
 menus = st.lists(
     st.tuples(
-        st.integers(1, 5),
+        st.integers(2, 5),
         st.lists(prices, min_size=1, max_size=4, unique_by=lambda p: p.name),
     ),
     min_size=1,
@@ -39,15 +42,20 @@ menus = st.lists(
 
 
 @settings(deadline=None)
-@given(menus, st.integers(0, 150))
-def test_within_the_budget_and_no_faster_than_the_exact_mix(menus, budget):
-    greedy, exact = choose_greedily(menus, budget), choose(menus, budget)
+@given(menus, st.integers(0, 150), st.integers(0, 30))
+def test_within_the_budget_and_no_faster_than_the_exact_mix(menus, budget, host):
+    greedy = choose_greedily(menus, budget, host_budget_bytes=host)
+    exact = choose(menus, budget, host_budget_bytes=host)
     if greedy is None:
         return
     assert greedy.bytes <= budget
+    assert greedy.host_bytes <= host
     assert math.isclose(greedy.bytes, predict_bytes(menus, greedy.counts))
     for menu in menus:
-        assert sum(n for _, n in greedy.counts[menu.unit]) == menu.num_layers
+        runs = greedy.counts[menu.unit]
+        shortest = {p.name: p.shortest_run for p in menu.prices}
+        assert sum(n for _, n in runs) == menu.num_layers
+        assert all(n >= shortest[name] for name, n in runs)
     assert exact is not None
     assert exact.time_us <= greedy.time_us * (1 + 1e-3)
 
@@ -90,3 +98,12 @@ def test_the_smallest_mix_is_where_greed_begins():
     found = choose_greedily([one], 9)
     assert found is not None
     assert found.counts == {"u": (("a", 4),)}
+
+
+def test_where_the_solver_stops_without_an_answer_it_is_chosen_greedily(monkeypatch):
+    stopped = SimpleNamespace(x=None, status=1)
+    monkeypatch.setattr(scipy.optimize, "milp", lambda *_, **how: stopped)
+    menus = [Menu("u", 4, (Price("a", 1, 5, 0, 9), Price("b", 2, 9, 0, 1)))]
+    assert choose(menus, 15) == choose_greedily(menus, 15)
+    # What it may not be is not known to the greedy one.
+    assert choose(menus, 15, pure=True) is None
