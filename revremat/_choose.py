@@ -354,7 +354,7 @@ class Search(Compiled):
         # Prices were set right by the reference: what that took is no error of theirs.
         rows = [r for r in self.rows.values() if r is not self.reference]
         rows = [r for r in rows if self._is_priced(r)]
-        akin = [r for r in rows if choice.support & self._support(r)]
+        akin = [r for r in rows if choice.support & policies.support(self.counts_of(r))]
         limit = self.budget - over(akin)
         if not self.room_for(1 + _NUM_RIVALS):
             return
@@ -386,11 +386,6 @@ class Search(Compiled):
             found[unit] = tuple((name, len(list(run))) for name, run in runs)
         return found
 
-    def _support(self, row: Row) -> frozenset[tuple[str, str]]:
-        """Which candidates of which units a row's plan uses."""
-        runs = self.counts_of(row).items()
-        return frozenset((unit, name) for unit, few in runs for name, _ in few)
-
     def _choose(
         self, limit: float | None, without: Sequence[str] = (), **how: Any
     ) -> Choice | None:
@@ -399,7 +394,7 @@ class Search(Compiled):
             menus = self.menus_without(without)
             within = limit or policies.smallest_bytes(menus, self.host_bytes)
             choice = self.mix(menus, within, **how)
-            if choice is None or not self.refine(choice):
+            if choice is None or not self.refine(choice.support):
                 return choice
 
     def menus_without(self, ways: Sequence[str]) -> Sequence[Menu]:
@@ -428,10 +423,10 @@ class Search(Compiled):
         """The fastest mix of what is on the menus that the host has room for."""
         return policies.choose(menus, limit, host_budget_bytes=self.host_bytes, **how)
 
-    def refine(self, choice: Choice) -> bool:
+    def refine(self, support: policies.Support) -> bool:
         """Compiles the second price of what is chosen; whether there are new ones."""
         used: dict[str, list[str]] = {}
-        for unit, name in sorted(choice.support):
+        for unit, name in sorted(support):
             used.setdefault(unit, []).append(name)
         names = [used.get(prices.unit.name, []) for prices in self.prices]
         pairs = list(zip(self.prices, names, strict=True))

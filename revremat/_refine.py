@@ -69,7 +69,7 @@ def _nearby(search: "Search", row: Row, more: float) -> Choice | None:
         if not found or not search.room_for(2):
             return None
         choice = min(found, key=lambda choice: (choice.time_us, choice.bytes))
-        if search.refine(choice):
+        if search.refine(choice.support):
             continue
         now_us = search.layers_us(row)
         gain_us = now_us - choice.time_us

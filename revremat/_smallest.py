@@ -1,11 +1,12 @@
 """Smallest: what needs least memory is compiled where nothing else fits."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from revremat import policies
 
 if TYPE_CHECKING:
-    from revremat._choose import Search
+    from revremat._choose import Counts, Search
 
 
 def try_smallest(search: "Search") -> None:
@@ -18,6 +19,13 @@ def try_smallest(search: "Search") -> None:
         fits = search.best(search.budget).bytes <= search.budget
         if fits or not search.room_for(1):
             return
+        search.try_all([_smallest(search, ways)])
+
+
+def _smallest(search: "Search", ways: Sequence[str]) -> "tuple[Counts, float]":
+    """The smallest mix, all of whose prices come from two compiles, and its bytes."""
+    while True:
         menus = search.menus_without(ways)
         counts = policies.smallest(menus, search.host_bytes)
-        search.try_all([(counts, policies.predict_bytes(menus, counts))])
+        if not search.refine(policies.support(counts)):
+            return counts, policies.predict_bytes(menus, counts)

@@ -17,7 +17,9 @@ from revremat.policies._maxima import without_maxima as without_maxima
 from revremat.policies._menu import Choice as Choice
 from revremat.policies._menu import Menu as Menu
 from revremat.policies._menu import Price as Price
+from revremat.policies._menu import Support as Support
 from revremat.policies._menu import predict_bytes as predict_bytes
+from revremat.policies._menu import support as support
 from revremat.policies._milp import choose as choose
 from revremat.policies._mincut import Cut as Cut
 from revremat.policies._mincut import Weights as Weights

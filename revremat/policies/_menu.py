@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+Support = frozenset[tuple[str, str]]
+
 
 @dataclass(frozen=True)
 class Price:
@@ -67,11 +69,14 @@ class Choice:
     bound_us: float
 
     @property
-    def support(self) -> frozenset[tuple[str, str]]:
+    def support(self) -> Support:
         """Which candidates of which units are used at all."""
-        return frozenset(
-            (unit, name) for unit, runs in self.counts.items() for name, _ in runs
-        )
+        return support(self.counts)
+
+
+def support(counts: Mapping[str, Sequence[tuple[str, int]]]) -> Support:
+    """Which candidates of which units runs are of."""
+    return frozenset((unit, name) for unit, runs in counts.items() for name, _ in runs)
 
 
 def place(price: Price) -> tuple[float, float, str]:
