@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import batched, product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from revremat._fitted import Row
 from revremat._prices import NUM_EDGES, Runs, neighbour
@@ -30,41 +30,55 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
       no more is to be had: next to nothing is left, nothing near is faster by its
       prices, or the compiler says that it is not.
     """
-    off = 0.0  # by how much mixes nearby come out above what the best one tells
+    misses: list[tuple[Choice, float]] = []
     for _ in range(_MOST_FILLED):
         left = search.budget - best.bytes
         if left < WORTH_A_COMPILE * search.budget:
             return best, True
-        found = _nearby(search, best, left - off)
+        found = _nearby(search, best, left, misses)
         if found is None:
             return best, search.room_for(2)
         row = search.try_mix(found)
         if row.bytes > search.budget:
-            off += row.bytes - search.budget + 1e-4 * search.budget
+            misses.append((found, row.bytes - search.budget))
         elif row.time_us < best.time_us:
-            best, off = row, 0.0
+            best = row
         else:
             return best, True
     return best, False
 
 
-def _nearby(search: "Search", row: Row, more: float) -> Choice | None:
+def _nearby(
+    search: "Search",
+    row: Row,
+    more: float,
+    misses: Sequence[tuple[Choice, float]],
+) -> Choice | None:
     """The fastest mix of a row's kinds of layers and one more; None: it is the row.
 
     Args:
       search: Knows the prices.
       row: Has some.
       more: Bytes that the mix may take beside those that the row takes.
+      misses: Mixes that came out too large, and by how many bytes. What is of their
+        kinds has to be so much smaller by its prices.
     """
     counts = search.counts_of(row)
     used = {unit: {name for name, _ in runs} for unit, runs in counts.items()}
+    others: dict[str, Any] = {"excluding": [choice.support for choice, _ in misses]}
+    apart = 1e-4 * search.budget
     while True:
         menus = search.menus()
         limit = predict_bytes(menus, counts) + more
+        ways = [(limit, others)]
+        if misses:
+            sizes = [choice.bytes - excess - apart for choice, excess in misses]
+            ways.append((min(limit, *sizes), {}))
         found = [
             choice
             for few in _one_more(menus, used)
-            if (choice := search.mix(few, limit))
+            for most, how in ways
+            if (choice := search.mix(few, most, **how))
         ]
         if not found or not search.room_for(2):
             return None

@@ -52,8 +52,8 @@ class Searched:
     def menus(self):
         return (self.menu,)
 
-    def mix(self, menus, limit):
-        return choose(menus, limit)
+    def mix(self, menus, limit, excluding=()):
+        return choose(menus, limit, excluding=excluding)
 
     def room_for(self, number):
         return True
@@ -104,8 +104,21 @@ def test_what_comes_out_too_large_is_left_alone():
     assert search.tried == [{"rebuild": 3, "save": 5}]
 
 
+def test_what_came_out_too_large_does_not_come_again_and_other_kinds_do():
+    """Mixes of its kinds have to be smaller by as much as it missed by."""
+    close = replace(SAVE, name="close", time_us=51.0)
+    error = lambda counts: 3.0 if counts.get("save", 0) > 4 else 0.0
+    search = Searched(63, error, (REBUILD, SAVE, close))
+    best = filled(search, search.row(rebuild=4, save=4))  # 54, and 63 are expected
+    tried = [{"rebuild": 3, "save": 5}, {"rebuild": 3, "close": 1, "save": 4}]
+    assert search.tried == tried
+    assert (best.bytes, best.time_us) == (63, 551)
+
+
 def test_what_may_be_faster_still_after_some_compiles_is_not_called_full():
-    search = Searched(600, lambda counts: 0.0 if counts.get("rebuild") == 8 else 550.0)
+    more = [replace(SAVE, name=f"save {k}", time_us=50.0 + k) for k in range(9)]
+    error = lambda counts: 0.0 if counts.get("rebuild") == 8 else 550.0
+    search = Searched(560, error, (REBUILD, *more))
     row = search.row(rebuild=8)
     assert filled(search, row, is_full=False) is row
     assert len(search.tried) == 4
