@@ -14,7 +14,7 @@ from revremat._compiled import Actions, Compiled, Progress, best_of
 from revremat._cut import Cuts
 from revremat._errors import UserError
 from revremat._finer import look_closer
-from revremat._fitted import UNKNOWN, Fit, Row, holders, not_sent, over, times_alive
+from revremat._fitted import UNKNOWN, Fit, Row, holders, not_sent, times_alive
 from revremat._graph import Unit
 from revremat._levels import look_inside, units_at
 from revremat._order import put_in_order, try_without_order
@@ -31,6 +31,7 @@ from revremat._prices import (
 )
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE, fill, trim_ends
+from revremat._rivals import NEAR, NUM_RIVALS, try_rivals
 from revremat._smallest import try_smallest
 from revremat._twins import drop_maxima, write_out
 from revremat.policies import Choice, Menu
@@ -40,8 +41,7 @@ from revremat.xla import Target
 Counts = Mapping[str, Runs]
 
 _MOST_TIGHTENINGS = 5
-_NUM_RIVALS = 2
-_NEAR = 1.02
+_FAR = 1.1
 _MOST_CANDIDATES = 12
 _FEWEST_CANDIDATES = 3
 # As written, two second prices, the choice, and once more if it came out too large.
@@ -144,7 +144,7 @@ class Search(Compiled):
     def prepare(self) -> None:
         """The program as it was written, and the first price of everything."""
         self.expected = sum(p.num_first_compiles for p in self.prices)
-        self.expected += 2 + _NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
+        self.expected += 2 + NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
         self.expected += 2 * NUM_EDGES * any(p.has_edges for p in self.prices)
         if self.unroll:
             self.expected += sum(len(p.written_out()) for p in self.prices)
@@ -175,20 +175,22 @@ class Search(Compiled):
         choice = self._tighten()
         bound_us, greedy_us, filled = 0.0, None, False
         if choice is not None:
-            self._rivals(choice)
+            try_rivals(self, choice)
             if write_out(self, choice.support):
                 choice = self._tighten() or choice
-                self._rivals(choice)
+                try_rivals(self, choice)
             if look_closer(self):
                 choice = self._tighten() or choice
-                self._rivals(choice)
+                try_rivals(self, choice)
             for way in ("unroll", "on_host"):
                 if self._is_doubtful(choice, way) and self.room_for(1):
-                    self._tighten(without=(way,))
+                    surer = self._tighten(without=(way,))
+                    if surer is not None:
+                        try_rivals(self, surer, without=(way,))
         try_smallest(self)
-        if self._is_priced(found := self.best(self.budget)):
+        if self.is_priced(found := self.best(self.budget)):
             _, filled = fill(self, found)
-        best = self._best_priced()
+        best = self.best_priced()
         if best is not None and best.bytes <= budget_bytes:
             bound_us, greedy_us = bounds(self, best)
             bound_us += trim_ends(self, best)
@@ -259,7 +261,7 @@ class Search(Compiled):
 
     def _is_filled(self, best: Row, filled: bool) -> bool:
         """Whether what is left is of no use: told of a best plan that has prices."""
-        if filled and self._is_priced(best):
+        if filled and self.is_priced(best):
             return best.bytes <= self.budget
         return (1 - WORTH_A_COMPILE) * self.budget < best.bytes <= self.budget
 
@@ -330,17 +332,23 @@ class Search(Compiled):
         for _ in range(_MOST_TIGHTENINGS):
             if first and not self.room_for(1):
                 break
-            choice = self._choose(limit, without=without)
+            choice = self.choose(limit, without=without)
             if choice is None and first is None:  # Prices may be a little too high.
-                least = self._choose(None, without=without)
-                choice = least if least and least.bytes <= _NEAR * self.budget else None
+                least = self.choose(None, without=without)
+                choice = least if least and least.bytes <= NEAR * self.budget else None
             if choice is None:
                 break
             first = first or choice
             row = self.try_mix(choice)
             error = row.bytes - choice.bytes
             if row.bytes > self.budget:
-                limit = min(limit, self.budget - error) - 1e-4 * self.budget
+                less = self.budget - error
+                least = policies.smallest_bytes(
+                    self.menus_without(without), self.host_bytes
+                )
+                if less < least:  # by this one none fits: smaller ones miss by less
+                    less = (least + choice.bytes) / 2
+                limit = min(limit, less) - 1e-4 * self.budget
             elif -error > WORTH_A_COMPILE * self.budget and limit < (
                 self.budget - error
             ):
@@ -348,34 +356,6 @@ class Search(Compiled):
             else:
                 break
         return first
-
-    def _rivals(self, choice: Choice) -> None:
-        """The nearest competitors, and the best that treats all layers alike."""
-        # Prices were set right by the reference: what that took is no error of theirs.
-        rows = [r for r in self.rows.values() if r is not self.reference]
-        rows = [r for r in rows if self._is_priced(r)]
-        akin = [r for r in rows if choice.support & policies.support(self.counts_of(r))]
-        limit = self.budget - over(akin)
-        if not self.room_for(1 + _NUM_RIVALS):
-            return
-        # Mixes may need copies of weights that no price has and these do not need.
-        alike_limit = self.budget - over(r for r in rows if r.alike)
-        pure = self._choose(alike_limit, pure=True)
-        found = [] if pure is None else [pure]
-        seen, best = [choice.support], self._best_priced()
-        # If all layers are alike in what was chosen, one compile more is left.
-        is_news = pure is not None and pure.support != choice.support
-        for _ in range(_NUM_RIVALS + (not is_news)):
-            rival = self._choose(limit, excluding=seen)
-            if rival is None or not self.room_for(len(found) + 1):
-                break
-            seen.append(rival.support)
-            if best is not None:
-                fixed_us = best.time_us - self.layers_us(best)
-                if rival.time_us + fixed_us > _NEAR * self.best(self.budget).time_us:
-                    break
-            found.append(rival)
-        self.try_all([(mix.counts, mix.bytes) for mix in found])  # at the same time
 
     def counts_of(self, row: Row) -> Counts:
         """A row's plan as runs of candidates."""
@@ -386,7 +366,7 @@ class Search(Compiled):
             found[unit] = tuple((name, len(list(run))) for name, run in runs)
         return found
 
-    def _choose(
+    def choose(
         self, limit: float | None, without: Sequence[str] = (), **how: Any
     ) -> Choice | None:
         """A choice all of whose prices come from two compiles; no limit: the least."""
@@ -412,12 +392,21 @@ class Search(Compiled):
         """Whether prices want what may be slower or larger beside other layers.
 
         What crosses to the host hides behind other layers, always. Written out layers
-        are fused with one another, and are doubtful where nothing that has any fits.
+        are fused with one another, and are doubtful where nothing that has any fits or
+        something that has takes much more than its prices say.
         """
         if all(name in self._lacking(way, unit) for unit, name in choice.support):
             return False
-        fitting = (row for row in self.rows.values() if row.bytes <= self.budget)
-        return way == "on_host" or not any(_is_written_out(row) for row in fitting)
+        rows = [row for row in self.rows.values() if row.takes("unroll")]
+        fits = any(row.bytes <= self.budget for row in rows)
+        return way == "on_host" or not fits or bool(self.far_off)
+
+    @property
+    def far_off(self) -> tuple[str, ...]:
+        """Ways whose programs take much more than their prices say."""
+        rows = [row for row in self.rows.values() if row.takes("unroll")]
+        far_off = any(row.bytes > _FAR * row.predicted_bytes for row in rows)
+        return ("unroll",) if far_off else ()
 
     def mix(self, menus: Sequence[Menu], limit: float, **how: Any) -> Choice | None:
         """The fastest mix of what is on the menus that the host has room for."""
@@ -456,12 +445,12 @@ class Search(Compiled):
         around = {u.name: ((REFERENCE, u.num_layers),) for u in self.around}
         return summary({**around, **counts})
 
-    def _best_priced(self) -> Row | None:
+    def best_priced(self) -> Row | None:
         """The best one whose actions have prices: presets need not be candidates."""
-        rows = [row for row in self.rows.values() if self._is_priced(row)]
+        rows = [row for row in self.rows.values() if self.is_priced(row)]
         return best_of(rows, self.budget) if rows else None
 
-    def _is_priced(self, row: Row) -> bool:
+    def is_priced(self, row: Row) -> bool:
         known = {u: {c.action for c in few} for u, few in self.candidates.items()}
         if row.plan is None or row.plan.in_order != self.in_order:
             return False
@@ -477,12 +466,6 @@ class Search(Compiled):
             if actions.pop(unit.name, ()) != (RECOMPUTE,) * unit.num_layers:
                 return {}
         return actions
-
-
-def _is_written_out(row: Row) -> bool:
-    """Whether any layer of a loop is."""
-    actions = row.plan.actions.values() if row.plan else ()
-    return any(action.unroll for few in actions for action in few)
 
 
 def _known(predicted: float) -> int | None:

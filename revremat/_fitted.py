@@ -50,6 +50,12 @@ class Row:
         units = self.plan.units if self.plan else ()
         return bool(units) and all(len(set(unit.actions)) == 1 for unit in units)
 
+    def takes(self, *ways: str) -> bool:
+        """Whether any layer is written out ("unroll"), or has anything "on_host"."""
+        units = self.plan.units if self.plan else ()
+        actions = {action for unit in units for action in unit.actions}
+        return any(getattr(action, way) for action in actions for way in ways)
+
 
 @dataclass(frozen=True)
 class Fit:

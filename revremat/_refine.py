@@ -68,7 +68,7 @@ def _nearby(
     others: dict[str, Any] = {"excluding": [choice.support for choice, _ in misses]}
     apart = 1e-4 * search.budget
     while True:
-        menus = search.menus()
+        menus = _menus(search, used)
         limit = predict_bytes(menus, counts) + more
         ways = [(limit, others)]
         if misses:
@@ -88,6 +88,13 @@ def _nearby(
         now_us = search.layers_us(row)
         gain_us = now_us - choice.time_us
         return choice if gain_us > _LEAST_GAIN * row.time_us else None
+
+
+def _menus(search: "Search", used: dict[str, set[str]]) -> Sequence[Menu]:
+    """All prices; those that are known to be far off if the mix has some already."""
+    surer = search.menus_without(search.far_off)
+    holds = all(used[menu.unit] <= {p.name for p in menu.prices} for menu in surer)
+    return surer if holds else search.menus()
 
 
 def _one_more(menus: Sequence[Menu], used: dict[str, set[str]]) -> list[list[Menu]]:

@@ -6,6 +6,7 @@ import pytest
 
 import revremat as rr
 from revremat._choose import Search
+from revremat._rivals import try_rivals
 from revremat.policies import Choice
 
 
@@ -27,11 +28,11 @@ class Chosen(Search):
     def room_for(self, number):
         return number <= self.room
 
-    def _choose(self, limit, without=(), pure=False, excluding=()):
+    def choose(self, limit, without=(), pure=False, excluding=()):
         others = (c for c in MIXED if c.support not in excluding)
         return ALIKE if pure else next(others)
 
-    def _best_priced(self):
+    def best_priced(self):
         return None
 
     def try_all(self, mixes):
@@ -46,13 +47,13 @@ class Chosen(Search):
 )
 def test_a_choice_is_held_against_three_others(choice, found):
     search = Chosen()
-    search._rivals(choice)
+    try_rivals(search, choice)
     assert search.compiled == [dict(c.counts) for c in found]
 
 
 def test_nothing_is_held_against_it_where_there_is_no_room():
     search = Chosen(room=2)
-    search._rivals(ALIKE)
+    try_rivals(search, ALIKE)
     assert search.compiled == []
 
 
@@ -71,4 +72,4 @@ def test_a_row_has_prices_if_all_its_units_do(actions, is_priced):
     few = [SimpleNamespace(action=action) for action in (rr.SAVE, rr.RECOMPUTE)]
     search.candidates = {"u": few, "v": few}
     plan = SimpleNamespace(in_order=False, actions=actions)
-    assert search._is_priced(SimpleNamespace(plan=plan)) == is_priced
+    assert search.is_priced(SimpleNamespace(plan=plan)) == is_priced

@@ -49,8 +49,13 @@ class Searched:
     def counts_of(self, row):
         return row.counts
 
+    far_off = ()
+
     def menus(self):
         return (self.menu,)
+
+    def menus_without(self, ways):
+        return [m.only({p.name for p in m.prices} - set(ways)) for m in self.menus()]
 
     def mix(self, menus, limit, excluding=()):
         return choose(menus, limit, excluding=excluding)
@@ -113,6 +118,16 @@ def test_what_came_out_too_large_does_not_come_again_and_other_kinds_do():
     tried = [{"rebuild": 3, "save": 5}, {"rebuild": 3, "close": 1, "save": 4}]
     assert search.tried == tried
     assert (best.bytes, best.time_us) == (63, 551)
+
+
+def test_what_is_known_to_be_far_off_does_not_come_in():
+    sure = replace(SAVE, name="sure", time_us=60.0)
+    search = Searched(63, lambda counts: 0.0, (REBUILD, SAVE, sure))
+    search.far_off = ("save",)
+    best = filled(search, search.row(rebuild=4, sure=4))
+    assert dict(best.counts["u"]) == {"rebuild": 3, "sure": 5}
+    again = filled(search, search.row(rebuild=4, save=4))  # it has it already
+    assert dict(again.counts["u"]) == {"rebuild": 3, "save": 5}
 
 
 def test_what_may_be_faster_still_after_some_compiles_is_not_called_full():
