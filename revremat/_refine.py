@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 WORTH_A_COMPILE = 0.003
 """Of the budget: what is not left unused."""
 _LEAST_GAIN = 1e-3
-_MOST_FILLED = 4
+_MOST_FILLED = 8
 _MOST_TRIMMED = 4
 
 
