@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 def bounds(search: "Search", best: Row) -> tuple[float, float | None]:
     """What a step takes with any mix, at least, and with a greedily chosen one.
 
-    Where prices say of the best one that it takes more than the budget, and it does
-    not, any other mix may take as much by them.
+    Where prices say of the best one that it takes more than it does, any other mix may
+    take as much less than its prices.
 
     Args:
       search: Knows all prices.
@@ -25,7 +25,8 @@ def bounds(search: "Search", best: Row) -> tuple[float, float | None]:
     """
     menus, host_bytes = search.menus(), search.host_bytes
     fixed_us = best.time_us - search.layers_us(best)
-    limit = max(search.budget, policies.predict_bytes(menus, search.counts_of(best)))
+    predicted = policies.predict_bytes(menus, search.counts_of(best))
+    limit = search.budget + max(0.0, predicted - best.bytes)
     found = search.mix(menus, limit)
     greedy = policies.choose_greedily(menus, limit, host_budget_bytes=host_bytes)
     return (

@@ -68,6 +68,7 @@ class Search(Compiled):
         self.budget = 0
         self.prices: list[UnitPrices] = []
         self.priced = False
+        self.closer: set[tuple[str, str]] = set()
         self.reference: Row | None = None
         again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
         self.traced = trace_loss(again, problem.specs)
@@ -193,7 +194,7 @@ class Search(Compiled):
         best = self.best_priced()
         if best is not None and best.bytes <= budget_bytes:
             bound_us, greedy_us = bounds(self, best)
-            bound_us += trim_ends(self, best)
+            bound_us = max(0.0, bound_us + trim_ends(self, best))
         if (inside_us := look_inside(self, self.budget)) < bound_us:
             bound_us, greedy_us = inside_us, None
         try_without_order(self)
@@ -343,11 +344,12 @@ class Search(Compiled):
             error = row.bytes - choice.bytes
             if row.bytes > self.budget:
                 less = self.budget - error
-                least = policies.smallest_bytes(
-                    self.menus_without(without), self.host_bytes
-                )
-                if less < least:  # by this one none fits: smaller ones miss by less
-                    less = (least + choice.bytes) / 2
+                menus = self.menus_without(without)
+                if self.mix(menus, less) is None:
+                    # By this one none fits, but smaller ones may miss by less.
+                    least = policies.smallest_bytes(menus, self.host_bytes)
+                    floor = least if least < choice.bytes else less
+                    less = (floor + choice.bytes) / 2
                 limit = min(limit, less) - 1e-4 * self.budget
             elif -error > WORTH_A_COMPILE * self.budget and limit < (
                 self.budget - error
@@ -369,7 +371,10 @@ class Search(Compiled):
     def choose(
         self, limit: float | None, without: Sequence[str] = (), **how: Any
     ) -> Choice | None:
-        """A choice all of whose prices come from two compiles; no limit: the least."""
+        """A choice whose prices come from two compiles, while there is room for them.
+
+        Without a limit it is the smallest of those that are alike in all of a unit.
+        """
         while True:
             menus = self.menus_without(without)
             within = limit or policies.smallest_bytes(menus, self.host_bytes)
@@ -378,15 +383,24 @@ class Search(Compiled):
                 return choice
 
     def menus_without(self, ways: Sequence[str]) -> Sequence[Menu]:
-        """Prices of what is not written out ("unroll"), or not "on_host"."""
+        """Prices of what is not of these ways.
+
+        Args:
+          ways: "unroll", what is written out; "on_host"; "closer", what a second look
+            added.
+        """
         menus = self.menus()
         for way in ways:
             menus = [menu.only(self._lacking(way, menu.unit)) for menu in menus]
         return menus
 
     def _lacking(self, way: str, unit: str) -> set[str]:
-        """Names of a unit's candidates that are not written out, or not on the host."""
-        return {c.name for c in self.candidates[unit] if not getattr(c.action, way)}
+        """Names of a unit's candidates that are not of a way."""
+        if way == "closer":
+            is_of = lambda c: (unit, c.name) in self.closer
+        else:
+            is_of = lambda c: getattr(c.action, way)
+        return {c.name for c in self.candidates[unit] if not is_of(c)}
 
     def _is_doubtful(self, choice: Choice, way: str) -> bool:
         """Whether prices want what may be slower or larger beside other layers.

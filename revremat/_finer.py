@@ -58,6 +58,7 @@ def look_closer(search: "Search") -> bool:
             if new := wanted[prices.unit.name]:
                 price(search, prices, new)
                 prices.refine([c.name for c in new])
+                search.closer |= {(prices.unit.name, c.name) for c in new}
         found = True
     return found
 

@@ -75,6 +75,7 @@ def _as_well(search: "Search", budget_bytes: int) -> float:
         bound_us = _decide(inner, rows, budget_bytes)
     elif _may_gain(inner, rows, budget_bytes):  # loops of unrolled layers cannot differ
         _all_alike(inner)
+        bound_us = 0.0
     search.done = inner.done
     return bound_us
 

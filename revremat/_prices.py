@@ -337,12 +337,23 @@ class UnitPrices:
         else:
             kept = (deep.bytes - shallow.bytes) / layers
             host = (deep.host_bytes - shallow.host_bytes) / layers
+            if not shallow.num_others:  # what rebuilt layers have there is no price
+                host -= self._host_when_rebuilt
             time = (deep.time_us - shallow.time_us) / layers
             if shallow.num_others:  # the slopes are against layers that rebuild all
                 kept += self.cut.share * self.unit.kept(RECOMPUTE).device_bytes
         kept = max(0.0, kept)
         base = deep.bytes - deep.num_layers * kept - self.cut.kept_by_others
         return Price(name, kept, base, max(0.0, host), time)
+
+    @property
+    def _host_when_rebuilt(self) -> float:
+        """Bytes that one layer has on the host even if it rebuilds everything."""
+        deep, shallow = self.deep[REFERENCE], self.shallow.get(REFERENCE)
+        layers = deep.num_layers - shallow.num_layers if shallow else 0
+        if not shallow or layers <= 0:
+            return 0.0
+        return (deep.host_bytes - shallow.host_bytes) / layers
 
     def _rough_price(self, name: str) -> Price:
         """As if all but the kept bytes were as in the reference."""

@@ -46,4 +46,6 @@ def try_rivals(search: "Search", choice: Choice, without: Sequence[str] = ()) ->
             if rival.time_us + fixed_us > NEAR * search.best(search.budget).time_us:
                 break
         found.append(rival)
+    while found and not search.room_for(len(found)):  # second prices took some
+        found.pop()
     search.try_all([(mix.counts, mix.bytes) for mix in found])  # at the same time

@@ -8,14 +8,18 @@ from revremat import policies
 if TYPE_CHECKING:
     from revremat._choose import Counts, Search
 
+_DOUBTFUL = ("unroll", "on_host", "closer")
+
 
 def try_smallest(search: "Search") -> None:
     """Compiles what needs least by its prices, unless there is a plan that fits.
 
-    Prices of what is written out, or on the host, hold least: where that does not fit
-    after all, the smallest mixes without follow.
+    Prices of what is written out, on the host, or added by a second look for another
+    budget hold least: where that does not fit after all, the smallest mixes without
+    follow.
     """
-    for ways in ((), ("unroll",), ("unroll", "on_host")):
+    for number in range(len(_DOUBTFUL) + 1):
+        ways = _DOUBTFUL[:number]
         fits = search.best(search.budget).bytes <= search.budget
         if fits or not search.room_for(1):
             return
@@ -23,7 +27,7 @@ def try_smallest(search: "Search") -> None:
 
 
 def _smallest(search: "Search", ways: Sequence[str]) -> "tuple[Counts, float]":
-    """The smallest mix, all of whose prices come from two compiles, and its bytes."""
+    """The smallest mix by the prices there is room for, and its bytes."""
     while True:
         menus = search.menus_without(ways)
         counts = policies.smallest(menus, search.host_bytes)

@@ -7,7 +7,7 @@ import pytest
 import revremat as rr
 from revremat._choose import Search
 from revremat._rivals import try_rivals
-from revremat.policies import Choice
+from revremat.policies import Choice, Menu, Price
 
 
 def mix(*runs):
@@ -55,6 +55,60 @@ def test_nothing_is_held_against_it_where_there_is_no_room():
     search = Chosen(room=2)
     try_rivals(search, ALIKE)
     assert search.compiled == []
+
+
+def test_rivals_are_no_more_than_there_is_room_for():
+    """Second prices, made while they are chosen, take some of it."""
+
+    class Asking(Chosen):
+        def choose(self, limit, without=(), pure=False, excluding=()):
+            self.room -= 2
+            return super().choose(limit, without, pure, excluding)
+
+    search = Asking(room=5)
+    try_rivals(search, MIXED[0])
+    assert search.compiled == [dict(ALIKE.counts)]
+    assert search.room == 1
+
+
+class Tightened(Search):
+    """A search of ten layers whose compiles take more than their prices say."""
+
+    in_order, around, reference, most_compiles = False, (), None, None
+
+    def __init__(self, budget, error):
+        self.budget, self.error, self.rows, self.tried = budget, error, {}, []
+        self.target = SimpleNamespace(host_bytes=50.0)
+        offloaded = Price("offload", 0.0, 100.0, 10.0, 12.0)
+        self.menu = Menu("u", 10, (Price("full", 1.0, 100.0, 0.0, 10.0), offloaded))
+
+    def menus(self):
+        return (self.menu,)
+
+    def refine(self, support):
+        return False
+
+    def try_mix(self, choice):
+        self.tried.append(dict(choice.counts["u"]))
+        return SimpleNamespace(bytes=choice.bytes + self.error)
+
+
+@pytest.mark.parametrize(
+    ("error", "offloaded"), [(0, [3]), (0.5, [3, 4]), (1.5, [3, 5])]
+)
+def test_a_mix_too_large_is_followed_by_one_that_is_smaller_by_as_much(
+    error, offloaded
+):
+    """The host has room for half of the layers: no smallest mix is alike in all."""
+    search = Tightened(107.2, error)
+    search._tighten()
+    assert [counts["offload"] for counts in search.tried] == offloaded
+
+
+def test_where_none_is_smaller_by_as_much_smaller_ones_are_tried():
+    search = Tightened(107.2, 4.0)
+    search._tighten()
+    assert [counts["offload"] for counts in search.tried] == [3, 5]
 
 
 @pytest.mark.parametrize(

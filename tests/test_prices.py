@@ -12,7 +12,7 @@ from revremat._cut import UnitCut
 from revremat._prices import UnitPrices
 from revremat.policies import Candidate, preset
 
-OWN = 1000
+OWN, OF_A_LAYER = 1000, 7
 
 
 def on_host(actions):
@@ -35,7 +35,7 @@ def prices(request):
     (unit,) = rr.trace(loss, [array(8, 8)] * request.param, array(4, 8)).units
 
     def measured(actions) -> Any:
-        host_bytes = OWN + on_host(actions)
+        host_bytes = OWN + sum(OF_A_LAYER + on_host([action]) for action in actions)
         memory = SimpleNamespace(total_bytes=len(actions), host_bytes=host_bytes)
         return SimpleNamespace(memory=memory, time=SimpleNamespace(step_us=1.0))
 

@@ -130,6 +130,17 @@ def test_what_is_known_to_be_far_off_does_not_come_in():
     assert dict(again.counts["u"]) == {"rebuild": 3, "save": 5}
 
 
+def test_kinds_that_came_out_too_large_beside_one_may_come_again_without_it():
+    twin = replace(SAVE, name="twin", kept_bytes=8.0, time_us=55.0)
+    error = lambda counts: 60.0 if "twin" in counts else 0.0
+    search = Searched(63, error, (REBUILD, SAVE, twin))
+    known = property(lambda self: ("twin",) if self.tried else ())
+    search.__class__ = type("Learning", (Searched,), {"far_off": known})
+    best = filled(search, search.row(rebuild=4, save=4))
+    assert "twin" in search.tried[0]
+    assert dict(best.counts["u"]) == {"rebuild": 3, "save": 5}
+
+
 def test_what_may_be_faster_still_after_some_compiles_is_not_called_full():
     more = [replace(SAVE, name=f"save {k}", time_us=50.0 + k) for k in range(9)]
     error = lambda counts: 0.0 if counts.get("rebuild") == 8 else 550.0

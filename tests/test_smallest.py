@@ -8,8 +8,8 @@ import pytest
 from revremat._smallest import try_smallest
 from revremat.policies import Menu, Price
 
-BYTES = {"written out": 3.0, "on the host": 4.0, "full": 5.0}
-WAYS = {"unroll": "written out", "on_host": "on the host"}
+BYTES = {"written out": 3.0, "on the host": 4.0, "looked at": 4.5, "full": 5.0}
+WAYS = {"unroll": "written out", "on_host": "on the host", "closer": "looked at"}
 
 
 class Searched:
@@ -58,7 +58,8 @@ class Searched:
     [
         ((), ["written out"]),
         (("written out",), ["written out", "on the host"]),
-        (("written out", "on the host"), ["written out", "on the host", "full"]),
+        (("written out", "on the host"), ["written out", "on the host", "looked at"]),
+        (("written out", "on the host", "looked at"), [*BYTES]),
     ],
 )
 def test_what_needs_least_by_prices_and_then_what_holds_more_surely(too_small, tried):
@@ -68,7 +69,7 @@ def test_what_needs_least_by_prices_and_then_what_holds_more_surely(too_small, t
 
 
 def test_what_seems_least_is_priced_twice_before_it_is_compiled_whole():
-    search: Any = Searched(told={"written out": 7.0, "on the host": 5.5})
+    search: Any = Searched(told={"written out": 7, "on the host": 6, "looked at": 5.5})
     try_smallest(search)
     assert search.tried == ["full"]
 

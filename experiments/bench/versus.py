@@ -312,16 +312,16 @@ def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """How budgets are met: closely, or nothing known says that more would help.
 
     What is left helps nobody where no plan at any budget, a rival's or a searched one,
-    is faster, where no mix of all that has a price can be, or where the plan's kinds of
-    layers and one more, held to what it really took, make nothing faster that fits.
+    is faster, where the plan's kinds of layers and one more, held to what it really
+    took, make nothing faster that fits, or where no mix of all that has a price can be.
     """
     kinds = {
         f"within {_LEAST_LEFT:.1%}": 0,
         "the fastest plan there is takes no more": 0,
-        f"no mix of the candidates is {_LEAST_GAIN:.1%} faster": 0,
         "nothing near that fits is faster": 0,
+        f"no mix of the candidates is {_LEAST_GAIN:.1%} faster": 0,
     }
-    near, fastest, bounded, filled = kinds
+    near, fastest, filled, bounded = kinds
     exceeded, rest = 0, []
     for program, found in done.items():
         plans = [p for at in found["budgets"] for p in [at["search"], *_rivals(at)]]
@@ -338,10 +338,10 @@ def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 kinds[near] += 1
             elif first_us >= least_us:
                 kinds[fastest] += 1
-            elif bound_us >= least_us and not beaten:
-                kinds[bounded] += 1
             elif mine.get("filled") and not beaten:
                 kinds[filled] += 1
+            elif bound_us >= least_us and not beaten:
+                kinds[bounded] += 1
             else:
                 rest.append(f"{program} {place}: {left:.1%} left, {_bound(mine)} bound")
     listed = ", ".join(f"{what} {number}" for what, number in kinds.items())

@@ -27,7 +27,7 @@ def choose_greedily(
       host_budget_bytes: Per device.
 
     Returns:
-      A `Choice` without a bound, or None if even the smallest mix is over the budget.
+      A `Choice` without a bound, or None if all it starts from is over the budget.
     """
     prices = {menu.unit: {p.name: p for p in menu.prices} for menu in menus}
 
@@ -131,7 +131,7 @@ def _alike(
 
 
 def smallest_bytes(menus: Sequence[Menu], host_budget_bytes: float = math.inf) -> float:
-    """The peak of the smallest mix, per device."""
+    """The peak of the smallest mix that is alike in all of a unit, per device."""
     return predict_bytes(menus, smallest(menus, host_budget_bytes))
 
 

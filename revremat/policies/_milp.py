@@ -20,8 +20,10 @@ from revremat.policies._greedy import choose_greedily
 from revremat.policies._menu import Choice, Menu, place, predict_bytes
 from revremat.policies._silence import without_lines
 
-_MOST_NODES, _STOPPED = 20_000, 1
-"""Of the solver, which then says that it stopped; seconds would depend on the load."""
+_MOST_NODES = 20_000
+"""Of the solver; seconds would depend on the load."""
+_ANSWERS = (0, 2)
+"""Its status at an optimum, and where there is none; it has several for stopping."""
 
 
 def choose(
@@ -57,7 +59,7 @@ def choose(
             np.append([p.host_bytes for p in rows.prices], np.zeros(size)),
             ub=min(host_budget_bytes, 1e18),
         ),
-        *(rows.without(support) for support in excluding),
+        *(rows.without(support) for support in excluding if support <= rows.names),
     ]
     most = np.array(rows.most, float)
     with without_lines(b"HighsMipSolverData::"):
@@ -70,7 +72,8 @@ def choose(
             constraints=constraints,
             options={"mip_rel_gap": 1e-6, "node_limit": _MOST_NODES},
         )
-    if found.x is None and found.status == _STOPPED and not (pure or excluding):
+    stopped = found.x is None and found.status not in _ANSWERS
+    if stopped and not (pure or excluding):
         return choose_greedily(menus, budget_bytes, host_budget_bytes=host_budget_bytes)
     if found.x is None:
         return None
@@ -91,6 +94,7 @@ class _Rows:
             for menu in menus
             for price in sorted(menu.prices, key=place)
         ]
+        self.names = {(unit, price.name) for unit, price in self.entries}
         self.prices = [price for _, price in self.entries]
         by_unit = {menu.unit: menu for menu in menus}
         self.most = [by_unit[unit].num_layers for unit, _ in self.entries]

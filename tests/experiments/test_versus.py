@@ -420,7 +420,7 @@ def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsy
     [
         ({"bytes": 998}, None, "within 0.3% 2, "),
         ({"bytes": 900}, 100.0, "the fastest plan there is takes no more 1, "),
-        ({"bytes": 900, "bound_us": 99.9}, None, "is 0.2% faster 1, "),
+        ({"bytes": 900, "bound_us": 99.9}, None, "is 0.2% faster 1; "),
         ({"bytes": 900, "bound_us": 99.0}, None, "other ones 1"),
         ({"bytes": 900, "bound_us": 99.9}, 99.0, "other ones 1"),
         (

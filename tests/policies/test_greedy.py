@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import pytest
 import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,10 +101,15 @@ def test_the_smallest_mix_is_where_greed_begins():
     assert found.counts == {"u": (("a", 4),)}
 
 
-def test_where_the_solver_stops_without_an_answer_it_is_chosen_greedily(monkeypatch):
-    stopped = SimpleNamespace(x=None, status=1)
+@pytest.mark.parametrize("status", [1, 4], ids=["time", "nodes"])
+def test_where_the_solver_stops_without_an_answer_it_is_chosen_greedily(
+    monkeypatch, status
+):
+    stopped = SimpleNamespace(x=None, status=status)
     monkeypatch.setattr(scipy.optimize, "milp", lambda *_, **how: stopped)
     menus = [Menu("u", 4, (Price("a", 1, 5, 0, 9), Price("b", 2, 9, 0, 1)))]
     assert choose(menus, 15) == choose_greedily(menus, 15)
     # What it may not be is not known to the greedy one.
     assert choose(menus, 15, pure=True) is None
+    stopped.status = 2  # that nothing fits is an answer
+    assert choose(menus, 15) is None
