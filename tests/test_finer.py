@@ -42,12 +42,22 @@ def searched(budget):
     return search, search.fit(budget)
 
 
+def names(menu):
+    return {price.name for price in menu.prices}
+
+
 def test_what_the_first_candidates_miss_is_found(monkeypatch):
     monkeypatch.setattr(_choose, "_MOST_CANDIDATES", FEW)
     search, fit = searched(BUDGET)
     (unit,) = search.units
     first = search.pools[unit.name].worth_compiling(offload=True, most=FEW)
-    assert set(fit.plan.actions[unit.name]) - {c.action for c in first}
+    found = set(fit.plan.actions[unit.name]) - {c.action for c in first}
+    assert found
+    # What needs least may be asked for without it, by any budget.
+    (menu,) = search.menus_without(("closer",))
+    at_first = {c.action for c in search.candidates[unit.name] if c.name in names(menu)}
+    assert not found & at_first
+    assert {c.name for c in first} <= names(menu)
     monkeypatch.setattr(_choose, "look_closer", lambda search: False)
     _, without = searched(BUDGET)
     assert fit.plan.fits

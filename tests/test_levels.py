@@ -1,6 +1,9 @@
 """Loops within loops: the search decides at the level where that is better."""
 
 import functools
+import math
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 
 import revremat as rr
+from revremat import _levels
 from revremat._levels import units_at
 
 LAYERS, WIDTH, ROWS, BATCHES = 8, 256, 4096, 4
@@ -50,6 +54,23 @@ def test_units_of_a_level_are_those_with_so_many_around_them():
     assert names(0) == ["scan_0", "scan_1"]
     assert names(1) == ["scan_0/scan_0", "scan_1"]
     assert names(2) == names(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "may_gain", "bound_us"),
+    [("block", True, 0.0), ("block", False, math.inf), ("scan", False, math.inf)],
+)
+def test_where_outer_layers_are_unrolled_and_may_gain_no_bound_is_known(
+    monkeypatch, kind, may_gain, bound_us
+):
+    inner = SimpleNamespace(done=0)
+    monkeypatch.setattr(_levels, "_inner", lambda search, around: inner)
+    monkeypatch.setattr(_levels, "_all_alike", lambda inner, most=0: [])
+    monkeypatch.setattr(_levels, "_may_gain", lambda inner, rows, budget: may_gain)
+    outer = SimpleNamespace(name="layers", kind=kind)
+    graph = SimpleNamespace(units=[SimpleNamespace(inside="layers")])
+    search: Any = SimpleNamespace(units=[outer], graph=graph, done=0, reference=None)
+    assert _levels._as_well(search, 100) == bound_us
 
 
 @pytest.mark.parametrize("spare", [1.05, pytest.param(2.0, marks=pytest.mark.slow)])
