@@ -174,7 +174,7 @@ def _choose(search: Search, way: str, limit: float) -> policies.Choice | None:
         if not all(menu.prices for menu in menus):
             return None
         choice = search.mix(menus, limit)
-        if choice is None or not search.refine(choice):
+        if choice is None or not search.refine(choice.support):
             return choice
 
 

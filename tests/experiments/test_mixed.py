@@ -1,0 +1,38 @@
+"""What plans of one way back alone are held to, in the comparison of mixed plans."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from experiments.bench.mixed import ALONE, alone, ways
+from revremat._choose import Search
+
+LAYERS, ROWS, WIDTH = 8, 4096, 512
+
+
+@pytest.fixture(scope="module")
+def search():
+    def layer(x, w):
+        return x + jnp.tanh(jnp.tanh(x @ w["up"])) @ w["down"], None
+
+    def loss(w, x):
+        return jnp.square(jax.lax.scan(layer, x, w)[0]).mean()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    w = {"up": array(LAYERS, WIDTH, 4 * WIDTH), "down": array(LAYERS, 4 * WIDTH, WIDTH)}
+    problem = rr.Problem(loss, (w, array(ROWS, WIDTH)))
+    return Search(problem, rr.target("h100:1"), unroll=False)
+
+
+def test_each_way_alone_fits_and_takes_no_other(search):
+    plain = search.add("as written", None)
+    budget = int(0.6 * plain.bytes)
+    assert search.fit(budget).plan.fits
+    rows = {way: alone(search, way, budget) for way in ALONE}
+    assert rows["invert"] is None  # the layers have no inverse
+    for way in ("recompute", "offload"):
+        assert rows[way].bytes <= budget
+        assert rows[way].plan is not None
+    assert set(ways(rows["recompute"].plan)) <= {"save", "recompute"}
+    assert "offload" in ways(rows["offload"].plan)
