@@ -116,11 +116,9 @@ class Search(Compiled):
 
     def _propose(self, most: int) -> dict[str, tuple[policies.Candidate, ...]]:
         """Candidates of every unit, at most so many each; sets what is priced."""
-        on_host = self.target.platform != "cpu"
         every = {
             name: pool.worth_compiling(
-                # Loops and branches around it cannot keep its stacks on the host.
-                offload=on_host and not (pool.unit.inside or pool.unit.in_branch),
+                offload=self.can_send(pool.unit),
                 ahead=self.target.num_devices > 1,
                 most=most,
             )
@@ -136,6 +134,13 @@ class Search(Compiled):
             for u in self.units
         ]
         return every
+
+    def can_send(self, unit: Unit) -> bool:
+        """Whether layers may keep values on the host.
+
+        Loops and branches around a unit cannot keep its stacks there.
+        """
+        return self.target.platform != "cpu" and not (unit.inside or unit.in_branch)
 
     @property
     def num_needed(self) -> int:

@@ -6,12 +6,20 @@ would cost, and a choice among all of them, priced or not, tells which to ask ab
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from revremat._plan import Action
-from revremat._prices import UnitPrices, twin_of
+from revremat._graph import Kept, Unit
+from revremat._prices import UnitPrices, plain_of, twin_of
 from revremat._twins import price
-from revremat.policies import Candidate, Menu, Pool, Price, without_maxima
+from revremat.policies import (
+    Candidate,
+    Menu,
+    Pool,
+    Price,
+    sent_to_host,
+    without_maxima,
+)
 
 if TYPE_CHECKING:
     from revremat._choose import Search
@@ -64,56 +72,94 @@ def look_closer(search: "Search") -> bool:
 
 
 def _unpriced(search: "Search", prices: UnitPrices) -> list[Candidate]:
-    """What is proposed for a unit and has no price, in loops and written out."""
-    pool = search.pools[prices.unit.name]
-    known = {c.action for c in prices.choices.values()}
+    """What is proposed for a unit and has no price, in loops and written out.
+
+    Sets, and whatever has a price with one more of its values on the host.
+    """
+    unit, pool = prices.unit, search.pools[prices.unit.name]
+    choices = prices.choices.values()
     found = [without_maxima(c, prices.slower_maxima) for c in pool.sets]
-    if any(c.action.unroll for c in prices.choices.values()):
+    if search.can_send(unit) and unit.num_layers > 1:
+        sets = {plain_of(c) for c in choices if _is_set(c)}
+        for one in sorted(sets, key=lambda c: c.name):
+            found += sent_to_host(unit, one)
+    if any(c.action.unroll for c in choices):
         found += [twin_of(c) for c in found if c.action.can_unroll]
-    return [c for c in found if c.action not in known and c.name not in prices.choices]
+    by_action = {c.action: c for c in reversed(found)}
+    by_name = {c.name: c for c in by_action.values()}
+    known = {c.action for c in choices}
+    return [
+        c
+        for c in by_name.values()
+        if c.action not in known and c.name not in prices.choices
+    ]
 
 
 def _with_estimates(
     search: "Search", menu: Menu, prices: UnitPrices, proposed: Sequence[Candidate]
 ) -> Menu:
     """A menu with what has no price beside what has, where nothing seems better."""
-    pool = search.pools[menu.unit]
-    bytes_per_us = 1e-6 * search.target.card.stream_bandwidth
-    known = {p.name: p for p in menu.prices}
+    pool, card = search.pools[menu.unit], search.target.card
+    known, share = {p.name: p for p in menu.prices}, prices.cut.share
     estimates = []
     for candidate in proposed:
         near = _nearest(pool, prices.choices.values(), candidate)
         if near is None:
             continue
-        mine, theirs = pool.cost(candidate), pool.cost(near)
-        there, share = known[near.name], prices.cut.share
-        estimates.append(
-            Price(
-                candidate.name,
-                max(0.0, there.kept_bytes + share * (mine.bytes - theirs.bytes)),
-                there.base_bytes,
-                0.0,
-                there.time_us + share * (mine.traffic - theirs.traffic) / bytes_per_us,
-                there.shortest_run,
-            )
+        mine, theirs, there = pool.kept(candidate), pool.kept(near), known[near.name]
+        kept_bytes = share * (mine.device_bytes - theirs.device_bytes)
+        host_bytes = share * (mine.host_bytes - theirs.host_bytes)
+        traffic = share * (pool.cost(candidate).traffic - pool.cost(near).traffic)
+        price = Price(
+            candidate.name,
+            max(0.0, there.kept_bytes + kept_bytes),
+            there.base_bytes,
+            max(0.0, there.host_bytes + host_bytes),
+            there.time_us + 1e6 * traffic / card.stream_bandwidth,
+            there.shortest_run,
         )
+        if mine.host_bytes > theirs.host_bytes:
+            exposed_us = _exposed_us(prices.unit, mine, price, card.pcie_bandwidth)
+            price = replace(price, time_us=price.time_us + exposed_us)
+        estimates.append(price)
     return Menu(menu.unit, menu.num_layers, (*menu.prices, *_best(estimates, known)))
+
+
+def _exposed_us(unit: Unit, kept: Kept, price: Price, bandwidth: float) -> float:
+    """What a layer waits for the host, if its transfers hide behind all that it does.
+
+    The way there has the time of its forward pass, the way back that of its backward
+    pass.
+    """
+    both = unit.forward_flops + unit.backward_flops + kept.rebuild_flops
+    forward_us = price.time_us * unit.forward_flops / max(1, both)
+    sent_us = 1e6 * price.host_bytes / bandwidth
+    return sum(
+        max(0.0, sent_us - passes_us)
+        for passes_us in (forward_us, price.time_us - forward_us)
+    )
 
 
 def _nearest(
     pool: Pool, priced: Iterable[Candidate], candidate: Candidate
 ) -> Candidate | None:
     """The one that keeps most of the same, of those that are alike otherwise."""
-    alike = [c for c in priced if _is_set(c.action, candidate.action.unroll)]
+    unroll, on_host = candidate.action.unroll, candidate.action.on_host
+    alike = [
+        c
+        for c in priced
+        if _is_set(c) and c.action.unroll == unroll and on_host >= c.action.on_host
+    ]
     order = lambda c: (pool.apart(candidate, c), c.name)
     return min(alike, key=order, default=None)
 
 
-def _is_set(action: Action, unroll: bool) -> bool:
-    """Whether an action is no more than to keep some values and rebuild the others."""
-    if action.kind == "invert" or action.on_host or action.ahead:
+def _is_set(candidate: Candidate) -> bool:
+    """Whether it is no more than to keep some values and rebuild the others."""
+    action = candidate.action
+    if action.kind not in ("save", "recompute") or action.ahead:
         return False
-    return action.chunks == action.every == 1 and action.unroll == unroll
+    return action.chunks == action.every == 1
 
 
 def _best(estimates: Iterable[Price], known: dict[str, Price]) -> list[Price]:

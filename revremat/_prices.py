@@ -56,14 +56,23 @@ def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
     return ordered[1 if stands_alone else 0][0], stands_alone
 
 
+_UNROLLED = ", unrolled"
+
+
 def unrolled(name: str) -> str:
     """What a candidate is called whose layers are written out."""
-    return f"{name}, unrolled"
+    return name + _UNROLLED
 
 
 def twin_of(candidate: Candidate) -> Candidate:
     """The same way back, its layers written out one after the other."""
     return Candidate(unrolled(candidate.name), candidate.action(unroll=True))
+
+
+def plain_of(candidate: Candidate) -> Candidate:
+    """The same way back in a loop."""
+    name = candidate.name.removesuffix(_UNROLLED)
+    return Candidate(name, candidate.action(unroll=False))
 
 
 def summary(counts: Mapping[str, Runs]) -> str:

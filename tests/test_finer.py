@@ -2,12 +2,14 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import revremat as rr
 from revremat import _choose
 from revremat._choose import Search
-from revremat._finer import look_closer
-from revremat.policies import Pool
+from revremat._finer import _exposed_us, look_closer
+from revremat.policies import Pool, Price
+from tests.policies.units import transformer
 
 ROWS, WIDTH, LAYERS = 8192, 512, 12
 
@@ -85,3 +87,35 @@ def test_sets_proposed_are_of_values_on_the_device_and_all_different():
     assert len(set(kept)) == len(kept) > 12
     assert not any(c.action.on_host for c in pool.sets)
     assert len({c.name for c in pool.sets}) == len(pool.sets)
+
+
+def on_the_host(action, unit):
+    kept = unit.kept(action)
+    return kept.host_bytes and not kept.device_bytes
+
+
+def test_what_no_device_holds_fits_with_inputs_on_the_host():
+    square = jax.ShapeDtypeStruct((24, 2048, 2048), jnp.bfloat16)
+    wide = jax.ShapeDtypeStruct((65536, 2048), jnp.bfloat16)
+
+    def stacked(w, x):
+        return rr.stack(lambda w, x: x + jnp.tanh(x @ w) @ w, w, x).sum()
+
+    problem, target = rr.Problem(stacked, (square, wide)), rr.target("h100:1")
+    search = Search(problem, target, unroll=False)
+    (unit,) = search.units
+    rebuilt = search.add("full", {unit.name: (rr.RECOMPUTE,) * unit.num_layers})
+    fit = search.fit(rebuilt.bytes // 2)
+    assert fit.plan.fits
+    assert any(on_the_host(a, unit) for a in fit.plan.actions[unit.name])
+
+
+def test_a_wait_for_the_host_is_what_no_pass_hides():
+    unit = transformer()  # its backward pass has twice the work of the forward pass
+    kept = unit.kept(rr.SAVE)
+    us = lambda size: _exposed_us(unit, kept, Price("", 0, 0, size, 300.0), 1e6)
+    share = unit.forward_flops / (unit.forward_flops + unit.backward_flops)
+    forward_us = 300.0 * share
+    assert us(forward_us) == pytest.approx(0.0)
+    assert us(forward_us + 10) == pytest.approx(10.0)
+    assert us(310) == pytest.approx(320.0)

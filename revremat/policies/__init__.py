@@ -29,4 +29,5 @@ from revremat.policies._named import NAMED as NAMED
 from revremat.policies._named import layers as layers
 from revremat.policies._named import named as named
 from revremat.policies._named import roles as roles
+from revremat.policies._proposals import sent_to_host as sent_to_host
 from revremat.policies._stakes import shortlist as shortlist

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
-from revremat._graph import Unit
+from revremat._graph import Kept, Unit
 from revremat._plan import RECOMPUTE, Action
 from revremat.policies._candidate import PRESETS, Candidate, preset
 from revremat.policies._joint import Cost, Joint, Rates
@@ -40,23 +40,30 @@ class Pool:
 
     def __init__(self, unit: Unit, rates: Rates = Rates()):  # noqa: B008
         self.unit, self.joint = unit, Joint(unit, rates)
-        self._known: dict[Action, tuple[frozenset[str], Cost]] = {}
+        self._known: dict[Action, tuple[Kept, Cost]] = {}
 
     def cost(self, candidate: Candidate) -> Cost:
-        """What the model says of one that keeps values on the device."""
+        """What the model says of one, as if nothing that it keeps were on the host."""
         return self._judged(candidate)[1]
 
-    def apart(self, one: Candidate, other: Candidate) -> int:
-        """Bytes that only one of two keeps."""
-        (mine, _), (theirs, _) = self._judged(one), self._judged(other)
-        values, position = self.unit.values, self.unit.position
-        return sum(values[position[name]].num_bytes for name in mine ^ theirs)
+    def kept(self, candidate: Candidate) -> Kept:
+        """What a layer keeps by a candidate."""
+        return self._judged(candidate)[0]
 
-    def _judged(self, candidate: Candidate) -> tuple[frozenset[str], Cost]:
+    def apart(self, one: Candidate, other: Candidate) -> int:
+        """Bytes that only one of two keeps, and those it keeps more on the host."""
+        mine, theirs = self.kept(one), self.kept(other)
+        values, position = self.unit.values, self.unit.position
+        names = {*mine.saved, *mine.offloaded} ^ {*theirs.saved, *theirs.offloaded}
+        moved = sum(values[position[name]].num_bytes for name in names)
+        return moved + abs(mine.host_bytes - theirs.host_bytes)
+
+    def _judged(self, candidate: Candidate) -> tuple[Kept, Cost]:
         """What a candidate keeps, and its cost."""
         if candidate.action not in self._known:
-            kept = frozenset(self.unit.kept(candidate.action).saved)
-            cost = self.joint.cost(self.unit.position[name] for name in kept)
+            kept = self.unit.kept(candidate.action)
+            names = (*kept.saved, *kept.offloaded)
+            cost = self.joint.cost(self.unit.position[name] for name in names)
             self._known[candidate.action] = kept, cost
         return self._known[candidate.action]
 

@@ -26,6 +26,9 @@ _CHEAP = 0.01
 """Of what rebuilding everything costs."""
 _NUM_CHUNKINGS = 3
 _LONG = 16
+_MOST_SENT = 6
+_WORTH_SENDING = 0.03
+"""Of what a layer keeps."""
 
 
 def light_names(unit: Unit, corners: Sequence[Cut]) -> list[str]:
@@ -255,12 +258,16 @@ def _is_made_of(unit: Unit, name: str, other: str) -> bool:
 
 
 def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
-    """All products, then the dearest values with the other products saved or not."""
-    products = dots(unit, with_batch=False)
+    """The inputs alone; then the dearest values, other products saved or not; or all.
+
+    With a layer's inputs on the host nothing of it is left on the device, and they have
+    all of the forward pass to get there and all of the backward pass to come back.
+    """
+    inputs, products = _inputs(unit), dots(unit, with_batch=False)
     found, alone = [], []
-    if products:
-        name = "offload " + "+".join(sorted(products))
-        found.append(Candidate(name, RECOMPUTE(offload=products)))
+    if inputs:
+        name = f"full, offload {'+'.join(sorted(inputs))}"
+        found.append(Candidate(name, RECOMPUTE(offload=inputs)))
     for name in names[:2]:
         others = [n for n in names if n in products and not _is_made_of(unit, name, n)]
         beside = companions(unit, [name])
@@ -272,4 +279,36 @@ def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
             found.append(
                 Candidate(f"{'+'.join(sorted(others))}, offload {name}", action)
             )
+    if products:
+        name = "offload " + "+".join(sorted(products))
+        found.insert(2, Candidate(name, RECOMPUTE(offload=products)))
     return found + alone
+
+
+def _inputs(unit: Unit) -> list[str]:
+    """Names of the inputs that a layer keeps, but for small ones."""
+    inputs = [
+        unit.values[unit.position[name]]
+        for name in unit.kept(RECOMPUTE).saved
+        if unit.values[unit.position[name]].role == "input"
+    ]
+    least = _WORTH_SENDING * sum(v.num_bytes for v in inputs)
+    return [v.name for v in inputs if v.num_bytes > least]
+
+
+def sent_to_host(unit: Unit, candidate: Candidate) -> list[Candidate]:
+    """A set once more for each of its inputs and large values, with that on the host.
+
+    Inputs come first, then the largest. What is little of it is not worth a transfer.
+    """
+    action, kept = candidate.action, unit.kept(candidate.action)
+    sizes = {name: unit.values[unit.position[name]].num_bytes for name in kept.saved}
+    large = [n for n in sizes if sizes[n] >= _WORTH_SENDING * kept.device_bytes]
+    large.sort(key=lambda name: (-sizes[name], name))
+    inputs = [name for name in _inputs(unit) if name in sizes]
+    found = []
+    for name in dict.fromkeys([*inputs, *large[:_MOST_SENT]]):
+        save = tuple(n for n in action.save if n != name)
+        sends = replace(action, save=save)(offload=[name])
+        found.append(Candidate(f"{candidate.name}, offload {name}", sends))
+    return found

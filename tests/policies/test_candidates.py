@@ -6,7 +6,14 @@ import pytest
 
 import revremat as rr
 from revremat import RECOMPUTE
-from revremat.policies import PRESETS, Joint, candidates, preset
+from revremat.policies import (
+    PRESETS,
+    Joint,
+    Pool,
+    candidates,
+    preset,
+    sent_to_host,
+)
 from tests.policies.units import made_by, transformer
 
 
@@ -68,6 +75,44 @@ def test_offload_is_proposed_only_where_there_is_a_host_to_go_to():
     unit = mlp_graph().units[0]
     assert not any(c.action.offload for c in candidates(unit))
     assert any(c.action.offload for c in candidates(unit, offload=True))
+
+
+def test_layers_may_keep_nothing_on_the_device():
+    unit = mlp_graph().units[0]
+    (alone,) = [
+        c.action
+        for c in candidates(unit, offload=True)
+        if not unit.kept(c.action).device_bytes
+    ]
+    assert alone == RECOMPUTE(offload=["input"])
+
+
+def test_each_of_a_sets_values_is_sent_once_and_nothing_else_changes():
+    unit = transformer()
+    pool, num_sent = Pool(unit), 0
+    for candidate in pool.sets:
+        before, sent = pool.kept(candidate), sent_to_host(unit, candidate)
+        for kept in map(pool.kept, sent):
+            (name,) = kept.offloaded
+            assert {*kept.saved, name} == {*before.saved}
+            assert kept.rebuild_flops == before.rebuild_flops
+            assert kept.device_bytes + kept.host_bytes == before.device_bytes
+        names = [pool.kept(c).offloaded for c in sent]
+        assert len(set(names)) == len(names)
+        assert "input" not in before.saved or names[0] == ("input",)
+        num_sent += len(sent)
+    assert num_sent > 2 * len(pool.sets)
+
+
+def test_what_is_sent_already_stays_so():
+    unit = transformer()
+    twice = [
+        second.action
+        for first in sent_to_host(unit, preset(unit, "dots"))
+        for second in sent_to_host(unit, first)
+    ]
+    assert {len(action.offload) for action in twice} == {2}
+    assert len({c.name for c in sent_to_host(unit, preset(unit, "none"))}) > 1
 
 
 def test_an_invertible_unit_can_be_inverted():
