@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import revremat as rr
 from revremat import UserError
@@ -144,7 +145,7 @@ def print_bytes(plan_file: str = "") -> None:
             print(f"a step:    predicted {format_bytes(plan.predicted_bytes)}")
     step = jax.jit(program.make_step(loss), donate_argnums=0)
     compiled = step.lower(program.state, program.batch).compile()
-    stated = compiled.memory_analysis()
+    stated: Any = compiled.memory_analysis()
     arguments = stated.argument_size_in_bytes
     beyond = (
         stated.output_size_in_bytes

@@ -21,7 +21,7 @@ class _EndsItsTasks(asyncio.AbstractEventLoop):
     def close(self) -> None:
         if not self.is_closed() and (waiting := asyncio.all_tasks(self)):
             self.run_until_complete(_end(waiting))
-        super().close()
+        super().close()  # pyright: ignore[reportAbstractUsage]
 
 
 class _Loop(_EndsItsTasks, asyncio.SelectorEventLoop):

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 from experiments.configs import gpt, vit_digits
@@ -138,7 +139,7 @@ class _Reader:
                     self._walk(called)
                 # What a loop takes in and leaves alone is needed in every iteration.
                 results = {self._find(i, index) for index in _leaves(i.shape)}
-                self._add(i.name, results - {None}, set())
+                self._add(i.name, {n for n in results if n is not None}, set())
             elif i.opcode.endswith("-start"):
                 writes = set(self.defined.get(i.id, ()))
                 for called in self.module.called(i):
@@ -329,7 +330,7 @@ def _pipeline(place: Target) -> Problem:
 
 def _offloaded(place: Target) -> Problem:
     def layer(x, ws):
-        h = jax.ad_checkpoint.checkpoint_name(x @ ws[0], "hidden")
+        h = checkpoint_name(x @ ws[0], "hidden")
         return x + jnp.tanh(h) @ ws[1], None
 
     def loss(params, x):

@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -379,7 +379,7 @@ def summary(rows: list[Row]) -> dict[str, float]:
     }
 
 
-def spearman(one: list[float], two: list[float]) -> float:
+def spearman(one: Sequence[float], two: Sequence[float]) -> float:
     """Rank correlation; ties share their ranks.
 
     >>> spearman([1, 2, 3], [10, 30, 20])
@@ -391,7 +391,7 @@ def spearman(one: list[float], two: list[float]) -> float:
     return statistics.correlation(*ranks)
 
 
-def _ranks(values: list[float]) -> list[float]:
+def _ranks(values: Sequence[float]) -> list[float]:
     return [
         sum(other < value for other in values)
         + (sum(other == value for other in values) + 1) / 2

@@ -219,4 +219,4 @@ def _action(unit, rng: np.random.Generator) -> rr.Action:
             pools[pool].append(name)
     if not unit.chained or action.kind == "invert" or rng.random() < 0.5:
         pools["ahead"] = []
-    return action(**pools)
+    return action(pools["save"], pools["offload"], pools["ahead"])

@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
             notes.keep(job, run_job(job, options, machine))
 
     card = facts.card(notes.done, machine)
-    result = {
+    result: dict[str, Any] = {
         "machine": machine,
         "card": card,
         "data_sheet": facts.data_sheet(machine["key"]),

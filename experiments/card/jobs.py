@@ -101,7 +101,7 @@ def run_program(options: argparse.Namespace) -> Json:
     jax.config.update("jax_compiler_enable_remat_pass", False)
     jitted = jax.jit(step, donate_argnums=problem.donate)
     compiled = jitted.lower(*specs).compile()
-    stated = compiled.memory_analysis()
+    stated: Any = compiled.memory_analysis()
     tuning = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
     first, *rest = programs.values(specs)
     jax.block_until_ready((first, rest))

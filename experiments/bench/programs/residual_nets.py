@@ -207,7 +207,7 @@ def _mb_conv(
     mean = jax.nn.swish(convolve(w["squeeze"], mean))
     y = y * jax.nn.sigmoid(convolve(w["excite"], mean))
     y, moved["project"] = conv_norm(w["project"], s["project"], y)
-    if key is not None:
+    if key is not None and kept is not None:
         stays = jax.random.bernoulli(key, kept, (x.shape[0], 1, 1, 1))
         y = x + jnp.where(stays, y / jnp.asarray(kept, y.dtype), 0)
     return y, moved

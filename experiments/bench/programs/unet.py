@@ -177,7 +177,7 @@ def _specs(c: _Config) -> Any:
         for _ in range(c.blocks):
             blocks.append(block(inputs, width, c.attends(k)))
             held.append(inputs := width)
-        level = {"blocks": blocks}
+        level: Any = {"blocks": blocks}
         if k < len(widths) - 1:
             level["narrower"] = conv(inputs=width, outputs=width)
             held.append(width)

@@ -30,7 +30,8 @@ def _of(jaxpr: Any) -> int:
 
 
 def _own(eqn: Any) -> int:
-    kind, out = eqn.primitive.name, eqn.outvars[0].aval if eqn.outvars else None
+    kind = eqn.primitive.name
+    out: Any = eqn.outvars[0].aval if eqn.outvars else None
     if kind == "conv_general_dilated":
         kernel = eqn.invars[1].aval
         features = kernel.shape[eqn.params["dimension_numbers"].rhs_spec[0]]
