@@ -1,0 +1,235 @@
+"""The rivals of the search do what their descriptions say."""
+
+import dataclasses
+import itertools
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import revremat as rr
+from experiments.bench.contest import arena_of, budgets_of
+from experiments.bench.rivals import (
+    RIVALS,
+    Arena,
+    Estimator,
+    Greedy,
+    Line,
+    MemoryBudget,
+    Splits,
+)
+from experiments.bench.rivals._budget import Part
+from experiments.bench.rivals._greedy import drops
+from experiments.bench.rivals._knapsack import knapsack
+from experiments.bench.rivals._ladder import tensors
+from revremat._choose import Search
+from revremat.policies import PRESETS, Menu, Price, preset
+from tests.experiments.small_stack import LAYERS, loss, problem
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return rr.trace(loss, *problem().specs)
+
+
+@pytest.fixture(scope="module")
+def search():
+    found = Search(problem(), rr.target("cpu:1"))
+    found.prepare()
+    return found
+
+
+@pytest.fixture
+def arena(graph):
+    """Bytes are what is kept, and time is what is rebuilt."""
+    unit = graph["stack"]
+
+    def compile(name, actions):
+        actions = actions or {"stack": (rr.SAVE,) * LAYERS}
+        kept = [unit.kept(action) for action in graph.plan(actions).units[0].actions]
+        return SimpleNamespace(
+            name=name,
+            bytes=sum(k.device_bytes for k in kept),
+            time_us=float(sum(k.rebuild_flops + k.host_bytes for k in kept)),
+        )
+
+    return Arena((unit,), compile, lambda: ())
+
+
+def test_the_estimators_order_is_contracting_dimension_then_width(graph, arena):
+    assert {t.name: (t.contracting, t.width) for t in tensors(graph["stack"])} == {
+        "wide": (16, 48),
+        "back": (48, 16),
+        "wider": (16, 64),
+    }
+    ladder = Estimator(arena)
+    assert [t.name for t in ladder.tensors] == ["back", "wider", "wide"]
+    steps = [ladder.rematerialize(1 - k / 3)["stack"][0] for k in range(4)]
+    keeps = [("back", "wide", "wider"), ("wide", "wider"), ("wide",), ()]
+    assert [step.save for step in steps] == keeps
+    steps = [ladder.offload(1 - k / 6)["stack"][0] for k in range(7)]
+    assert [(len(s.save), s.offload) for s in steps] == [
+        (3, ()),
+        (2, ("back",)),
+        (1, ("back", "wider")),
+        (0, ("back", "wide", "wider")),
+        (0, ("wide", "wider")),
+        (0, ("wide",)),
+        (0, ()),
+    ]
+
+
+def test_products_stand_in_where_a_program_is_no_transformer():
+    def plain(w, x):
+        return jnp.tanh(jnp.tanh(x @ w) @ w)
+
+    w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+    x = jax.ShapeDtypeStruct((32, 8), jnp.float32)
+    traced = rr.trace(lambda w, x: rr.stack(plain, w, x).sum(), w, x)
+    assert [t.contracting for t in tensors(traced["stack"])] == [8, 8]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 3)), max_size=4
+    ),
+    st.integers(0, 30),
+)
+def test_the_knapsack_is_as_good_as_trying_everything(items, capacity):
+    weights, values, counts = ([item[k] for item in items] for k in range(3))
+    taken = knapsack(weights, [float(v) for v in values], counts, capacity)
+    total = lambda per, number: sum(a * b for a, b in zip(per, number, strict=True))
+    assert all(0 <= n <= most for n, most in zip(taken, counts, strict=True))
+    assert total(weights, taken) <= capacity
+    every = itertools.product(*(range(n + 1) for n in counts))
+    best = max(total(values, n) for n in every if total(weights, n) <= capacity)
+    assert total(values, taken) == best
+
+
+def test_a_knapsack_of_three_equal_items_and_room_for_one():
+    assert knapsack([1], [5.0], [3], 1) == [1]
+
+
+def test_the_memory_budget_saves_no_more_than_its_share(arena):
+    rival = MemoryBudget(arena)
+    (part,) = rival.parts
+    fastest = LAYERS * part.num_bytes(part.saved(part.fastest))
+    unit = arena.units[0]
+    inputs = LAYERS * unit.kept(rr.RECOMPUTE).device_bytes
+    sizes = []
+    for share in (0.0, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0):
+        actions = rival.propose(share)["stack"]
+        kept = sum(unit.kept(action).device_bytes for action in actions) - inputs
+        assert kept <= (share + 1e-3) * fastest
+        sizes.append(kept)
+    assert sizes[0] == 0 < sizes[2] < sizes[-1]
+    assert sizes == sorted(sizes)
+
+
+def test_the_memory_budget_keeps_one_value_behind_each_product(arena):
+    part = Part(arena.units[0])
+    names = {part.unit.values[k].name for k in part.saved(part.fewer)}
+    assert names == {"wide", "back", "wider"}
+    (heavy, *_) = part.items
+    assert part.unit.operations[heavy[0]].kind == "dot_general"
+    assert part.saved(()) == frozenset()  # nothing forbidden: inputs alone
+
+
+def test_greedy_drops_most_bytes_per_flop_first(graph):
+    unit = graph["stack"]
+    found = drops(unit)
+    ratios = [drop.bytes_per_flop for drop in found]
+    assert ratios == sorted(ratios, reverse=True)
+    assert unit.kept(found[-1].action) == unit.kept(rr.RECOMPUTE)
+    assert not found[0].action.save or unit.kept(found[0].action).rebuild_flops < 1e6
+
+
+@pytest.mark.parametrize("kind", [MemoryBudget, Greedy, Estimator])
+def test_rivals_fill_a_budget_as_far_as_their_steps_allow(kind, arena):
+    rival = kind(arena, most=12)
+    unit = arena.units[0]
+    least = LAYERS * unit.kept(rr.RECOMPUTE).device_bytes
+    most = LAYERS * unit.kept(rr.SAVE).device_bytes
+    times = []
+    for budget in (least - 1, least, (least + most) // 2, most):
+        rival.ask(budget)
+    for budget in (least - 1, least, (least + most) // 2, most):
+        row = rival.best(budget)
+        assert (row is None) == (budget < least)
+        if row is not None:
+            assert row.bytes <= budget
+            times.append(row.time_us)
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=1, max_size=30),
+    st.integers(0, 1000),
+    st.integers(2, 12),
+)
+def test_looking_along_a_line_ends_whatever_the_bytes(sizes, budget, most):
+    asked = []
+
+    def propose(position):
+        return {"u": (rr.RECOMPUTE(save=[str(round(position * (len(sizes) - 1)))]),)}
+
+    def compile(name, actions):
+        size = sizes[int(actions["u"][0].save[0])]
+        asked.append(size)
+        return SimpleNamespace(bytes=size, time_us=0.0)
+
+    Line(propose, compile, "line").ask(budget, most)
+    assert len(asked) <= most
+    if sizes == sorted(sizes) and most == 12 and sizes[0] <= budget:
+        best = max(size for size in sizes if size <= budget)
+        assert max(s for s in asked if s <= budget) >= best - 0.002 * budget - 1 or (
+            len(asked) == most
+        )
+
+
+def test_every_rivals_answers_are_plans_that_compile_to_what_they_say(search):
+    budget = budgets_of(search, 3)[1]
+    arena = arena_of(search)
+    for kind in RIVALS[1:]:
+        rival = kind(arena)
+        rival.ask(budget)
+        assert all(row.plan is not None for row in rival.rows), kind.name
+        row = rival.rows[-1]
+        step = jax.value_and_grad(rr.apply(loss, row.plan))
+        found = rr.measure(step, *search.problem.specs, target=search.target)
+        assert found.memory.total_bytes == row.bytes, kind.name
+
+
+def priced(unit, slope=1.0):
+    """Prices by which a layer's bytes and time are what the arena says."""
+    prices = []
+    for name in PRESETS:
+        kept = unit.kept(preset(unit, name).action)
+        size = slope * kept.device_bytes
+        prices.append(Price(name, size, 0.0, 0.0, float(kept.rebuild_flops)))
+    return (Menu(unit.name, unit.num_layers, tuple(prices)),)
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.8, 1.2])
+def test_splits_find_the_best_of_all_or_near_it_by_prices_that_are_off(arena, slope):
+    unit = arena.units[0]
+    arena = dataclasses.replace(arena, presets=lambda: priced(unit, slope))
+    action = {name: preset(unit, name).action for name in PRESETS}
+    every = [
+        arena.compile("", {"stack": (action[a],) * n + (action[b],) * (LAYERS - n)})
+        for a, b in itertools.permutations(PRESETS, 2)
+        for n in range(LAYERS + 1)
+    ]
+    sizes = sorted({row.bytes for row in every})
+    rival = Splits(arena, most=8)
+    for budget in sizes:
+        rival.ask(budget)
+        enough = budget if slope == 1.0 else 0.85 * budget
+        best = [row.time_us for row in every if row.bytes <= enough]
+        assert rival.best(budget).time_us <= min(best, default=math.inf)
+    assert rival.best(sizes[0] - 1) is None
