@@ -163,12 +163,12 @@ def test_a_budget_in_between_is_met(kind, rows):
 
 @pytest.mark.slow
 def test_a_long_recurrence_goes_below_one_state_for_each_step():
-    """Segments: the states of 512 steps alone are more than the budget leaves."""
+    """Segments, on no host: all states are more than the budget leaves."""
     rows, width = 4096, 8
     loss, *specs = abstract("recurrence over 512 steps", rows)
-    _, full = plain_and_full(loss, *specs, target="h100:1")
+    _, full = plain_and_full(loss, *specs, target="cpu:1")
     states = 512 * rows * width * 4
-    found = rr.fit(loss, *specs, budget=full - states // 2, target="h100:1")
+    found = rr.fit(loss, *specs, budget=full - states // 2, target="cpu:1")
     assert found.plan.fits
     assert any(action.every > 1 for action in found.plan.actions["scan_0"])
 
