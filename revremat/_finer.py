@@ -78,14 +78,15 @@ def _unpriced(search: "Search", prices: UnitPrices) -> list[Candidate]:
     """
     unit, pool = prices.unit, search.pools[prices.unit.name]
     choices = prices.choices.values()
-    found = [without_maxima(c, prices.slower_maxima) for c in pool.sets]
+    found = [*pool.sets]
     if search.can_send(unit) and unit.num_layers > 1:
         sets = {plain_of(c) for c in choices if _is_set(c)}
         for one in sorted(sets, key=lambda c: c.name):
             found += sent_to_host(unit, one)
+    found = [without_maxima(c, prices.slower_maxima) for c in found]
     if any(c.action.unroll for c in choices):
         found += [twin_of(c) for c in found if c.action.can_unroll]
-    by_action = {c.action: c for c in reversed(found)}
+    by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
     known = {c.action for c in choices}
     return [
@@ -110,7 +111,7 @@ def _with_estimates(
         kept_bytes = share * (mine.device_bytes - theirs.device_bytes)
         host_bytes = share * (mine.host_bytes - theirs.host_bytes)
         traffic = share * (pool.cost(candidate).traffic - pool.cost(near).traffic)
-        price = Price(
+        estimate = Price(
             candidate.name,
             max(0.0, there.kept_bytes + kept_bytes),
             there.base_bytes,
@@ -119,9 +120,9 @@ def _with_estimates(
             there.shortest_run,
         )
         if mine.host_bytes > theirs.host_bytes:
-            exposed_us = _exposed_us(prices.unit, mine, price, card.pcie_bandwidth)
-            price = replace(price, time_us=price.time_us + exposed_us)
-        estimates.append(price)
+            waits_us = _exposed_us(prices.unit, mine, estimate, card.pcie_bandwidth)
+            estimate = replace(estimate, time_us=estimate.time_us + waits_us)
+        estimates.append(estimate)
     return Menu(menu.unit, menu.num_layers, (*menu.prices, *_best(estimates, known)))
 
 
@@ -143,12 +144,17 @@ def _exposed_us(unit: Unit, kept: Kept, price: Price, bandwidth: float) -> float
 def _nearest(
     pool: Pool, priced: Iterable[Candidate], candidate: Candidate
 ) -> Candidate | None:
-    """The one that keeps most of the same, of those that are alike otherwise."""
-    unroll, on_host = candidate.action.unroll, candidate.action.on_host
+    """The one that keeps most of the same, of those that are alike otherwise.
+
+    What sends nothing to the host is held to others that do not.
+    """
+    unroll, may_send = candidate.action.unroll, candidate.action.on_host
     alike = [
         c
         for c in priced
-        if _is_set(c) and c.action.unroll == unroll and on_host >= c.action.on_host
+        if _is_set(c)
+        and c.action.unroll == unroll
+        and (may_send or not c.action.on_host)
     ]
     order = lambda c: (pool.apart(candidate, c), c.name)
     return min(alike, key=order, default=None)

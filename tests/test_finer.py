@@ -7,7 +7,7 @@ import pytest
 import revremat as rr
 from revremat import _choose
 from revremat._choose import Search
-from revremat._finer import _exposed_us, look_closer
+from revremat._finer import _exposed_us, _unpriced, look_closer
 from revremat.policies import Pool, Price
 from tests.policies.units import transformer
 
@@ -120,3 +120,17 @@ def test_a_wait_for_the_host_is_what_no_pass_hides():
     assert us(forward_us) == pytest.approx(0.0)
     assert us(forward_us + 10) == pytest.approx(10.0)
     assert us(310) == pytest.approx(320.0)
+
+
+def test_a_maximum_that_is_better_not_kept_is_in_nothing_that_is_proposed():
+    wide, x = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in [(6, 64, 64), (512, 64)])
+    attends = lambda w, x: x + jax.nn.softmax(x @ w) @ w
+    stacked = lambda w, x: rr.stack(attends, w, x).sum()
+    search = Search(rr.Problem(stacked, (wide, x)), rr.target("h100:1"))
+    (prices,) = search.prices
+    proposed = lambda: [c.action for c in _unpriced(search, prices)]
+    assert any("reduce_max_0" in a.save and a.on_host for a in proposed())
+    prices.slower_maxima.add("reduce_max_0")
+    assert not any("reduce_max_0" in action.save for action in proposed())
+    assert any(action.on_host for action in proposed())
+    assert len(set(proposed())) == len(proposed())

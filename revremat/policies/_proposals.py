@@ -258,16 +258,16 @@ def _is_made_of(unit: Unit, name: str, other: str) -> bool:
 
 
 def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
-    """The inputs alone; then the dearest values, other products saved or not; or all.
+    """The inputs; the dearest value, other products saved; all products; and so on.
 
     With a layer's inputs on the host nothing of it is left on the device, and they have
     all of the forward pass to get there and all of the backward pass to come back.
     """
-    inputs, products = _inputs(unit), dots(unit, with_batch=False)
-    found, alone = [], []
+    inputs, products = sorted(_inputs(unit)), sorted(dots(unit, with_batch=False))
+    first, found, alone = [], [], []
     if inputs:
-        name = f"full, offload {'+'.join(sorted(inputs))}"
-        found.append(Candidate(name, RECOMPUTE(offload=inputs)))
+        name = f"full, offload {'+'.join(inputs)}"
+        first.append(Candidate(name, RECOMPUTE(offload=inputs)))
     for name in names[:2]:
         others = [n for n in names if n in products and not _is_made_of(unit, name, n)]
         beside = companions(unit, [name])
@@ -279,10 +279,8 @@ def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
             found.append(
                 Candidate(f"{'+'.join(sorted(others))}, offload {name}", action)
             )
-    if products:
-        name = "offload " + "+".join(sorted(products))
-        found.insert(2, Candidate(name, RECOMPUTE(offload=products)))
-    return found + alone
+    every = [Candidate(f"offload {'+'.join(products)}", RECOMPUTE(offload=products))]
+    return [*first, *found[:1], *(every if products else []), *found[1:], *alone]
 
 
 def _inputs(unit: Unit) -> list[str]:
