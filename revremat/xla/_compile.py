@@ -21,6 +21,15 @@ from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, wri
 from revremat.xla._no_kernels import no_kernels
 from revremat.xla._specs import place
 from revremat.xla._targets import Target
+from revremat.xla._tiling import (
+    DISABLED_PASSES,
+    is_ours,
+    remember,
+    seen_tiled,
+    untiled,
+    way_around,
+    without_tiling,
+)
 from revremat.xla._totals import NAMES, totals
 
 _FOLDERS = "revremat-"
@@ -70,41 +79,38 @@ class Lowered:
         path = cache_folder() / f"{key}.zip"
         if cache and (found := read(path, key)) is not None:
             return replace(found, is_whole=self.is_whole)
-        try:
-            made = _compile(self.program, target, self.options)
-        except jax.errors.JaxRuntimeError as error:
-            changes, remark = way_around(error, self.options)
-            if not changes:
-                raise
-            made = _compile(self.program, target, {**self.options, **changes})
-            made = replace(made, remarks=(remark,))
+        made = self._untiled() if cache else None
+        made = made or self._tiled()
         if cache:
             write(path, key, made)
         return replace(made, is_whole=self.is_whole)
 
+    def _untiled(self) -> Artifact | None:
+        """The program without tiles; None where it takes tiling to know it."""
+        if not is_ours(self.target, self.options):
+            return None
+        options = {**self.options, **without_tiling()}
+        try:
+            made = _compile(self.program, self.target, options)
+        except jax.errors.JaxRuntimeError:
+            return None
+        kernels = untiled(made.hlo)
+        if not kernels <= seen_tiled(self.target, self.options):
+            whole = self._tiled()
+            if not whole.remarks:
+                remember(kernels, self.target, self.options)
+            return replace(whole, seconds=made.seconds + whole.seconds)
+        return made
 
-_TRITON = "xla_gpu_enable_triton_gemm"
-
-
-def way_around(
-    error: Exception, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], str]:
-    """Options with which a compile that failed would go through, and a remark.
-
-    XLA makes one kernel of a product of matrices and what is fused into it by trying
-    out ways to tile it. For some no way compiles, and without a card to ask it does not
-    take the library's product instead; with this option it takes that for all of them.
-
-    Returns:
-      Nothing where there is no way.
-    """
-    if "No supported config found for HLO" not in str(error) or _TRITON in options:
-        return {}, ""
-    return {_TRITON: False}, (
-        "XLA could tile a product of matrices in no way, so all of them were compiled "
-        f"as calls of the library ({_TRITON}=false): unlike otherwise, their "
-        "workspaces are in the total, and the card itself may take less"
-    )
+    def _tiled(self) -> Artifact:
+        try:
+            return _compile(self.program, self.target, self.options)
+        except jax.errors.JaxRuntimeError as error:
+            changes, remark = way_around(error, self.options)
+            if not changes:
+                raise
+            made = _compile(self.program, self.target, {**self.options, **changes})
+            return replace(made, remarks=(remark,))
 
 
 def lower_step(
@@ -238,6 +244,9 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
     _sweep()
     folder = tempfile.mkdtemp(prefix=_FOLDERS)
     elsewhere = target.platform == "cuda" and not target.present
+    if DISABLED_PASSES in options:  # takes the place of what JAX says by its setting
+        passes = f"{options[DISABLED_PASSES]},rematerialization"
+        options = {**options, DISABLED_PASSES: passes}
     options = {
         **options,
         **(no_kernels(Path(folder)) if elsewhere else {}),

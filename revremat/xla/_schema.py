@@ -37,6 +37,7 @@ _MESSAGES = {
     "MeshAxisRef": "1 index int64, 2 sub_axis MeshSubAxis",
     "Mesh": "1 axes* MeshAxis, 2 device_ids* int64",
     "MeshGroups": "1 mesh Mesh, 2 axes* MeshAxisRef",
+    "Slice": "1 start int64, 2 limit int64, 3 stride int64",
     "SourceTarget": "1 source int64, 2 target int64",
     "OutputOperandAliasing": "1 output_index* int64, 2 operand int64, "
     "3 operand_index* int64",
@@ -46,7 +47,7 @@ _MESSAGES = {
     "11 fusion_kind string, "
     "13 tuple_index int64, 14 dimensions* int64, 15 window Window, "
     "16 convolution ConvolutionDimensions, 50 feature_group_count int64, "
-    "20 dynamic_slice_sizes* int64, "
+    "17 slices* Slice, 20 dynamic_slice_sizes* int64, "
     "58 batch_group_count int64, 28 custom_call_target string, 30 dot DotDimensions, "
     "63 comparison_direction string, "
     "35 id int64, 36 operand_ids* int64, 37 control_predecessor_ids* int64, "

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import revremat as rr
 from revremat.xla import _cards, _compile, _disk
 from revremat.xla._totals import totals
-from tests.xla.programs import NO_TILING, enlarged, spec
+from tests.xla.programs import spec
 
 SOURCE = """
 import jax.numpy as jnp
@@ -339,26 +339,6 @@ def test_what_the_compiler_refuses_before_that_is_still_an_error():
         )
 
 
-def test_a_product_that_xla_tiles_in_no_way_is_the_librarys_and_the_report_says_so():
-    step = jax.grad(enlarged, (0, 1, 2))
-    first, second = (rr.measure(step, *NO_TILING, target="h100:1") for _ in range(2))
-    assert second.cached
-    assert first.notes == second.notes
-    assert "xla_gpu_enable_triton_gemm=false" in first.notes[-1]
-    by_hand = {"xla_gpu_enable_triton_gemm": False}
-    other = rr.measure(step, *NO_TILING, target="h100:1", options=by_hand)
-    assert other.memory.total_bytes == first.memory.total_bytes
-    assert "tile" not in other.notes[-1]
-
-
 def test_a_dump_without_buffers_has_no_totals():
     with pytest.raises(RuntimeError, match="no buffers"):
         totals(b"")
-
-
-def test_options_that_were_asked_for_are_not_changed():
-    asked = {"xla_gpu_enable_triton_gemm": True}
-    with pytest.raises(jax.errors.JaxRuntimeError, match="No supported config"):
-        rr.measure(
-            jax.grad(enlarged, (0, 1, 2)), *NO_TILING, target="h100:1", options=asked
-        )

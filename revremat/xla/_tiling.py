@@ -1,0 +1,141 @@
+"""How XLA tiles products of matrices: asked once for a kernel, not at every compile.
+
+XLA makes one kernel of a product and of what is fused into it. Without a card to time
+any, it takes the first way to tile the kernel that compiles, and compiles to find out.
+That is most of the time a compile takes, and where there is a way, neither memory nor
+schedule nor fusions depend on which. So the pass that does it is left out, but where a
+program has a kernel that might have no way and was never seen to have one.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from revremat.xla._artifact import versions
+from revremat.xla._disk import cache_folder
+from revremat.xla._schema import HloProto
+from revremat.xla._targets import Target, gpu_target_config
+
+_PASS = "config-assigner"
+DISABLED_PASSES = "xla_disable_hlo_passes"
+"""XLA's option with the names of passes that it leaves out, with commas between."""
+
+_UNTILED = b'"__triton_gemm"'
+_ELEMENTWISE = """
+abs add and atan2 cbrt ceil clamp compare convert cosine divide erf exponential
+exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum
+multiply negate not or power reduce-precision remainder round-nearest-afz
+round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical
+sign sine sqrt subtract tan tanh xor
+"""
+# A tile of what these make is made of tiles of what they take, however it is cut.
+_HAVE_A_WAY = {"parameter", "constant", "broadcast", "dot", *_ELEMENTWISE.split()}
+_TRITON = "xla_gpu_enable_triton_gemm"
+_SAYS_HOW = ("triton", "autotun", "gemm", "disable_hlo_passes")
+
+
+def is_ours(target: Target, options: Mapping[str, Any]) -> bool:
+    """Whether there is no card to ask and nobody has said how products are tiled."""
+    if target.platform != "cuda" or target.present:
+        return False
+    others = [name for name in options if name != "xla_gpu_autotune_level"]
+    said = " ".join([*others, os.environ.get("XLA_FLAGS", "")])
+    level = options.get("xla_gpu_autotune_level")
+    return level == 0 and not any(word in said for word in _SAYS_HOW)
+
+
+def without_tiling() -> dict[str, str]:
+    """Compiler options that leave the pass out."""
+    return {DISABLED_PASSES: _PASS}
+
+
+def untiled(hlo: bytes) -> frozenset[str]:
+    """Hashes of the kernels in a dump that have a product and may have no tiling.
+
+    Those of two programs are the same where the kernels do the same to arrays of the
+    same shapes, whatever they are called and wherever slices begin.
+    """
+    module = HloProto.FromString(hlo).hlo_module
+    bodies = {one.id: one for one in module.computations}
+    found = {
+        one.called_computation_ids[0]
+        for body in module.computations
+        for one in body.instructions
+        if one.opcode == "fusion" and _UNTILED in one.backend_config
+    }
+    doubtful = (
+        bodies[i]
+        for i in found
+        if any(one.opcode not in _HAVE_A_WAY for one in bodies[i].instructions)
+    )
+    return frozenset(_hash(body, bodies) for body in doubtful)
+
+
+def _hash(body: Any, bodies: Mapping[int, Any]) -> str:
+    places = {one.id: place for place, one in enumerate(body.instructions)}
+    digest = hashlib.sha256(str(places[body.root_id]).encode())
+    for one in body.instructions:
+        plain = type(one)()
+        plain.CopyFrom(one)
+        for name in ("name", "metadata", "id", "operand_ids", "called_computation_ids"):
+            plain.ClearField(name)
+        plain.operand_ids.extend(places[i] for i in one.operand_ids)
+        for cut in plain.slices:
+            cut.start = cut.limit = 0
+        digest.update(plain.SerializeToString(deterministic=True))
+        for called in one.called_computation_ids:
+            digest.update(_hash(bodies[called], bodies).encode())
+    return digest.hexdigest()[:16]
+
+
+def seen_tiled(target: Target, options: Mapping[str, Any]) -> frozenset[str]:
+    """Hashes of all kernels that this compiler has tiled for such a card before."""
+    try:
+        return frozenset(_path(target, options).read_text().split())
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+
+
+def remember(
+    kernels: frozenset[str], target: Target, options: Mapping[str, Any]
+) -> None:
+    """Adds kernels to those that were tiled."""
+    path = _path(target, options)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:  # several processes may
+            file.write("\n" + "\n".join(sorted(kernels)) + "\n")
+    except OSError:
+        return  # a cache that cannot be written only costs time
+
+
+def _path(target: Target, options: Mapping[str, Any]) -> Path:
+    machine = gpu_target_config(target.card)
+    told = sorted((name, str(value)) for name, value in options.items())
+    parts = [versions(), machine, told, os.environ.get("XLA_FLAGS", "")]
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return cache_folder() / f"tiled-{key[:16]}.txt"
+
+
+def way_around(
+    error: Exception, options: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
+    """Options with which a compile that failed would go through, and a remark.
+
+    XLA makes one kernel of a product of matrices and what is fused into it by trying
+    out ways to tile it. For some no way compiles, and without a card to ask it does not
+    take the library's product instead; with this option it takes that for all of them.
+
+    Returns:
+      Nothing where there is no way.
+    """
+    if "No supported config found for HLO" not in str(error) or _TRITON in options:
+        return {}, ""
+    return {_TRITON: False}, (
+        "XLA could tile a product of matrices in no way, so all of them were compiled "
+        f"as calls of the library ({_TRITON}=false): unlike otherwise, their "
+        "workspaces are in the total, and the card itself may take less"
+    )

@@ -1,0 +1,147 @@
+"""Products of matrices are not tiled at every compile, and nothing can tell."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat.xla import _compile
+from revremat.xla._tiling import DISABLED_PASSES, untiled
+from tests.xla.programs import NO_TILING, PROGRAMS, enlarged, spec
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of its own for every test."""
+    monkeypatch.setenv("REVREMAT_CACHE", str(tmp_path / "compiles"))
+
+
+@pytest.fixture
+def compiles(monkeypatch):
+    """Of each compile, whether XLA tiled; and its dump."""
+    made, compile_ = [], _compile._compile
+
+    def watched(program, target, options):
+        artifact = compile_(program, target, options)
+        made.append((DISABLED_PASSES not in options, artifact.hlo))
+        return artifact
+
+    monkeypatch.setattr(_compile, "_compile", watched)
+    return made
+
+
+def gated(x, w, v):
+    """Two products of the same rows, of which XLA makes one."""
+    return (jnp.tanh(x @ w) * (x @ v)).sum()
+
+
+def gated_specs(rows=512, dtype=jnp.bfloat16):
+    array = lambda *shape: spec(*shape, dtype=dtype)
+    return array(rows, 256), array(256, 256), array(256, 256)
+
+
+def stacked(x, ws, first=0):
+    """Products with matrices of a stack: slices are part of their kernels."""
+    for w in ws[first : first + 2]:
+        x = jnp.tanh(x @ w)
+    return x.sum()
+
+
+def ask(step, specs, **options):
+    return rr.measure(jax.grad(step), *specs, target="h100:1", **options)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_without_tiles_a_program_takes_the_same_memory_and_time(name, compiles):
+    target = rr.target("h100:8")
+    problem = PROGRAMS[name](target)
+    without = rr.measure(problem, target=target)
+    tiled = rr.measure(problem, target=target, cache=False)
+    assert not compiles[0][0]
+    assert compiles[-1][0]
+    assert without.memory == tiled.memory
+    assert without.time == tiled.time
+
+
+def test_a_kernel_that_may_have_no_tiling_is_tiled_once(compiles):
+    ask(gated, gated_specs())
+    assert [how for how, _ in compiles] == [False, True]
+    ask(lambda *args: 2.0 * gated(*args), gated_specs())  # the same kernels
+    assert [how for how, _ in compiles] == [False, True, False]
+    ask(gated, gated_specs(rows=1024))  # others
+    assert [how for how, _ in compiles] == [False, True, False, False, True]
+
+
+def test_where_slices_begin_makes_no_other_kernel(compiles):
+    for first in (0, 3):
+        ask(partial(stacked, first=first), (spec(512, 256), spec(8, 256, 256)))
+    assert [how for how, _ in compiles] == [False, True, False]
+    assert untiled(compiles[0][1]) == untiled(compiles[2][1]) != frozenset()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        ("plain", [(512, 256), (256, 128)]),
+        ("odd", [(77, 1003), (1003, 50257)]),
+        ("thin", [(4096, 1), (1, 64)]),
+        ("batched", [(6, 64, 40), (6, 40, 24)]),
+    ],
+)
+def test_kernels_that_have_a_way_for_certain_are_tiled(kind, shapes, dtype, compiles):
+    """Scaled rows in, a bias and an activation out, and what gradients make of that."""
+
+    def step(x, w, bias):
+        x = x * jax.lax.rsqrt(jnp.square(x.astype(jnp.float32)).sum(-1, keepdims=True))
+        y = jnp.matmul(x.astype(w.dtype), jnp.where(w > 0, w, jnp.exp(w))) + bias
+        return jax.nn.gelu(y).sum()
+
+    specs = [spec(*shape, dtype=dtype) for shape in (*shapes, shapes[1][-1:])]
+    found = rr.measure(jax.grad(step, (0, 1)), *specs, target="h100:1", cache=False)
+    assert not found.notes or "tile" not in found.notes[-1]
+    assert [how for how, _ in compiles] == [True]
+
+
+def test_a_product_that_xla_tiles_in_no_way_is_the_librarys_and_the_report_says_so():
+    step = jax.grad(enlarged, (0, 1, 2))
+    first, second = (rr.measure(step, *NO_TILING, target="h100:1") for _ in range(2))
+    assert second.cached
+    assert first.notes == second.notes
+    assert "xla_gpu_enable_triton_gemm=false" in first.notes[-1]
+    by_hand = {"xla_gpu_enable_triton_gemm": False}
+    other = rr.measure(step, *NO_TILING, target="h100:1", options=by_hand)
+    assert other.memory.total_bytes == first.memory.total_bytes
+    assert "tile" not in other.notes[-1]
+
+
+def test_options_that_were_asked_for_are_not_changed():
+    asked = {"xla_gpu_enable_triton_gemm": True}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No supported config"):
+        rr.measure(
+            jax.grad(enlarged, (0, 1, 2)), *NO_TILING, target="h100:1", options=asked
+        )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"xla_gpu_autotune_level": 1}, {"xla_gpu_triton_gemm_any": True}],
+    ids=str,
+)
+def test_who_says_how_products_are_tiled_has_it_so(option, compiles):
+    ask(gated, gated_specs(), options=option)
+    assert [how for how, _ in compiles] == [True]
+
+
+def test_who_leaves_passes_out_does_not_bring_xlas_rematerialization_back(compiles):
+    def too_large(x, w):
+        for _ in range(30):  # 4 GiB each
+            x = jnp.sin(jnp.tanh(x @ w))
+        return x.sum()
+
+    specs = spec(2**16, 2**14), spec(2**14, 2**14)
+    for options in ({}, {DISABLED_PASSES: "no-such-pass"}):
+        ask(too_large, specs, cache=False, options=options)
+    assert not any(b".remat" in hlo for _, hlo in compiles)
