@@ -95,12 +95,12 @@ class Lowered:
         except jax.errors.JaxRuntimeError:
             return None
         kernels = untiled(made.hlo)
-        if not kernels <= seen_tiled(self.target, self.options):
-            whole = self._tiled()
-            if not whole.remarks:
-                remember(kernels, self.target, self.options)
-            return replace(whole, seconds=made.seconds + whole.seconds)
-        return made
+        if kernels is not None and kernels <= seen_tiled(self.target, self.options):
+            return made
+        whole = self._tiled()
+        if kernels and not whole.remarks:
+            remember(kernels, self.target, self.options)
+        return replace(whole, seconds=made.seconds + whole.seconds)
 
     def _tiled(self) -> Artifact:
         try:

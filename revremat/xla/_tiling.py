@@ -23,7 +23,9 @@ _PASS = "config-assigner"
 DISABLED_PASSES = "xla_disable_hlo_passes"
 """XLA's option with the names of passes that it leaves out, with commas between."""
 
+_LIBRARY = "__cublas$"
 _UNTILED = b'"__triton_gemm"'
+_ASSIGNED = (b'"__cudnn$fusion"', b'"__custom_fusion"')
 _ELEMENTWISE = """
 abs add and atan2 cbrt ceil clamp compare convert cosine divide erf exponential
 exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum
@@ -52,26 +54,32 @@ def without_tiling() -> dict[str, str]:
     return {DISABLED_PASSES: _PASS}
 
 
-def untiled(hlo: bytes) -> frozenset[str]:
+def untiled(hlo: bytes) -> frozenset[str] | None:
     """Hashes of the kernels in a dump that have a product and may have no tiling.
 
     Those of two programs are the same where the kernels do the same to arrays of the
     same shapes, whatever they are called and wherever slices begin.
+
+    Returns:
+      None where the pass decides more than that: workspaces of the library's products.
     """
     module = HloProto.FromString(hlo).hlo_module
     bodies = {one.id: one for one in module.computations}
-    found = {
-        one.called_computation_ids[0]
-        for body in module.computations
-        for one in body.instructions
-        if one.opcode == "fusion" and _UNTILED in one.backend_config
-    }
-    doubtful = (
-        bodies[i]
-        for i in found
+    doubtful = set()
+    for one in (one for body in bodies.values() for one in body.instructions):
+        if one.custom_call_target.startswith(_LIBRARY):
+            return None
+        if one.opcode != "fusion" or one.fusion_kind != "kCustom":
+            continue
+        if any(kind in one.backend_config for kind in _ASSIGNED):
+            return None
+        if _UNTILED in one.backend_config:
+            doubtful.add(one.called_computation_ids[0])
+    return frozenset(
+        _hash(bodies[i], bodies)
+        for i in doubtful
         if any(one.opcode not in _HAVE_A_WAY for one in bodies[i].instructions)
     )
-    return frozenset(_hash(body, bodies) for body in doubtful)
 
 
 def _hash(body: Any, bodies: Mapping[int, Any]) -> str:

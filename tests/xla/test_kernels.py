@@ -132,6 +132,19 @@ def test_a_plan_keeps_all_that_spares_the_kernel(target):
         assert both or not alone, candidate
 
 
+def test_workspaces_of_the_librarys_products_are_those_it_asks_for(target):
+    """XLA assigns them where it assigns tiles, which is not done at each compile."""
+    step = jax.grad(loss)
+    ours, whole = (
+        rr.measure(step, *specs(), target=target, cache=cache).memory
+        for cache in (True, False)
+    )
+    assert ours == whole
+    found = Module.from_bytes(lower_step(step, specs(), target).compile().hlo)
+    called = [i.custom_call_target for i in found.instructions.values()]
+    assert any(name.startswith("__cublas$") for name in called)
+
+
 def exponential(x):
     """A kernel of one's own."""
 
