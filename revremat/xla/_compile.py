@@ -18,7 +18,7 @@ from revremat._errors import UserError, python_values
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
-from revremat.xla._no_kernels import no_kernels
+from revremat.xla._no_kernels import no_kernels, quick_kernels
 from revremat.xla._specs import place
 from revremat.xla._targets import Target
 from revremat.xla._tiling import (
@@ -248,6 +248,7 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
         passes = f"{options[DISABLED_PASSES]},rematerialization"
         options = {**options, DISABLED_PASSES: passes}
     options = {
+        **(quick_kernels() if target.platform == "cpu" else {}),
         **options,
         **(no_kernels(Path(folder)) if elsewhere else {}),
         "xla_dump_to": folder,

@@ -12,6 +12,7 @@ import pytest
 
 import revremat as rr
 from revremat import RECOMPUTE, SAVE
+from revremat.xla import Module, compile_step
 
 LAYERS, WIDTH, TOKENS = 6, 64, 256
 
@@ -55,84 +56,49 @@ def specs():
     return (square,) * 3, jax.ShapeDtypeStruct((TOKENS, WIDTH), jnp.float32)
 
 
-def count_products(text):
+def count_products(module):
     """Matrix products that a compiled program runs, and how many are recompute."""
-    bodies, name = {}, ""
-    for line in text.splitlines():
-        if found := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
-            name = found[1]
-        bodies.setdefault(name, []).append(line)
-    entry = re.search(r"ENTRY %?([\w.\-]+)", text)[1]
 
-    def count(name, seen):
+    def count(computation):
         total = again = 0
-        for line in bodies.get(name, ()):
-            is_product = re.search(
-                r" dot\(|custom_call_target=\"\S*(?:matmul|gemm)", line
-            )
-            if is_product:
+        for one in computation.instructions:
+            if one.opcode == "dot" or re.search("matmul|gemm", one.custom_call_target):
                 total += 1
-                again += "rematted_computation" in line
-            times = 1
-            if trips := re.search(r'known_trip_count":\{"n":"(\d+)"', line):
-                times = int(trips[1])
-            called = re.findall(r"(?:body|calls|to_apply)=%?([\w.\-]+)", line)
-            called += re.findall(
-                r"%([\w.\-]+)",
-                "".join(
-                    re.findall(
-                        r"(?:branch_computations|called_computations)=\{([^}]*)\}", line
-                    )
-                ),
-            )
-            for inner in called:
-                if inner not in seen:
-                    more = count(inner, seen | {inner})
-                    total, again = total + times * more[0], again + times * more[1]
+                again += "rematted_computation" in one.metadata.op_name
+            times = module.trip_count(one) if one.opcode == "while" else 1
+            for called in module.called(one):
+                more = count(called)
+                total, again = total + times * more[0], again + times * more[1]
         return total, again
 
-    return count(entry, {entry})
-
-
-def compiled_text(f, platform):
-    args = specs()
-    if platform == "cpu":
-        return jax.jit(f).trace(*args).lower().compile().as_text()
-    target = rr.target("h100:1")
-    mesh = target.mesh({"x": 1})
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    args = jax.tree.map(
-        lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), args
-    )
-    lowered = jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",))
-    # There is no card to try kernels on.
-    return lowered.compile({"xla_gpu_autotune_level": 0}).as_text()
+    return count(module.entry)
 
 
 @pytest.mark.parametrize(
-    ("loss", "platform"),
+    ("loss", "target"),
     [
-        (scanned, "cpu"),
-        (unrolled, "cpu"),
-        (blocks, "cpu"),
-        (scanned, "h100"),
-        (unrolled, "h100"),
-        pytest.param(blocks, "h100", marks=pytest.mark.slow),
+        (scanned, "cpu:1"),
+        (unrolled, "cpu:1"),
+        (blocks, "cpu:1"),
+        (scanned, "h100:1"),
+        (unrolled, "h100:1"),
+        pytest.param(blocks, "h100:1", marks=pytest.mark.slow),
     ],
 )
-def test_the_compiled_program_recomputes_what_the_plan_says(loss, platform):
+def test_the_compiled_program_recomputes_what_the_plan_says(loss, target):
     graph = rr.trace(loss, *specs())
     (unit,) = graph.units
     forward_and_backward = 3 * 3 * LAYERS
     found, expected = {}, {}
-    for name in PLANS if platform == "cpu" else ON_GPU:
+    for name in PLANS if target == "cpu:1" else ON_GPU:
         actions = PLANS[name]
         plan = graph.plan({unit.name: actions})
         expected[name] = sum(
             unit.kept(action).rebuilt.count("dot_general") for action in actions
         )
-        text = compiled_text(jax.grad(rr.apply(loss, plan), argnums=(0, 1)), platform)
-        total, again = count_products(text)
+        step = jax.grad(rr.apply(loss, plan), argnums=(0, 1))
+        module = Module.from_bytes(compile_step(step, specs(), rr.target(target)).hlo)
+        total, again = count_products(module)
         found[name] = again
         assert total == forward_and_backward + again, name
     assert found == expected

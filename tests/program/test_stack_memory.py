@@ -7,7 +7,6 @@ recomputed 12.86, all saved 14.23, half of each by slices 16.61, alternating by 
 19.81).
 """
 
-import re
 from collections import Counter
 
 import jax
@@ -18,9 +17,16 @@ from jax.sharding import PartitionSpec as P
 
 import revremat as rr
 from revremat import RECOMPUTE, SAVE
+from revremat.xla import Module, compile_step
 
 LAYERS = 24
-UNTUNED = {"xla_gpu_autotune_level": 0}  # There is no card to try kernels on.
+COLLECTIVES = {
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+}
 MIXED = {
     "12 + 12": (SAVE,) * 12 + (RECOMPUTE,) * 12,
     "alternating": (SAVE, RECOMPUTE) * 12,
@@ -107,10 +113,9 @@ def sharded():
         def step(w, x):
             return jax.tree.map(lambda w, g: w - g, w, gradient(model)(w, x))
 
-        lowered = jax.jit(step, donate_argnums=0).trace(w, x)
-        compiled = lowered.lower(lowering_platforms=("cuda",)).compile(UNTUNED)
-        memory = rr.measure(compiled, target=target).memory
-        return memory.total_bytes, collectives(compiled.as_text())
+        made = compile_step(step, (w, x), target, donate=(0,))
+        parts = [made.stats[name] for name in ("argument", "output", "temp")]
+        return sum(parts) - made.stats["alias"], collectives(made.hlo)
 
     models = {
         "plain": plain(layer),
@@ -122,9 +127,12 @@ def sharded():
     return {name: measure(model) for name, model in models.items()}
 
 
-def collectives(text):
-    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
-    return Counter(re.findall(rf" ({kinds})(?:-start)?\(", text))
+def collectives(hlo):
+    names = (
+        one.opcode.removesuffix("-start")
+        for one in Module.from_bytes(hlo).instructions.values()
+    )
+    return Counter(name for name in names if name in COLLECTIVES)
 
 
 def test_sharded_recomputing_adds_no_collective(sharded):

@@ -331,6 +331,17 @@ def test_a_compile_for_a_gpu_that_is_elsewhere_makes_no_kernels(monkeypatch):
     assert early.time == whole.time
 
 
+def test_a_compile_for_a_cpu_hurries_where_it_makes_kernels():
+    slowly = {
+        "xla_backend_optimization_level": 3,
+        "xla_llvm_disable_expensive_passes": False,
+    }
+    quick, slow = (
+        ask(cache=False, options=options).memory for options in (None, slowly)
+    )
+    assert quick == slow
+
+
 def test_what_the_compiler_refuses_before_that_is_still_an_error():
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_backend"):
         ask(

@@ -53,7 +53,16 @@ def ask(step, specs, **options):
     return rr.measure(jax.grad(step), *specs, target="h100:1", **options)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+QUICKLY = ("mlp_donated", "conv_net", "sharded", "gpt_scanned")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICKLY else pytest.mark.slow)
+        for name in PROGRAMS
+    ],
+)
 def test_without_tiles_a_program_takes_the_same_memory_and_time(name, compiles):
     target = rr.target("h100:8")
     problem = PROGRAMS[name](target)
