@@ -6,8 +6,8 @@
 At each budget: the searched plan, and the best plans of the same candidates whose
 layers may only be kept or recomputed, kept or offloaded, kept or inverted; every one
 chosen by the same integer program and compiled whole until it fits. Writes
-`experiments/results/mixed-PROGRAM.json`; 1 if no budget has a mix of three ways that is
-faster than every one of those.
+`experiments/results/mixed-PROGRAM.json`, in which other budgets stay; 1 if no budget
+has a mix of three ways that is faster than every one of those.
 """
 
 import dataclasses
@@ -129,13 +129,29 @@ def main(options: Options) -> int:
         "plain_us": plain.time_us,
         "results": results,
     }
-    write_text(
-        options.out / f"mixed-{options.program}.json",
-        json.dumps(record, indent=1) + "\n",
-    )
+    path = options.out / f"mixed-{options.program}.json"
+    rows = [*results, *of_other_budgets(path, record)]
+    rows.sort(key=lambda row: -row["budget_bytes"])
+    write_text(path, json.dumps(record | {"results": rows}, indent=1) + "\n")
     held = any(len(r["ways"]) >= 3 and (r["gain"] or 0) > 0 for r in results)
     print("held" if held else "NOT held")
     return 0 if held else 1
+
+
+def of_other_budgets(path: Path, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results in a file that a run at a few budgets leaves as they are.
+
+    Args:
+      path: The file; it need not be there.
+      record: What such a run found.
+    """
+    if not path.exists():
+        return []
+    before = json.loads(path.read_text())
+    if any(before[name] != record[name] for name in ("target", "versions")):
+        return []
+    asked = {row["budget_bytes"] for row in record["results"]}
+    return [row for row in before["results"] if row["budget_bytes"] not in asked]
 
 
 def ways(plan: rr.Plan) -> list[str]:

@@ -1,11 +1,13 @@
 """What plans of one way back alone are held to, in the comparison of mixed plans."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from experiments.bench.mixed import ALONE, alone, ways
+from experiments.bench.mixed import ALONE, alone, of_other_budgets, ways
 from revremat._choose import Search
 
 LAYERS, ROWS, WIDTH = 8, 4096, 512
@@ -36,3 +38,16 @@ def test_each_way_alone_fits_and_takes_no_other(search):
         assert rows[way].plan is not None
     assert set(ways(rows["recompute"].plan)) <= {"save", "recompute"}
     assert "offload" in ways(rows["offload"].plan)
+
+
+def test_a_run_at_a_few_budgets_leaves_what_the_file_has_of_others(tmp_path):
+    def record(versions, *budgets):
+        rows = [{"budget_bytes": budget} for budget in budgets]
+        return {"target": "h100:8", "versions": versions, "results": rows}
+
+    path = tmp_path / "mixed.json"
+    assert of_other_budgets(path, record("jax 1", 20)) == []
+    path.write_text(json.dumps(record("jax 1", 30, 20, 10)))
+    kept = of_other_budgets(path, record("jax 1", 20))
+    assert [row["budget_bytes"] for row in kept] == [30, 10]
+    assert of_other_budgets(path, record("jax 2", 20)) == []
