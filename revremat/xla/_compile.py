@@ -23,7 +23,7 @@ from revremat.xla._specs import place
 from revremat.xla._targets import Target
 from revremat.xla._tiling import (
     DISABLED_PASSES,
-    is_ours,
+    may_leave_out,
     remember,
     seen_tiled,
     untiled,
@@ -87,7 +87,7 @@ class Lowered:
 
     def _untiled(self) -> Artifact | None:
         """The program without tiles; None where it takes tiling to know it."""
-        if not is_ours(self.target, self.options):
+        if not may_leave_out(self.target, self.options):
             return None
         options = {**self.options, **without_tiling()}
         try:
@@ -98,7 +98,8 @@ class Lowered:
         if kernels is not None and kernels <= seen_tiled(self.target, self.options):
             return made
         whole = self._tiled()
-        if kernels and not whole.remarks:
+        same = dict(whole.stats) == dict(made.stats)
+        if kernels and same and not whole.remarks:
             remember(kernels, self.target, self.options)
         return replace(whole, seconds=made.seconds + whole.seconds)
 

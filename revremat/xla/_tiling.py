@@ -39,7 +39,7 @@ _TRITON = "xla_gpu_enable_triton_gemm"
 _SAYS_HOW = ("triton", "autotun", "gemm", "disable_hlo_passes")
 
 
-def is_ours(target: Target, options: Mapping[str, Any]) -> bool:
+def may_leave_out(target: Target, options: Mapping[str, Any]) -> bool:
     """Whether there is no card to ask and nobody has said how products are tiled."""
     if target.platform != "cuda" or target.present:
         return False
