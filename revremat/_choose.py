@@ -429,6 +429,7 @@ class Search(Compiled):
 
     def mix(self, menus: Sequence[Menu], limit: float, **how: Any) -> Choice | None:
         """The fastest mix of what is on the menus that the host has room for."""
+        menus = [menu.distinct() for menu in menus]
         return policies.choose(menus, limit, host_budget_bytes=self.host_bytes, **how)
 
     def refine(self, support: policies.Support) -> bool:

@@ -1,12 +1,13 @@
 """Refine: small changes to the best plan so far, each of them compiled."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import batched, product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revremat._fitted import Row
 from revremat._prices import NUM_EDGES, Runs, neighbour
-from revremat.policies import Choice, Menu, Price, predict_bytes
+from revremat.policies import Choice, Menu, Price, Support, predict_bytes
 
 if TYPE_CHECKING:
     from revremat._choose import Search
@@ -14,8 +15,34 @@ if TYPE_CHECKING:
 WORTH_A_COMPILE = 0.003
 """Of the budget: what is not left unused."""
 _LEAST_GAIN = 1e-3
+_APART = 1e-4
 _MOST_FILLED = 8
 _MOST_TRIMMED = 4
+
+_Kind = tuple[str, str]
+"""A unit and a candidate of it."""
+
+
+@dataclass(frozen=True)
+class _Miss:
+    """A mix that came out too large.
+
+    Attributes:
+      newcomer: The kind of layers in it that the best plan had not, if there was one.
+      support: All its kinds.
+      fitting_bytes: What it might have taken, by its prices, to fit.
+    """
+
+    newcomer: _Kind | None
+    support: Support
+    fitting_bytes: float
+
+    def came_with(self, newcomer: _Kind | None, menus: Sequence[Menu]) -> bool:
+        """Whether it tells of mixes of these menus, by what is new in both."""
+        if self.newcomer is None:
+            return newcomer is None
+        unit, name = self.newcomer
+        return any(m.unit == unit and m.has(name) for m in menus)
 
 
 def fill(search: "Search", best: Row) -> tuple[Row, bool]:
@@ -30,7 +57,7 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
       no more is to be had: next to nothing is left, nothing near is faster by its
       prices, or the compiler says that it is not.
     """
-    misses: list[tuple[Choice, float]] = []
+    misses: list[_Miss] = []
     for _ in range(_MOST_FILLED):
         left = search.budget - best.bytes
         if left < WORTH_A_COMPILE * search.budget:
@@ -38,9 +65,11 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
         found = _nearby(search, best, left, misses)
         if found is None:
             return best, search.room_for(2)
-        row = search.try_mix(found)
+        newcomer, choice = found
+        row = search.try_mix(choice)
         if row.bytes > search.budget:
-            misses.append((found, row.bytes - search.budget))
+            less = row.bytes - search.budget + _APART * search.budget
+            misses.append(_Miss(newcomer, choice.support, choice.bytes - less))
         elif row.time_us < best.time_us:
             best = row
         else:
@@ -49,45 +78,39 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
 
 
 def _nearby(
-    search: "Search",
-    row: Row,
-    more: float,
-    misses: Sequence[tuple[Choice, float]],
-) -> Choice | None:
+    search: "Search", row: Row, more: float, misses: Sequence[_Miss]
+) -> tuple[_Kind | None, Choice] | None:
     """The fastest mix of a row's kinds of layers and one more; None: it is the row.
 
     Args:
       search: Knows the prices.
       row: Has some.
       more: Bytes that the mix may take beside those that the row takes.
-      misses: Mixes that came out too large, and by how many bytes. What is of their
-        kinds has to be so much smaller by its prices.
+      misses: Mixes that came out too large. Others with the same newcomer have to be
+        smaller by as much; beside another one their kinds do not come again.
+
+    Returns:
+      The kind that comes in, if one does, and the mix.
     """
     counts = search.counts_of(row)
     used = {unit: {name for name, _ in runs} for unit, runs in counts.items()}
-    others: dict[str, Any] = {"excluding": [choice.support for choice, _ in misses]}
-    apart = 1e-4 * search.budget
     while True:
         menus = _menus(search, used)
         limit = predict_bytes(menus, counts) + more
-        ways = [(limit, others)]
-        if misses:
-            sizes = [choice.bytes - excess - apart for choice, excess in misses]
-            ways.append((min(limit, *sizes), {}))
-        found = [
-            choice
-            for few in _one_more(menus, used)
-            for most, how in ways
-            if (choice := search.mix(few, most, **how))
-        ]
+        found = []
+        for newcomer, few in _one_more(menus, used):
+            known = [m for m in misses if m.came_with(newcomer, few)]
+            others = [m.support for m in misses if m not in known]
+            most = min([limit, *(miss.fitting_bytes for miss in known)])
+            if choice := search.mix(few, most, excluding=others):
+                found.append((newcomer, choice))
         if not found or not search.room_for(2):
             return None
-        choice = min(found, key=lambda choice: (choice.time_us, choice.bytes))
+        newcomer, choice = min(found, key=lambda one: (one[1].time_us, one[1].bytes))
         if search.refine(choice.support):
             continue
-        now_us = search.layers_us(row)
-        gain_us = now_us - choice.time_us
-        return choice if gain_us > _LEAST_GAIN * row.time_us else None
+        gain_us = search.layers_us(row) - choice.time_us
+        return (newcomer, choice) if gain_us > _LEAST_GAIN * row.time_us else None
 
 
 def _menus(search: "Search", used: dict[str, set[str]]) -> Sequence[Menu]:
@@ -97,15 +120,20 @@ def _menus(search: "Search", used: dict[str, set[str]]) -> Sequence[Menu]:
     return surer if holds else search.menus()
 
 
-def _one_more(menus: Sequence[Menu], used: dict[str, set[str]]) -> list[list[Menu]]:
-    """Menus of what is used, then with each other candidate beside it."""
-    more = [
-        {**used, m.unit: used[m.unit] | {p.name}}
-        for m in menus
-        for p in m.prices
-        if p.name not in used[m.unit]
-    ]
-    return [[m.only(names[m.unit]) for m in menus] for names in (used, *more)]
+def _one_more(
+    menus: Sequence[Menu], used: dict[str, set[str]]
+) -> Iterator[tuple[_Kind | None, list[Menu]]]:
+    """Menus of what is used, then with each other candidate beside it.
+
+    Of candidates that cost exactly the same there is one.
+    """
+    yield None, [menu.only(used[menu.unit]) for menu in menus]
+    for menu in menus:
+        for price in menu.distinct(used[menu.unit]).prices:
+            if price.name not in used[menu.unit]:
+                names = {**used, menu.unit: used[menu.unit] | {price.name}}
+                few = [other.only(names[other.unit]) for other in menus]
+                yield (menu.unit, price.name), few
 
 
 def trim_ends(search: "Search", best: Row) -> float:

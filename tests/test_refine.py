@@ -120,6 +120,25 @@ def test_what_came_out_too_large_does_not_come_again_and_other_kinds_do():
     assert (best.bytes, best.time_us) == (63, 551)
 
 
+def test_what_takes_more_than_its_prices_say_comes_in_where_it_fits_all_the_same():
+    """How much more is told by the first mix that has it."""
+    error = lambda counts: 25.0 if counts.get("small") else 0.0
+    search = Searched(60, error, (REBUILD, SMALL))
+    best = filled(search, search.row(rebuild=8))  # 18 of 60
+    assert search.tried == [{"small": 8}, {"rebuild": 3, "small": 5}]  # 42, 33 expected
+    assert best.bytes == 58
+
+
+def test_of_what_costs_the_same_one_comes_in():
+    close = replace(SAVE, name="close", kept_bytes=9.0)
+    same = replace(close, name="same")
+    error = lambda counts: 60.0 if counts.keys() & {"close", "same"} else 0.0
+    search = Searched(62, error, (REBUILD, close, same, SAVE))
+    row = search.row(rebuild=4, save=4)  # 54 of 62
+    assert filled(search, row) is row
+    assert search.tried == [{"rebuild": 3, "close": 5}]
+
+
 def test_what_is_known_to_be_far_off_does_not_come_in():
     sure = replace(SAVE, name="sure", time_us=60.0)
     search = Searched(63, lambda counts: 0.0, (REBUILD, SAVE, sure))

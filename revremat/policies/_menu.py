@@ -49,6 +49,21 @@ class Menu:
         prices = tuple(price for price in self.prices if price.name in names)
         return dataclasses.replace(self, prices=prices)
 
+    def has(self, name: str) -> bool:
+        """Whether a candidate is on it."""
+        return any(price.name == name for price in self.prices)
+
+    def distinct(self, first: Collection[str] = ()) -> "Menu":
+        """One of each that cost exactly the same: their programs are the same.
+
+        Args:
+          first: Names of those that stay rather than others.
+        """
+        found: dict[Price, str] = {}
+        for price in sorted(self.prices, key=lambda price: price.name not in first):
+            found.setdefault(dataclasses.replace(price, name=""), price.name)
+        return self.only(found.values())
+
 
 @dataclass(frozen=True)
 class Choice:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from revremat.program._host import to_device, to_host
 from revremat.program._keep import Kept, Layer
@@ -90,14 +89,9 @@ def tie_arrays(
     arrays: Sequence[Any], cotangents: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Arrays that are only there once the cotangents are; both, tied."""
-    found, waiting = list(arrays), list(cotangents)
-    plain = [k for k, a in enumerate(arrays) if not is_key(a)]
-    if not plain:
-        return found, waiting
-    tied, waiting = jax.lax.optimization_barrier(([found[k] for k in plain], waiting))
-    for k, array in zip(plain, tied, strict=True):
-        found[k] = array
-    return found, waiting
+    if not arrays:
+        return [], list(cotangents)
+    return jax.lax.optimization_barrier((list(arrays), list(cotangents)))
 
 
 def wait_for(sent: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
@@ -122,7 +116,3 @@ def fetch_after(
         return [], list(cotangents)
     held, tied = tie_arrays(on_host, cotangents)
     return [to_device(array) for array in held], tied
-
-
-def is_key(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jax.dtypes.extended)

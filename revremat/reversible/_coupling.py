@@ -463,17 +463,9 @@ def only_after(tree: Any, other: Any) -> Any:
     """
     leaves, treedef = jax.tree.flatten(tree)
     places = [k for k, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
-    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    bits = [
-        jax.random.key_data(leaf) if is_key(leaf) else leaf
-        for leaf in (leaves[k] for k in places)
-    ]
     waited_for = [leaf for leaf in jax.tree.leaves(other) if _is_plain(leaf)]
-    tied, _ = lax.optimization_barrier((bits, waited_for))
+    tied, _ = lax.optimization_barrier(([leaves[k] for k in places], waited_for))
     for k, value in zip(places, tied, strict=True):
-        if is_key(leaves[k]):
-            impl = jax.random.key_impl(leaves[k])
-            value = jax.random.wrap_key_data(value, impl=impl)
         leaves[k] = value
     return jax.tree.unflatten(treedef, leaves)
 

@@ -156,6 +156,36 @@ def test_what_is_kept_takes_no_more_than_in_a_loop():
     assert size(SAVE(unroll=True)) <= 1.02 * size(SAVE)
 
 
+@pytest.mark.parametrize("written_out", [True, False])
+def test_what_is_drawn_at_random_is_drawn_again(written_out):
+    """Or else the compiler finds that it was, by the same key, and keeps it."""
+    rows, width = 16_384, 512
+    split = lambda: jax.random.split(jax.random.key(3), 12)
+
+    def layer(x, w_and_key):
+        w, key = w_and_key
+        kept = jax.random.bernoulli(key, 0.9, x.shape)
+        return x + jnp.where(kept, jnp.tanh(x @ w), 0), None
+
+    def scanned(w, x):
+        return (jax.lax.scan(layer, x, (w, split()))[0] ** 2).sum()
+
+    def repeated(w, x):
+        for one in zip(w, split(), strict=True):
+            x, _ = layer(x, one)
+        return (x**2).sum()
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    specs = (array(12, width, width), array(rows, width))
+    loss = repeated if written_out else scanned
+    graph = rr.trace(loss, *specs)
+    (unit,) = graph.units
+    how = RECOMPUTE if written_out else RECOMPUTE(unroll=True)
+    step = jax.grad(rr.apply(loss, graph.plan({unit.name: how})))
+    found = rr.measure(step, *specs, target="h100:1").memory.where(dtype="bool*")
+    assert found.bytes <= 2 * rows * width
+
+
 def test_a_plan_with_them_is_read_back(tmp_path):
     plan = rr.trace(simple, *arguments()).plan({"scan_0": ACTIONS["two kinds"]})
     plan.save(tmp_path / "plan.json")
