@@ -103,7 +103,8 @@ def _nearby(
             others = [m.support for m in misses if m not in known]
             most = min([limit, *(miss.fitting_bytes for miss in known)])
             if choice := search.mix(few, most, excluding=others):
-                found.append((newcomer, choice))
+                came = newcomer if newcomer in choice.support else None
+                found.append((came, choice))
         if not found or not search.room_for(2):
             return None
         newcomer, choice = min(found, key=lambda one: (one[1].time_us, one[1].bytes))

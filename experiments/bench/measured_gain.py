@@ -152,9 +152,18 @@ def main(options: Options) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         whole = json.dumps(result | {"programs": found}, indent=1)
         write_text(out, whole + "\n")
-    held = [name for name in names if name in found and found[name]["held"]]
-    print(f"held: {len(held)} of {len(names)} programs ({', '.join(held) or 'none'})")
-    return 0 if len(held) == len(names) else 1
+    print(verdict({name: found[name] for name in names if name in found}))
+    return 0 if all(name in found and found[name]["held"] for name in names) else 1
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """Which programs gain what was estimated, of those where that is anything."""
+    gaining = [name for name, one in found.items() if one["share"] is not None]
+    held = [name for name in gaining if found[name]["held"]]
+    of = f"{len(gaining)} programs with a gain to hold"
+    slower = [n for n in found if n not in gaining and not found[n]["held"]]
+    more = f"; slower than the preset: {', '.join(slower)}" if slower else ""
+    return f"held: {len(held)} of {of} ({', '.join(held) or 'none'}){more}"
 
 
 def _programs_of(file: Path, result: dict[str, Any]) -> dict[str, Any]:
@@ -231,21 +240,25 @@ def _policy(problem: rr.Problem, row: Row) -> Policy:
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Geometric means, and how much of what was estimated was there.
 
-    Where less than a percent was estimated there is nothing to hold it against.
+    Where less than a percent was estimated there is nothing to hold it against, but it
+    may not be a percent slower than the preset.
     """
     estimated, measured = (
         geometric_mean(row[f"{kind}_gain"] for row in rows)
         for kind in ("estimated", "measured")
     )
-    if estimated is None or measured is None or estimated < _TOO_LITTLE:
-        share = None
+    if estimated is None or measured is None:
+        share, held = None, True
+    elif estimated < _TOO_LITTLE:
+        share, held = None, measured > 1 / _TOO_LITTLE
     else:
         share = (measured - 1) / (estimated - 1)
+        held = share >= PROMISED
     return {
         "estimated_gain": estimated,
         "measured_gain": measured,
         "share": share,
-        "held": share is None or share >= PROMISED,
+        "held": held,
     }
 
 
@@ -259,6 +272,8 @@ def table(name: str, found: dict[str, Any]) -> str:
         )
     if found["share"] is not None:
         lines.append(f"{100 * found['share']:.0f} % of what was estimated")
+    else:
+        lines.append("next to nothing was estimated")
     return "\n".join(lines)
 
 

@@ -54,8 +54,24 @@ def test_measured_gains_are_paired_with_estimated_ones(search):
     half = [{"estimated_gain": 1.2, "measured_gain": 1.1}]
     assert measured_gain.summary(half)["share"] == pytest.approx(0.5)
     assert not measured_gain.summary(half)["held"]
-    nothing = [{"estimated_gain": 1.0, "measured_gain": 0.9}]
-    assert measured_gain.summary(nothing)["share"] is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "held"), [(1.02, True), (0.995, True), (0.98, False)]
+)
+def test_where_nothing_is_estimated_it_may_not_be_slower(measured, held):
+    found = measured_gain.summary([{"estimated_gain": 1.0, "measured_gain": measured}])
+    assert (found["share"], found["held"]) == (None, held)
+
+
+def test_the_verdict_counts_programs_of_which_a_gain_was_estimated():
+    rows = {"a": (1.2, 1.2), "b": (1.2, 1.0), "c": (1.0, 1.0), "d": (1.0, 0.9)}
+    found = {
+        name: measured_gain.summary([{"estimated_gain": e, "measured_gain": m}])
+        for name, (e, m) in rows.items()
+    }
+    said = "held: 1 of 2 programs with a gain to hold (a); slower than the preset: d"
+    assert measured_gain.verdict(found) == said
 
 
 def test_documents_print_the_gains_that_were_measured():
