@@ -1,13 +1,16 @@
 """Refine: small changes to the best plan so far, each of them compiled."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import batched, product
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from revremat._fitted import Row
 from revremat._prices import NUM_EDGES, Runs, neighbour
-from revremat.policies import Choice, Menu, Price, Support, predict_bytes
+from revremat.policies import Choice, Menu, Price, predict_bytes
 
 if TYPE_CHECKING:
     from revremat._choose import Search
@@ -19,6 +22,7 @@ _APART = 1e-4
 _MOST_FILLED = 8
 _MOST_TRIMMED = 4
 
+Counts = Mapping[str, Runs]
 _Kind = tuple[str, str]
 """A unit and a candidate of it."""
 
@@ -29,13 +33,13 @@ class _Miss:
 
     Attributes:
       newcomer: The kind of layers in it that the best plan had not, if there was one.
-      support: All its kinds.
-      fitting_bytes: What it might have taken, by its prices, to fit.
+      choice: The mix.
+      bytes: What it took.
     """
 
     newcomer: _Kind | None
-    support: Support
-    fitting_bytes: float
+    choice: Choice
+    bytes: int
 
     def came_with(self, newcomer: _Kind | None, menus: Sequence[Menu]) -> bool:
         """Whether it tells of mixes of these menus, by what is new in both."""
@@ -68,8 +72,7 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
         newcomer, choice = found
         row = search.try_mix(choice)
         if row.bytes > search.budget:
-            less = row.bytes - search.budget + _APART * search.budget
-            misses.append(_Miss(newcomer, choice.support, choice.bytes - less))
+            misses.append(_Miss(newcomer, choice, row.bytes))
         elif row.time_us < best.time_us:
             best = row
         else:
@@ -86,8 +89,9 @@ def _nearby(
       search: Knows the prices.
       row: Has some.
       more: Bytes that the mix may take beside those that the row takes.
-      misses: Mixes that came out too large. Others with the same newcomer have to be
-        smaller by as much; beside another one their kinds do not come again.
+      misses: Mixes that came out too large. Prices are set right by what they took;
+        others with the same newcomer have to be smaller by what that leaves, and
+        beside another one their kinds do not come again.
 
     Returns:
       The kind that comes in, if one does, and the mix.
@@ -95,14 +99,18 @@ def _nearby(
     counts = search.counts_of(row)
     used = {unit: {name for name, _ in runs} for unit, runs in counts.items()}
     while True:
-        menus = _menus(search, used)
-        limit = predict_bytes(menus, counts) + more
+        more_each = _more_each(search.menus(), counts, row.bytes, misses)
+        every = _corrected(search.menus(), more_each)
+        menus = [menu.distinct(used[menu.unit]) for menu in _menus(search, used)]
+        menus = _corrected(menus, more_each)
+        limit = predict_bytes(every, counts) + more
         found = []
         for newcomer, few in _one_more(menus, used):
             known = [m for m in misses if m.came_with(newcomer, few)]
-            others = [m.support for m in misses if m not in known]
-            most = min([limit, *(miss.fitting_bytes for miss in known)])
-            if choice := search.mix(few, most, excluding=others):
+            others = [m.choice.support for m in misses if m not in known]
+            over = [_over(every, counts, row.bytes, miss) for miss in known]
+            less = max(0.0, *over) + _APART * search.budget if over else 0.0
+            if choice := search.mix(few, limit - less, excluding=others):
                 came = newcomer if newcomer in choice.support else None
                 found.append((came, choice))
         if not found or not search.room_for(2):
@@ -112,6 +120,54 @@ def _nearby(
             continue
         gain_us = search.layers_us(row) - choice.time_us
         return (newcomer, choice) if gain_us > _LEAST_GAIN * row.time_us else None
+
+
+def _over(menus: Sequence[Menu], counts: Counts, bytes: float, miss: _Miss) -> float:
+    """By how much more than a plan a mix took than prices say of both."""
+    expected = predict_bytes(menus, miss.choice.counts) - predict_bytes(menus, counts)
+    return miss.bytes - bytes - expected
+
+
+def _more_each(
+    menus: Sequence[Menu], counts: Counts, bytes: float, misses: Sequence[_Miss]
+) -> dict[_Kind, float]:
+    """Bytes that a layer of each kind takes more than its price says.
+
+    Least squares: what is over in mixes is spread over the layers of kinds that one of
+    them has more of than the plan.
+    """
+    had = _layers(counts)
+    grown = [Counter(_layers(miss.choice.counts)) for miss in misses]
+    for layers in grown:
+        layers.subtract(had)
+    kinds = sorted({kind for layers in grown for kind, n in layers.items() if n > 0})
+    if not kinds:
+        return {}
+    over = [_over(menus, counts, bytes, miss) for miss in misses]
+    matrix = [[layers[kind] for kind in kinds] for layers in grown]
+    each = np.linalg.lstsq(np.array(matrix, float), np.array(over), rcond=None)[0]
+    return dict(zip(kinds, each.tolist(), strict=True))
+
+
+def _layers(counts: Counts) -> dict[_Kind, int]:
+    """How many layers there are of each kind."""
+    found: Counter[_Kind] = Counter()
+    for unit, runs in counts.items():
+        for name, n in runs:
+            found[unit, name] += n
+    return found
+
+
+def _corrected(menus: Sequence[Menu], more: Mapping[_Kind, float]) -> list[Menu]:
+    """The same menus, with so much more for a layer of some kinds."""
+    found = []
+    for menu in menus:
+        prices = [
+            replace(p, kept_bytes=p.kept_bytes + more.get((menu.unit, p.name), 0.0))
+            for p in menu.prices
+        ]
+        found.append(replace(menu, prices=tuple(prices)))
+    return found
 
 
 def _menus(search: "Search", used: dict[str, set[str]]) -> Sequence[Menu]:
@@ -124,13 +180,10 @@ def _menus(search: "Search", used: dict[str, set[str]]) -> Sequence[Menu]:
 def _one_more(
     menus: Sequence[Menu], used: dict[str, set[str]]
 ) -> Iterator[tuple[_Kind | None, list[Menu]]]:
-    """Menus of what is used, then with each other candidate beside it.
-
-    Of candidates that cost exactly the same there is one.
-    """
+    """Menus of what is used, then with each other candidate beside it."""
     yield None, [menu.only(used[menu.unit]) for menu in menus]
     for menu in menus:
-        for price in menu.distinct(used[menu.unit]).prices:
+        for price in menu.prices:
             if price.name not in used[menu.unit]:
                 names = {**used, menu.unit: used[menu.unit] | {price.name}}
                 few = [other.only(names[other.unit]) for other in menus]

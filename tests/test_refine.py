@@ -110,14 +110,31 @@ def test_what_comes_out_too_large_is_left_alone():
 
 
 def test_what_came_out_too_large_does_not_come_again_and_other_kinds_do():
-    """Mixes of its kinds have to be smaller by as much as it missed by."""
+    """Layers that there were more of are taken to be as much larger."""
     close = replace(SAVE, name="close", time_us=51.0)
     error = lambda counts: 3.0 if counts.get("save", 0) > 4 else 0.0
     search = Searched(63, error, (REBUILD, SAVE, close))
     best = filled(search, search.row(rebuild=4, save=4))  # 54, and 63 are expected
-    tried = [{"rebuild": 3, "save": 5}, {"rebuild": 3, "close": 1, "save": 4}]
-    assert search.tried == tried
-    assert (best.bytes, best.time_us) == (63, 551)
+    assert search.tried == [
+        {"rebuild": 3, "save": 5},  # 66 are taken, so a layer of it seems to take 13
+        {"rebuild": 2, "close": 5, "save": 1},  # 72
+        {"rebuild": 3, "close": 3, "save": 2},
+    ]
+    assert (best.bytes, best.time_us) == (63, 553)
+
+
+def test_what_is_over_in_all_mixes_is_laid_to_what_they_have_in_common():
+    """Not to the kinds that come in, another one in each of them."""
+    others = [replace(REBUILD, name=f"{k}", time_us=99.0 + k / 20) for k in range(12)]
+    error = lambda counts: 6.0 * max(0, counts.get("save", 0) - 4)
+    search = Searched(79, error, (REBUILD, SAVE, *others))
+    best = filled(search, search.row(rebuild=4, save=4))  # 54 of 79
+    assert search.tried == [
+        {"0": 2, "save": 6},  # 84 are taken, and 72 are expected
+        {"1": 2, "save": 6},
+        {"0": 3, "save": 5},
+    ]
+    assert best.bytes == 69
 
 
 def test_what_takes_more_than_its_prices_say_comes_in_where_it_fits_all_the_same():
@@ -125,7 +142,11 @@ def test_what_takes_more_than_its_prices_say_comes_in_where_it_fits_all_the_same
     error = lambda counts: 25.0 if counts.get("small") else 0.0
     search = Searched(60, error, (REBUILD, SMALL))
     best = filled(search, search.row(rebuild=8))  # 18 of 60
-    assert search.tried == [{"small": 8}, {"rebuild": 3, "small": 5}]  # 42, 33 expected
+    assert search.tried == [
+        {"small": 8},  # 42 are expected, and 67 are taken
+        {"rebuild": 2, "small": 6},
+        {"rebuild": 3, "small": 5},
+    ]
     assert best.bytes == 58
 
 
