@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +23,7 @@ from revremat._prices import (
     KEEP_ALL,
     NUM_EDGES,
     REFERENCE,
-    Runs,
+    Counts,
     UnitPrices,
     correct,
     hold,
@@ -37,8 +37,6 @@ from revremat._twins import drop_maxima, write_out
 from revremat.policies import Choice, Menu
 from revremat.program._loss import trace_loss
 from revremat.xla import Target
-
-Counts = Mapping[str, Runs]
 
 _MOST_TIGHTENINGS = 5
 _FAR = 1.1

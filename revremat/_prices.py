@@ -33,6 +33,8 @@ Ask = Callable[[Sequence[tuple[str, Request]]], list[Measurement]]
 """Compiles steps on the target; texts say what they are, for people."""
 Runs = Sequence[tuple[str, int]]
 """Candidates' names, each with how many layers in turn take it."""
+Counts = Mapping[str, Runs]
+"""Those of every unit."""
 
 REFERENCE, KEEP_ALL = "full", "none"
 NUM_EDGES = 6

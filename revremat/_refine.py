@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from revremat._fitted import Row
-from revremat._prices import NUM_EDGES, Runs, neighbour
+from revremat._prices import NUM_EDGES, Counts, Runs, neighbour
 from revremat.policies import Choice, Menu, Price, predict_bytes
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ _APART = 1e-4
 _MOST_FILLED = 8
 _MOST_TRIMMED = 4
 
-Counts = Mapping[str, Runs]
 _Kind = tuple[str, str]
 """A unit and a candidate of it."""
 
@@ -137,7 +136,7 @@ def _more_each(
     them has more of than the plan.
     """
     had = _layers(counts)
-    grown = [Counter(_layers(miss.choice.counts)) for miss in misses]
+    grown = [_layers(miss.choice.counts) for miss in misses]
     for layers in grown:
         layers.subtract(had)
     kinds = sorted({kind for layers in grown for kind, n in layers.items() if n > 0})
@@ -149,7 +148,7 @@ def _more_each(
     return dict(zip(kinds, each.tolist(), strict=True))
 
 
-def _layers(counts: Counts) -> dict[_Kind, int]:
+def _layers(counts: Counts) -> Counter[_Kind]:
     """How many layers there are of each kind."""
     found: Counter[_Kind] = Counter()
     for unit, runs in counts.items():

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from revremat import policies
 
 if TYPE_CHECKING:
-    from revremat._choose import Counts, Search
+    from revremat._choose import Search
+    from revremat._prices import Counts
 
 _DOUBTFUL = ("unroll", "on_host", "closer")
 
