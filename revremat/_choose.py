@@ -17,6 +17,7 @@ from revremat._finer import look_closer
 from revremat._fitted import UNKNOWN, Fit, Row, holders, not_sent, times_alive
 from revremat._graph import Unit
 from revremat._levels import look_inside, units_at
+from revremat._measurement import Measurement
 from revremat._order import put_in_order, try_without_order
 from revremat._plan import RECOMPUTE, SAVE, Action
 from revremat._prices import (
@@ -30,11 +31,11 @@ from revremat._prices import (
     summary,
 )
 from revremat._problem import Problem
-from revremat._refine import WORTH_A_COMPILE, fill, trim_ends
+from revremat._refine import WORTH_A_COMPILE, is_filled, trim_ends, use_up
 from revremat._rivals import NEAR, NUM_RIVALS, try_rivals
 from revremat._smallest import try_smallest
 from revremat._twins import drop_maxima, write_out
-from revremat.policies import Choice, Menu
+from revremat.policies import Candidate, Choice, Menu
 from revremat.program._loss import trace_loss
 from revremat.xla import Target
 
@@ -47,7 +48,11 @@ _AFTER_PRICING = 5
 
 
 class Search(Compiled):
-    """One search: what is asked of the compiler, and what is made of its answers."""
+    """One search: what is asked of the compiler, and what is made of its answers.
+
+    Attributes:
+      full: Programs near which nothing is faster that fits the budget.
+    """
 
     def __init__(
         self,
@@ -64,6 +69,7 @@ class Search(Compiled):
         self.level, self.around = level, around
         self.inside: dict[bool, Search | None] = {}
         self.budget = 0
+        self.full: list[Measurement] = []
         self.prices: list[UnitPrices] = []
         self.priced = False
         self.closer: set[tuple[str, str]] = set()
@@ -86,7 +92,7 @@ class Search(Compiled):
         self.left = tuple(
             name
             for name, menu in every.items()
-            if len(menu) > 1 and name not in self.candidates
+            if len(menu) > 1 and name not in {u.name for u in self.units}
         )
         if not self.units:
             raise UserError(
@@ -103,12 +109,9 @@ class Search(Compiled):
     def _pools(self) -> dict[str, policies.Pool]:
         """What is proposed for every unit."""
         card = self.target.card
-        rates = policies.Rates(
-            product_flops=card.matmul_efficiency
-            * max(card.peak_flops.values())
-            / card.stream_bandwidth,
-            other_flops=card.peak_flops["float32"] / card.stream_bandwidth,
-        )
+        products = card.matmul_efficiency * max(card.peak_flops.values())
+        flops = (products, card.peak_flops["float32"])
+        rates = policies.Rates(*(f / card.stream_bandwidth for f in flops))
         units = units_at(self.graph, self.level)
         return {u.name: policies.Pool(u, rates) for u in units}
 
@@ -122,16 +125,25 @@ class Search(Compiled):
             )
             for name, pool in self.pools.items()
         }
-        self.candidates = policies.shortlist(every, self.graph.units)
-        self.units = [u for u in self.graph.units if u.name in self.candidates]
+        few = policies.shortlist(every, self.graph.units)
+        units = [u for u in self.graph.units if u.name in few]
         self.cuts = Cuts(
-            self.problem, self.traced, self.graph, self.target, self.units, self.around
+            self.problem, self.traced, self.graph, self.target, units, self.around
         )
         self.prices = [
-            UnitPrices(u, self.candidates[u.name], self.cuts.within(u), self.ask)
-            for u in self.units
+            UnitPrices(u, few[u.name], self.cuts.within(u), self.ask) for u in units
         ]
         return every
+
+    @property
+    def units(self) -> Sequence[Unit]:
+        """All about which is decided."""
+        return self.cuts.units
+
+    @property
+    def choices(self) -> dict[str, dict[str, Candidate]]:
+        """The candidates of every unit, by their names."""
+        return {prices.unit.name: prices.choices for prices in self.prices}
 
     def can_send(self, unit: Unit) -> bool:
         """Whether layers may keep values on the host.
@@ -147,7 +159,7 @@ class Search(Compiled):
 
     def prepare(self) -> None:
         """The program as it was written, and the first price of everything."""
-        self.expected = sum(p.num_first_compiles for p in self.prices)
+        self.expected = self.done + sum(p.num_first_compiles for p in self.prices)
         self.expected += 2 + NUM_RIVALS + 2 * len(self.units) + _MOST_TIGHTENINGS // 2
         self.expected += 2 * NUM_EDGES * any(p.has_edges for p in self.prices)
         if self.unroll:
@@ -160,14 +172,16 @@ class Search(Compiled):
             prices.start(self.cuts.best(prices.unit, written.time_us))
             prices.price_roughly()
         self._correct()
+        drop_maxima(self)
         if self.most_compiles is None:
-            drop_maxima(self)
             write_out(self)
         self.priced = True
 
     def fit(self, budget_bytes: int) -> Fit:
         """The plan for a budget; all that was compiled for other ones counts, too."""
         self.budget = budget_bytes
+        if not self.level:
+            self.full.clear()
         written = self.add("as written", None)
         if (arguments := written.measurement.memory.argument_bytes) > budget_bytes:
             counts, _ = self.all_alike(REFERENCE, RECOMPUTE)
@@ -177,7 +191,7 @@ class Search(Compiled):
         if not self.priced:
             self.prepare()
         choice = self._tighten()
-        bound_us, greedy_us, filled = 0.0, None, False
+        bound_us, greedy_us = 0.0, None
         if choice is not None:
             try_rivals(self, choice)
             if write_out(self, choice.support):
@@ -192,16 +206,16 @@ class Search(Compiled):
                     if surer is not None:
                         try_rivals(self, surer, without=(way,))
         try_smallest(self)
-        if self.is_priced(found := self.best(self.budget)):
-            _, filled = fill(self, found)
+        use_up(self)
         best = self.best_priced()
         if best is not None and best.bytes <= budget_bytes:
             bound_us, greedy_us = bounds(self, best)
             bound_us = max(0.0, bound_us + trim_ends(self, best))
-        if (inside_us := look_inside(self, self.budget)) < bound_us:
+            use_up(self)
+        if (inside_us := look_inside(self)) < bound_us:
             bound_us, greedy_us = inside_us, None
         try_without_order(self)
-        return self._answer(bound_us, greedy_us=greedy_us, filled=filled)
+        return self._answer(bound_us, greedy_us=greedy_us)
 
     def within(self, around: Sequence[Unit]) -> "Search":
         """A search of what is inside of this one's units, into the same rows.
@@ -212,7 +226,8 @@ class Search(Compiled):
         left = None if self.most_compiles is None else self.most_compiles - self.done
         asked = (self.problem, self.target, self.progress, left, self.unroll)
         inner = type(self)(*asked, self.level + 1, (*self.around, *around))
-        inner.rows, inner.most_compiles = self.rows, self.most_compiles
+        inner.rows, inner.full = self.rows, self.full
+        inner.most_compiles = self.most_compiles
         return inner
 
     def add_all(
@@ -221,7 +236,7 @@ class Search(Compiled):
         in_order: bool | None = None,
     ) -> list[Row]:
         """As `Compiled` does, with what is around rebuilding everything."""
-        rebuilt = {u.name: (RECOMPUTE,) * u.num_layers for u in self.around}
+        rebuilt = {u.name: RECOMPUTE for u in self.around}
         whole = [
             (name, actions if actions is None else {**rebuilt, **actions}, predicted)
             for name, actions, predicted in programs
@@ -233,7 +248,6 @@ class Search(Compiled):
         bound_us: float,
         held_by: str = "",
         greedy_us: float | None = None,
-        filled: bool = False,
     ) -> Fit:
         best, share, times = self.best(self.budget), self.cuts.share, 1.0
         if self.reference is not None:
@@ -257,17 +271,11 @@ class Search(Compiled):
             menus=self.menus(),
             bound_us=min(bound_us, best.time_us) if best.bytes <= self.budget else 0.0,
             greedy_us=greedy_us,
-            filled=self._is_filled(best, filled),
+            filled=is_filled(self, best),
             num_compiles=self.done,
             left=self.left,
             not_sent=not_sent(best, self.graph, share),
         )
-
-    def _is_filled(self, best: Row, filled: bool) -> bool:
-        """Whether what is left is of no use: told of a best plan that has prices."""
-        if filled and self.is_priced(best):
-            return best.bytes <= self.budget
-        return (1 - WORTH_A_COMPILE) * self.budget < best.bytes <= self.budget
 
     @property
     def host_bytes(self) -> float:
@@ -300,7 +308,8 @@ class Search(Compiled):
         rebuilt = reference.measurement
         written = self.add("as written", None).measurement
         needed = sum(p.num_first_compiles for p in self.prices if p.cut.is_alone)
-        if hold(self.prices, written, rebuilt) or not self.room_for(needed + 1):
+        # All kept, the prices, and a choice by them.
+        if hold(self.prices, written, rebuilt) or not self.room_for(1 + needed + 1):
             return True
         # As written it need not keep everything.
         counts, actions = self.all_alike(KEEP_ALL, SAVE)
@@ -311,7 +320,7 @@ class Search(Compiled):
         """Every layer of the program the same."""
         return (
             {u.name: ((name, u.num_layers),) for u in self.units},
-            {u.name: (action,) * u.num_layers for u in self.units},
+            {u.name: action for u in self.units},
         )
 
     def layers_us(self, row: Row) -> float:
@@ -364,11 +373,11 @@ class Search(Compiled):
 
     def counts_of(self, row: Row) -> Counts:
         """A row's plan as runs of candidates."""
-        found = {}
-        for unit, actions in self._decided(row).items():
-            names = {c.action: c.name for c in self.candidates[unit]}
-            runs = groupby(names[action] for action in actions)
-            found[unit] = tuple((name, len(list(run))) for name, run in runs)
+        decided, found = self._decided(row), {}
+        for prices in self.prices:
+            if (unit := prices.unit.name) in decided:
+                runs = groupby(map(prices.names.__getitem__, decided[unit]))
+                found[unit] = tuple((name, len(list(run))) for name, run in runs)
         return found
 
     def choose(
@@ -380,7 +389,8 @@ class Search(Compiled):
         """
         while True:
             menus = self.menus_without(without)
-            within = limit or policies.smallest_bytes(menus, self.host_bytes)
+            if (within := limit) is None:
+                within = policies.smallest_bytes(menus, self.host_bytes)
             choice = self.mix(menus, within, **how)
             if choice is None or not self.refine(choice.support):
                 return choice
@@ -403,7 +413,7 @@ class Search(Compiled):
             is_of = lambda c: (unit, c.name) in self.closer
         else:
             is_of = lambda c: getattr(c.action, way)
-        return {c.name for c in self.candidates[unit] if not is_of(c)}
+        return {c.name for c in self.choices[unit].values() if not is_of(c)}
 
     def _is_doubtful(self, choice: Choice, way: str) -> bool:
         """Whether prices want what may be slower or larger beside other layers.
@@ -453,8 +463,8 @@ class Search(Compiled):
         for counts, predicted in mixes:
             actions = {}
             for unit, runs in counts.items():
-                by_name = {c.name: c.action for c in self.candidates[unit]}
-                listed = (by_name[name] for name, n in runs for _ in range(n))
+                choices = self.choices[unit]
+                listed = (choices[name].action for name, n in runs for _ in range(n))
                 actions[unit] = tuple(listed)
             programs.append((self._name(counts), actions, predicted))
         return self.add_all(programs)
@@ -469,17 +479,17 @@ class Search(Compiled):
         return best_of(rows, self.budget) if rows else None
 
     def is_priced(self, row: Row) -> bool:
-        known = {u: {c.action for c in few} for u, few in self.candidates.items()}
+        known = {prices.unit.name: prices.names.keys() for prices in self.prices}
         if row.plan is None or row.plan.in_order != self.in_order:
             return False
         actions = self._decided(row)
         return actions.keys() == known.keys() and all(
-            known[unit].issuperset(taken) for unit, taken in actions.items()
+            known[unit] >= set(taken) for unit, taken in actions.items()
         )
 
-    def _decided(self, row: Row) -> Actions:
+    def _decided(self, row: Row) -> dict[str, tuple[Action, ...]]:
         """A row's actions without those of what is around, if those are as here."""
-        actions = dict(row.plan.actions) if row.plan else {}
+        actions = row.plan.actions if row.plan else {}
         for unit in self.around:
             if actions.pop(unit.name, ()) != (RECOMPUTE,) * unit.num_layers:
                 return {}

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from revremat._apply import apply
@@ -21,7 +21,8 @@ from revremat.xla import Target
 Progress = Callable[[str, int, int], None]
 """Told what is compiled next, how many compiles are done, and how many there may be."""
 
-Actions = Mapping[str, tuple[Action, ...]]
+Actions = Mapping[str, Action | tuple[Action, ...]]
+"""Of every unit: one for all of its layers, or one for each."""
 
 IN_ORDER = "; gradients in order"
 """Marks such a program's name."""
@@ -90,7 +91,7 @@ class Compiled:
         """Compiles whole programs, unless they have been."""
         ordered = self.in_order if in_order is None else in_order
         keys = [
-            None if actions is None else (ordered, *sorted(actions.items()))
+            None if actions is None else (ordered, *sorted(self._listed(actions)))
             for _, actions, _ in programs
         ]
         missing: dict[Any, tuple[str, Plan | None, float]] = {}
@@ -122,6 +123,12 @@ class Compiled:
                 "differentiates this loss, not one it closes over"
             )
         return [self.rows[key] for key in keys]
+
+    def _listed(self, actions: Actions) -> Iterator[tuple[str, tuple[Action, ...]]]:
+        """Units, each with the actions of its layers."""
+        for name, given in actions.items():
+            alike = isinstance(given, Action)
+            yield name, (given,) * self.graph[name].num_layers if alike else given
 
     def _noted(self, loss: Callable[..., Any]) -> Callable[..., Any]:
         """The same loss; it is seen whether it is called."""

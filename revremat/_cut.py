@@ -115,7 +115,7 @@ class Cuts:
         return 1e6 * moved_bytes / self.target.card.stream_bandwidth
 
     def _isolated(self, name: str, actions: tuple[Action, ...]) -> Request:
-        step, specs = isolate(self.traced, self.graph, name, actions)
+        step, specs = isolate(self.traced, self.graph, name, actions, self.in_order)
         return Request(step, specs, name=self.problem.name)
 
     def _shortened(self, name: str, actions: tuple[Action, ...]) -> Request:
@@ -171,9 +171,7 @@ def shorten(
         functools.update_wrapper(bound, loss)
         traced = trace_loss(bound, args)
         decisions = [
-            dataclasses.replace(
-                _first_layers(traced, graph, name, given), in_order=in_order
-            )
+            _first_layers(traced, graph, name, given, in_order)
             for name, given in actions.items()
         ]
         outs = rewrite(traced.found, decisions, jax.tree.leaves(args))
@@ -183,7 +181,11 @@ def shorten(
 
 
 def isolate(
-    traced: TracedLoss, graph: Graph, name: str, actions: tuple[Action, ...]
+    traced: TracedLoss,
+    graph: Graph,
+    name: str,
+    actions: tuple[Action, ...],
+    in_order: bool = False,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The first layers of one unit and nothing else, forward and backward.
 
@@ -192,11 +194,12 @@ def isolate(
       graph: What `rr.trace` made of it.
       name: A unit that `is_small_part`.
       actions: Of its first layers, as for `shorten`.
+      in_order: As for `shorten`.
 
     Returns:
       A step and its arguments.
     """
-    return alone(_first_layers(traced, graph, name, actions))
+    return alone(_first_layers(traced, graph, name, actions, in_order))
 
 
 def is_small_part(traced: TracedLoss, unit: Unit, most_layers: int) -> bool:
@@ -233,7 +236,11 @@ def _is_sharded(site: Site) -> bool:
 
 
 def _first_layers(
-    traced: TracedLoss, graph: Graph, name: str, actions: tuple[Action, ...]
+    traced: TracedLoss,
+    graph: Graph,
+    name: str,
+    actions: tuple[Action, ...],
+    in_order: bool,
 ) -> Decision:
     unit, n = graph[name], len(actions)
     whole = unit.plan((actions + (RECOMPUTE,) * unit.num_layers)[: unit.num_layers])
@@ -244,4 +251,4 @@ def _first_layers(
         host_names=whole.host_names[:n],
     )
     found = {unit.name: unit for unit in traced.units}
-    return Decision(found[name], plan, shortened=True)
+    return Decision(found[name], plan, shortened=True, in_order=in_order)

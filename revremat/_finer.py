@@ -64,7 +64,7 @@ def look_closer(search: "Search") -> bool:
             return found
         for prices in search.prices:
             if new := wanted[prices.unit.name]:
-                price(search, prices, new)
+                price(prices, new)
                 prices.refine([c.name for c in new])
                 search.closer |= {(prices.unit.name, c.name) for c in new}
         found = True

@@ -20,6 +20,7 @@ from revremat._frontier import Frontier, Point
 from revremat._measure import remarks
 from revremat._plan import Plan
 from revremat._problem import Problem
+from revremat._refine import WORTH_A_COMPILE
 from revremat._render import new_table, print_noun
 from revremat.xla import Target
 
@@ -144,10 +145,7 @@ def _presets(search: Search) -> tuple[Row, ...]:
     uniform = [
         (
             name,
-            {
-                u.name: (policies.preset(u, name).action,) * u.num_layers
-                for u in search.units
-            },
+            {u.name: policies.preset(u, name).action for u in search.units},
             unknown,
         )
         for name in policies.PRESETS
@@ -263,7 +261,9 @@ def _(noun: Fit, console: Console) -> None:
         slower = 100 * (best.time.step_us / noun.bound_us - 1)
         gap = f"by prices, at most {slower:.1f} % slower than any mix of these; "
     console.print(f"{gap}{noun.num_compiles} programs compiled or read from the cache")
-    if noun.filled and (left := (plan.budget_bytes or 0) - best.memory.total_bytes) > 0:
+    budget = plan.budget_bytes or 0
+    left = budget - best.memory.total_bytes
+    if noun.filled and left >= WORTH_A_COMPILE * budget > 0:
         console.print(
             f"{format_bytes(left)} of the budget are left: by prices, nothing near "
             "this plan that would take them is faster"

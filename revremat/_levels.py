@@ -29,7 +29,7 @@ def units_at(graph: Graph, level: int) -> tuple[Unit, ...]:
     )
 
 
-def look_inside(search: "Search", budget_bytes: int) -> float:
+def look_inside(search: "Search") -> float:
     """Decides about the units inside instead, or too, where that may be better.
 
     The outer loops stay as they are written at first, then they rebuild everything,
@@ -38,65 +38,64 @@ def look_inside(search: "Search", budget_bytes: int) -> float:
 
     Args:
       search: Of the units around them; whole programs are compiled into its rows.
-      budget_bytes: Per device.
 
     Returns:
       Estimated time that no mix at those levels can beat; 0 where that is not known,
       infinite where there is none to gain by.
     """
-    bounds = [_instead(search, budget_bytes), _as_well(search, budget_bytes)]
-    return min(bounds)
+    return min(_instead(search), _as_well(search))
 
 
-def _instead(search: "Search", budget_bytes: int) -> float:
+def _instead(search: "Search") -> float:
     """Decides about the units inside, those around them as they are written."""
     inner = _inner(search, ())
     if inner is None:
         return math.inf
-    inner.done, inner.expected = search.done, search.done + len(_FIRST)
+    inner.expected = search.done + len(_FIRST)
     rows = [search.add("as written", None), *_all_alike(inner)]
-    bound_us = _decide(inner, rows, budget_bytes)
+    bound_us = _decide(inner, rows)
     search.done = inner.done
     return bound_us
 
 
-def _as_well(search: "Search", budget_bytes: int) -> float:
+def _as_well(search: "Search") -> float:
     """Decides about the units inside, those around them rebuilding everything."""
     outer = {unit.inside for unit in search.graph.units}
     around = [unit for unit in search.units if unit.name in outer]
     inner = _inner(search, around)
     if not around or inner is None:
         return math.inf
-    inner.done, bound_us = search.done, math.inf
+    bound_us = math.inf
     rows = _all_alike(inner, 1)
     if search.reference is not None:
         rows.append(search.reference)
     if all(unit.kind == "scan" for unit in around):
-        bound_us = _decide(inner, rows, budget_bytes)
-    elif _may_gain(inner, rows, budget_bytes):  # loops of unrolled layers cannot differ
+        bound_us = _decide(inner, rows)
+    elif _may_gain(inner, rows):  # loops of unrolled layers cannot differ
         _all_alike(inner)
         bound_us = 0.0
     search.done = inner.done
     return bound_us
 
 
-def _decide(inner: "Search", rows: list[Row], budget_bytes: int) -> float:
+def _decide(inner: "Search", rows: list[Row]) -> float:
     """Searches inside where that may be better; a bound on what that can find."""
-    if not _may_gain(inner, rows, budget_bytes):
+    if not _may_gain(inner, rows):
         return math.inf
     if not (inner.priced or inner.room_for(inner.num_needed)):
         return 0.0
-    return inner.fit(budget_bytes).bound_us
+    return inner.fit(inner.budget).bound_us
 
 
-def _may_gain(inner: "Search", rows: list[Row], budget_bytes: int) -> bool:
+def _may_gain(inner: "Search", rows: list[Row]) -> bool:
     """Whether a mix of such programs may be better than the best there is."""
-    best = inner.best(budget_bytes)
+    best = inner.best(inner.budget)
     around = {unit.name for unit in inner.around}
     taken = set(best.plan.actions) if best.plan else set()
-    is_inside = bool(taken) and around <= taken <= around | set(inner.candidates)
-    misses = best.bytes > budget_bytes
-    return misses or is_inside or _promised_us(rows, budget_bytes) < best.time_us
+    units = {unit.name for unit in inner.units}
+    is_inside = bool(taken) and around <= taken <= around | units
+    misses = best.bytes > inner.budget
+    return misses or is_inside or _promised_us(rows, inner.budget) < best.time_us
 
 
 def _all_alike(inner: "Search", most: int = len(_FIRST) + 1) -> list[Row]:
@@ -106,20 +105,15 @@ def _all_alike(inner: "Search", most: int = len(_FIRST) + 1) -> list[Row]:
     }
     segments = {
         unit: candidate.action
-        for unit, few in inner.candidates.items()
-        for candidate in few
+        for unit, few in inner.choices.items()
+        for candidate in few.values()
         if candidate.action.every > 1 and candidate.action.rebuilds_all
     }
     if segments:
         found["full in segments"] = found["full"] | segments
     around = "full, " if inner.around else ""
     programs = [
-        (
-            f"{around}inside: {name}",
-            {u.name: (actions[u.name],) * u.num_layers for u in inner.units},
-            UNKNOWN,
-        )
-        for name, actions in found.items()
+        (f"{around}inside: {name}", actions, UNKNOWN) for name, actions in found.items()
     ]
     while programs[:most] and not inner.room_for(len(programs[:most])):
         programs.pop()
@@ -138,7 +132,9 @@ def _inner(search: "Search", around: Sequence[Unit]) -> "Search | None":
             # Otherwise every way back keeps the same there.
             with contextlib.suppress(UserError):
                 search.inside[rebuilds] = search.within(around)
-    return search.inside[rebuilds]
+    if (inner := search.inside[rebuilds]) is not None:
+        inner.budget, inner.done = search.budget, search.done
+    return inner
 
 
 def _promised_us(rows: list[Row], budget_bytes: int) -> float:

@@ -19,7 +19,7 @@ first and the last layer have prices of their own, beside the run they stand nex
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from revremat._cut import DEPTHS, UnitCut
@@ -92,6 +92,17 @@ def summary(counts: Mapping[str, Runs]) -> str:
     return "; ".join(parts)
 
 
+def num_to_offer(few: Collection[Candidate]) -> int:
+    """Compiles of first prices."""
+    return len(_first_probes(few))
+
+
+def _first_probes(few: Collection[Candidate]) -> list[tuple[str, int]]:
+    """One compile for each candidate; two for segments, whose cuts are longer."""
+    segmented = [(c.name, 0) for c in few if c.action.every > 1]
+    return [*segmented, *((c.name, -1) for c in few)]
+
+
 @dataclass(frozen=True)
 class Probe:
     """One compile of a cut program.
@@ -142,10 +153,14 @@ class UnitPrices:
         self.beside: dict[tuple[str, str, bool], Probe] = {}
 
     @property
+    def names(self) -> dict[Action, str]:
+        """What candidates are called, by what they do."""
+        return {c.action: c.name for c in self.choices.values()}
+
+    @property
     def num_first_compiles(self) -> int:
         """Compiles before the first choice."""
-        segmented = sum(c.action.every > 1 for c in self.choices.values())
-        return len(self.choices) + (len(self._cuts(RECOMPUTE)) - 1) + segmented
+        return num_to_offer(self.choices.values()) + len(self._cuts(RECOMPUTE)) - 1
 
     @property
     def is_loop(self) -> bool:
@@ -164,18 +179,16 @@ class UnitPrices:
 
     def price_roughly(self) -> None:
         """One compile for each candidate, two for the reference."""
-        segmented = [n for n, c in self.choices.items() if c.action.every > 1]
-        shallow = [(name, 0) for name in (REFERENCE, *segmented)]
-        if len(self._cuts(RECOMPUTE)) == 1:
-            del shallow[0]
-        self._probe([*shallow, *((name, -1) for name in self.choices)])
+        reference = [(REFERENCE, 0)] if len(self._cuts(RECOMPUTE)) > 1 else []
+        self._probe([*reference, *_first_probes(self.choices.values())])
 
     def least_rebuilt(self, beside: str, number: int) -> list[str]:
-        """Candidates worth a price at an end: those that rebuild least."""
+        """Candidates worth a price at an end: what sends nothing and rebuilds least."""
         options = []
         for name, candidate in self.choices.items():
             kept, action = self.unit.kept(candidate.action), candidate.action
-            if name != beside and not kept.ahead and not action.unroll:
+            elsewhere = kept.ahead or action.unroll or action.on_host
+            if name != beside and not elsewhere:
                 options.append((kept.rebuild_flops, kept.device_bytes, name))
         return [name for *_, name in sorted(options)[:number]]
 
@@ -199,9 +212,9 @@ class UnitPrices:
         ]
 
     def offer(self, more: Sequence[Candidate]) -> None:
-        """More candidates, priced roughly by a compile each."""
+        """More candidates, and their first prices."""
         self.choices |= {c.name: c for c in more}
-        self._probe([(c.name, -1) for c in more])
+        self._probe(_first_probes(more))
 
     def num_to_refine(self, names: Iterable[str]) -> int:
         """Candidates among these that have no second price."""
@@ -255,13 +268,26 @@ class UnitPrices:
         price, full = self._price(name), self._price(REFERENCE)
         return price.kept_bytes - full.kept_bytes, price.time_us - full.time_us
 
+    def ends(self, runs: Runs) -> tuple[Runs, Runs, Runs]:
+        """A first layer with a price outside of the loop, the loop, and a last one."""
+        first, loop, last = (), tuple(runs), ()
+        if self._stands_alone(runs, last=False):
+            first, loop = loop[:1], loop[1:]
+        if self._stands_alone(runs, last=True):
+            loop, last = loop[:-1], loop[-1:]
+        return first, loop, last
+
+    def _stands_alone(self, runs: Runs, last: bool) -> bool:
+        beside, stands_alone = neighbour(runs, last)
+        name = runs[-1 if last else 0][0]
+        return stands_alone and (name, beside, last) in self.beside
+
     def layers_us(self, runs: Runs) -> float:
         """Time of all layers by their prices, of ends that stand alone by theirs."""
         total = sum(n * self._price(name).time_us for name, n in runs)
         for last in (False, True):
-            beside, stands_alone = neighbour(runs, last)
-            name = runs[-1 if last else 0][0]
-            if stands_alone and (name, beside, last) in self.beside:
+            if self._stands_alone(runs, last):
+                name, (beside, _) = runs[-1 if last else 0][0], neighbour(runs, last)
                 added = self._edge(name, beside, last).time_us
                 total += self._price(beside).time_us + added - self._price(name).time_us
         return total

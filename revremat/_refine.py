@@ -10,7 +10,7 @@ import numpy as np
 
 from revremat._fitted import Row
 from revremat._prices import NUM_EDGES, Counts, Runs, neighbour
-from revremat.policies import Choice, Menu, Price, predict_bytes
+from revremat.policies import Choice, Menu, Price, Support, predict_bytes
 
 if TYPE_CHECKING:
     from revremat._choose import Search
@@ -24,6 +24,8 @@ _MOST_TRIMMED = 4
 
 _Kind = tuple[str, str]
 """A unit and a candidate of it."""
+_Ends = Mapping[str, tuple[Runs, Runs]]
+"""What stands before and after the loops of units."""
 
 
 @dataclass(frozen=True)
@@ -48,67 +50,97 @@ class _Miss:
         return any(m.unit == unit and m.has(name) for m in menus)
 
 
+def use_up(search: "Search") -> None:
+    """Fills the budget, unless what the best plan leaves is known to be of no use."""
+    best = search.best(search.budget)
+    fits = best.bytes <= search.budget
+    if fits and search.is_priced(best) and not is_filled(search, best):
+        row, is_full = fill(search, best)
+        search.full += [row.measurement] if is_full else []
+
+
+def is_filled(search: "Search", row: Row) -> bool:
+    """Whether a program leaves next to nothing of the budget, or what is of no use."""
+    if any(row.measurement is one for one in search.full):
+        return row.bytes <= search.budget
+    return (1 - WORTH_A_COMPILE) * search.budget < row.bytes <= search.budget
+
+
 def fill(search: "Search", best: Row) -> tuple[Row, bool]:
     """Uses up what the best plan leaves of the budget.
 
     Prices tell a difference between two mixes of the same kinds of layers better than
     they tell the sum of either, so they are held to what the best one really took. No
-    more than one kind of layers comes in at a time.
+    more than one kind of layers comes in at a time. What stands outside of a loop stays
+    there.
 
     Returns:
       The fastest that fits, the same row if there is none that is faster; and whether
-      no more is to be had: next to nothing is left, nothing near is faster by its
-      prices, or the compiler says that it is not.
+      no more is to be had: next to nothing is left, or nothing near is faster by its
+      prices but for what the compiler says is not.
     """
     misses: list[_Miss] = []
+    slower: list[Support] = []
     for _ in range(_MOST_FILLED):
         left = search.budget - best.bytes
         if left < WORTH_A_COMPILE * search.budget:
             return best, True
-        found = _nearby(search, best, left, misses)
+        counts, ends = _apart(search, best)
+        found = _nearby(search, best, counts, misses, slower)
         if found is None:
             return best, search.room_for(2)
         newcomer, choice = found
-        row = search.try_mix(choice)
+        mix, expected = choice.counts, choice.bytes
+        if ends:
+            mix = {**mix, **{u: (*a, *mix[u], *b) for u, (a, b) in ends.items()}}
+            expected += best.bytes - predict_bytes(search.menus(), counts)
+        (row,) = search.try_all([(mix, expected)])
         if row.bytes > search.budget:
             misses.append(_Miss(newcomer, choice, row.bytes))
         elif row.time_us < best.time_us:
             best = row
         else:
-            return best, True
+            slower.append(choice.support)
     return best, False
 
 
 def _nearby(
-    search: "Search", row: Row, more: float, misses: Sequence[_Miss]
+    search: "Search",
+    row: Row,
+    counts: Counts,
+    misses: Sequence[_Miss],
+    slower: Sequence[Support],
 ) -> tuple[_Kind | None, Choice] | None:
     """The fastest mix of a row's kinds of layers and one more; None: it is the row.
 
     Args:
       search: Knows the prices.
       row: Has some.
-      more: Bytes that the mix may take beside those that the row takes.
+      counts: Its layers, those outside of loops left out.
       misses: Mixes that came out too large. Prices are set right by what they took;
         others with the same newcomer have to be smaller by what that leaves, and
         beside another one their kinds do not come again.
+      slower: What those consist of that came out slower; they do not come again.
 
     Returns:
       The kind that comes in, if one does, and the mix.
     """
-    counts = search.counts_of(row)
+    numbers = {unit: sum(n for _, n in runs) for unit, runs in counts.items()}
     used = {unit: {name for name, _ in runs} for unit, runs in counts.items()}
     while True:
         more_each = _more_each(search.menus(), counts, row.bytes, misses)
         every = _corrected(search.menus(), more_each)
         menus = [menu.distinct(used[menu.unit]) for menu in _menus(search, used)]
+        menus = [replace(menu, num_layers=numbers[menu.unit]) for menu in menus]
         menus = _corrected(menus, more_each)
-        limit = predict_bytes(every, counts) + more
+        limit = predict_bytes(every, counts) + search.budget - row.bytes
         found = []
         for newcomer, few in _one_more(menus, used):
             known = [m for m in misses if m.came_with(newcomer, few)]
             others = [m.choice.support for m in misses if m not in known]
             over = [_over(every, counts, row.bytes, miss) for miss in known]
             less = max(0.0, *over) + _APART * search.budget if over else 0.0
+            others += slower
             if choice := search.mix(few, limit - less, excluding=others):
                 came = newcomer if newcomer in choice.support else None
                 found.append((came, choice))
@@ -117,8 +149,25 @@ def _nearby(
         newcomer, choice = min(found, key=lambda one: (one[1].time_us, one[1].bytes))
         if search.refine(choice.support):
             continue
-        gain_us = search.layers_us(row) - choice.time_us
+        gain_us = _time_us(every, counts) - choice.time_us
         return (newcomer, choice) if gain_us > _LEAST_GAIN * row.time_us else None
+
+
+def _apart(search: "Search", row: Row) -> tuple[Counts, _Ends]:
+    """A row's layers, and apart from them those that stand outside of loops."""
+    counts, ends = dict(search.counts_of(row)), {}
+    for prices in search.prices:
+        unit = prices.unit.name
+        first, loop, last = prices.ends(counts[unit])
+        if first or last:
+            counts[unit], ends[unit] = loop, (first, last)
+    return counts, ends
+
+
+def _time_us(menus: Sequence[Menu], counts: Counts) -> float:
+    """Of layers, by their prices."""
+    times = {(menu.unit, p.name): p.time_us for menu in menus for p in menu.prices}
+    return sum(n * times[kind] for kind, n in _layers(counts).items())
 
 
 def _over(menus: Sequence[Menu], counts: Counts, bytes: float, miss: _Miss) -> float:

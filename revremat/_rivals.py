@@ -33,7 +33,7 @@ def try_rivals(search: "Search", choice: Choice, without: Sequence[str] = ()) ->
     alike_limit = search.budget - over(r for r in rows if r.alike)
     pure = search.choose(alike_limit, without, pure=True)
     found = [] if pure is None else [pure]
-    seen, best = [choice.support], search.best_priced()
+    seen, best = [choice.support, *(c.support for c in found)], search.best_priced()
     # If all layers are alike in what was chosen, one compile more is left.
     is_news = pure is not None and pure.support != choice.support
     for _ in range(NUM_RIVALS + (not is_news)):

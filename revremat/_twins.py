@@ -3,34 +3,40 @@
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from revremat._prices import UnitPrices, unrolled
+from revremat._prices import UnitPrices, num_to_offer, unrolled
 from revremat.policies import Candidate, kept_maxima, without_maxima
 
 if TYPE_CHECKING:
     from revremat._choose import Search
 
-# Mixes of layers written out, until one fits.
+# What is chosen with twins, until one fits.
 _AFTER_TWINS = 4
 
 
 def drop_maxima(search: "Search") -> None:
     """Prices what keeps a softmax's maxima also without them, where that is faster.
 
-    One candidate tells for all of its unit, maximum by maximum.
+    One candidate tells for all of its unit, maximum by maximum, as long as there is
+    room to choose by what it tells.
     """
     for prices in search.prices:
-        unit, few = prices.unit, search.candidates[prices.unit.name]
-        kept = {candidate: kept_maxima(unit, candidate) for candidate in few}
+        choices = prices.choices.values()
+        kept = {candidate: kept_maxima(prices.unit, candidate) for candidate in choices}
         slower: set[str] = set()
         for maximum in dict.fromkeys(name for names in kept.values() for name in names):
             one = next(c for c, names in kept.items() if maximum in names)
-            twin = price(search, prices, [without_maxima(one, [maximum])])[0]
+            twins = [without_maxima(one, [maximum])]
+            if not search.room_for(num_to_offer(twins) + _AFTER_TWINS):
+                break
+            (twin,) = price(prices, twins)
             if prices.difference(twin)[1] < prices.difference(one.name)[1]:
                 slower.add(maximum)
-        keeping = [c for c, names in kept.items() if slower & set(names)]
-        price(search, prices, [without_maxima(c, slower) for c in keeping])
-        prices.passed_over |= {candidate.name for candidate in keeping}
         prices.slower_maxima |= slower
+        keeping = [c for c, names in kept.items() if slower & set(names)]
+        twins = [without_maxima(c, slower) for c in keeping]
+        if search.room_for(num_to_offer(twins) + _AFTER_TWINS):
+            price(prices, twins)
+            prices.passed_over |= {candidate.name for candidate in keeping}
 
 
 def write_out(search: "Search", support: Collection[tuple[str, str]] = ()) -> bool:
@@ -52,18 +58,14 @@ def write_out(search: "Search", support: Collection[tuple[str, str]] = ()) -> bo
         if not search.room_for(len(twins) + len(chosen) + _AFTER_TWINS):
             twins = [twin for twin in twins if twin.name in chosen]
         if twins and search.room_for(len(twins) + len(chosen) + 1):
-            price(search, prices, twins)
+            price(prices, twins)
             found = True
     return found
 
 
-def price(
-    search: "Search", prices: UnitPrices, twins: Sequence[Candidate]
-) -> list[str]:
+def price(prices: UnitPrices, twins: Sequence[Candidate]) -> list[str]:
     """Prices more candidates; under another's name those that are no news."""
-    unit, names = prices.unit.name, {c.action: c.name for c in prices.choices.values()}
-    missing = {t.action: t for t in twins if t.action not in names}
+    known = prices.names
+    missing = {t.action: t for t in twins if t.action not in known}
     prices.offer([*missing.values()])
-    search.candidates[unit] = (*search.candidates[unit], *missing.values())
-    names |= {action: twin.name for action, twin in missing.items()}
-    return [names[twin.action] for twin in twins]
+    return [prices.names[twin.action] for twin in twins]

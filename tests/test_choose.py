@@ -1,10 +1,12 @@
 """What is compiled beside the mix that the prices like best."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import revremat as rr
+from revremat import _choose
 from revremat._choose import Search
 from revremat._rivals import try_rivals
 from revremat.policies import Choice, Menu, Price
@@ -29,7 +31,8 @@ class Chosen(Search):
         return number <= self.room
 
     def choose(self, limit, without=(), pure=False, excluding=()):
-        others = (c for c in MIXED if c.support not in excluding)
+        by_time = (MIXED[0], ALIKE, *MIXED[1:])
+        others = (c for c in by_time if c.support not in excluding)
         return ALIKE if pure else next(others)
 
     def best_priced(self):
@@ -123,7 +126,24 @@ def test_where_none_is_smaller_by_as_much_smaller_ones_are_tried():
 def test_a_row_has_prices_if_all_its_units_do(actions, is_priced):
     search = Chosen()
     search.in_order, search.around = False, ()
-    few = [SimpleNamespace(action=action) for action in (rr.SAVE, rr.RECOMPUTE)]
-    search.candidates = {"u": few, "v": few}
+    names = {rr.SAVE: "none", rr.RECOMPUTE: "full"}
+    search.prices = [
+        SimpleNamespace(unit=SimpleNamespace(name=name), names=names) for name in "uv"
+    ]
     plan = SimpleNamespace(in_order=False, actions=actions)
     assert search.is_priced(SimpleNamespace(plan=plan)) == is_priced
+
+
+@pytest.mark.parametrize(("room", "is_left"), [(6, True), (7, False)])
+def test_prices_of_layers_alone_stay_where_there_is_no_room_for_others(
+    monkeypatch, room, is_left
+):
+    """All kept, the prices anew, and one choice by them."""
+    monkeypatch.setattr(_choose, "hold", lambda *_: False)
+    search: Any = Chosen(room)
+    cut = SimpleNamespace(is_alone=True)
+    search.prices = [SimpleNamespace(num_first_compiles=5, cut=cut)]
+    search.add = lambda *_: SimpleNamespace(measurement=None)
+    search.all_alike = lambda *_: ({}, {})
+    search._name = str
+    assert search._hold(SimpleNamespace(measurement=None)) == is_left

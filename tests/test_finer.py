@@ -58,7 +58,8 @@ def test_what_the_first_candidates_miss_is_found(monkeypatch):
     assert found
     # What needs least may be asked for without it, by any budget.
     (menu,) = search.menus_without(("closer",))
-    at_first = {c.action for c in search.candidates[unit.name] if c.name in names(menu)}
+    choices = search.choices[unit.name]
+    at_first = {choices[name].action for name in names(menu)}
     assert not found & at_first
     assert {c.name for c in first} <= names(menu)
     monkeypatch.setattr(_choose, "look_closer", lambda search: False)

@@ -50,19 +50,14 @@ def searched():
 
 
 def test_a_returned_plan_never_exceeds_its_budget(searched):
+    """Nor does the loss that comes back take more than the plan says."""
     plain, found = searched
     for share, one in found.items():
-        assert one.plan.fits == (one.plan.compiled_bytes <= share * plain)
-        assert one.plan.fits or one.plan.shortfall_bytes > 0
-    assert found[0.45].plan.fits
-
-
-def test_compiled_bytes_are_those_of_the_loss_that_comes_back(searched):
-    _, found = searched
-    one = found[0.6]
-    again = rr.measure(jax.value_and_grad(one.loss), *specs(), target="h100:1")
-    assert again.memory.total_bytes == one.plan.compiled_bytes
-    assert one.measurement.memory.total_bytes == one.plan.compiled_bytes
+        again = rr.measure(jax.value_and_grad(one.loss), *specs(), target="h100:1")
+        assert again.memory.total_bytes == one.plan.compiled_bytes
+        assert one.plan.compiled_bytes <= share * plain
+        assert one.plan.fits
+        assert one.measurement.memory.total_bytes == one.plan.compiled_bytes
 
 
 def test_lowering_the_budget_never_raises_the_bytes(searched):
@@ -77,7 +72,7 @@ def test_the_chosen_program_is_the_fastest_compiled_one_that_fits(searched):
         fitting = [r for r in one.rows if r.bytes <= one.plan.budget_bytes]
         if fitting:
             assert one.measurement.time.step_us == min(r.time_us for r in fitting)
-            assert one.bound_us <= one.measurement.time.step_us
+        assert one.greedy_us >= one.bound_us > 0
 
 
 def test_no_uniform_preset_that_fits_is_faster(searched):
@@ -219,7 +214,9 @@ def test_progress_is_told_before_each_compile():
     )
     assert len(told) == found.num_compiles
     assert [done for _, done, _ in told] == list(range(found.num_compiles))
-    assert all(done < total for _, done, total in told)
+    _, *totals = [total for *_, total in told]  # before the first nothing is known
+    assert found.num_compiles / 2 < totals[0] < 4 * found.num_compiles
+    assert totals == sorted(totals)
 
 
 def linear(w, x):

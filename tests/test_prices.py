@@ -56,3 +56,49 @@ def test_what_a_program_has_on_the_host_of_its_own_is_no_price_of_a_layer(prices
     assert rough == expected
     prices.refine(list(expected))
     assert {p.name: p.host_bytes for p in prices.menu().prices} == expected
+
+
+def test_segments_that_come_later_cost_what_they_would_have_cost_at_first():
+    """Their cuts are longer than the reference's, so they need two of their own."""
+    layer = lambda x, w: (x + jnp.tanh(jnp.sin(x @ w)) @ w, None)
+    loss = lambda w, x: jax.lax.scan(layer, x, w)[0].sum()
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    (unit,) = rr.trace(loss, array(32, 8, 8), array(4, 8)).units
+
+    def measured(actions) -> Any:
+        size = 100 + sum(2 if action.every > 1 else 7 for action in actions)
+        took_us = 50 + sum(9 if action.every > 1 else 5 for action in actions)
+        memory = SimpleNamespace(total_bytes=size, host_bytes=0)
+        return SimpleNamespace(memory=memory, time=SimpleNamespace(step_us=took_us))
+
+    ask = lambda steps: [measured(actions) for _, actions in steps]
+    same: Any = lambda actions: actions
+    segments = Candidate("segments", rr.RECOMPUTE(every=4))
+    few = (preset(unit, "full"), preset(unit, "none"))
+    first, later = (
+        UnitPrices(unit, given, UnitCut(same, False, 0.0, 1.0), ask)
+        for given in ((*few, segments), few)
+    )
+    first.price_roughly()
+    later.price_roughly()
+    later.offer([segments])
+    assert later.menu() == first.menu()
+    (price,) = (p for p in later.menu().prices if p.name == "segments")
+    assert (price.kept_bytes, price.base_bytes, price.time_us) == (2, 100, 9)
+
+
+def test_ends_are_layers_that_have_a_price_outside_of_the_loop():
+    found = UnitPrices.__new__(UnitPrices)
+    found.beside = {("none", "full", False): None, ("dots", "none", True): None}
+    assert found.ends([("none", 1), ("full", 3)]) == (
+        (("none", 1),),
+        (("full", 3),),
+        (),
+    )
+    runs = (("full", 3), ("none", 4), ("dots", 1))
+    assert found.ends(runs) == ((), runs[:2], runs[2:])
+    assert found.ends([("full", 1), ("none", 4)]) == (
+        (),
+        (("full", 1), ("none", 4)),
+        (),
+    )

@@ -8,7 +8,7 @@ import pytest
 
 import revremat as rr
 from revremat._prices import NUM_EDGES
-from revremat._refine import fill, trim_ends
+from revremat._refine import fill, is_filled, trim_ends, use_up
 from revremat.policies import Menu, Price, choose, predict_bytes
 
 LAYERS = 8
@@ -37,10 +37,12 @@ class Searched:
         runs = [run for unit in counts.values() for run in unit]
         return SimpleNamespace(
             plan="a plan",
+            measurement=object(),
             counts=counts,
             predicted_bytes=predicted,
             bytes=predicted + self.error(dict(runs)),
-            time_us=sum(times[name] * n for name, n in runs),
+            time_us=sum(times[name] * n for name, n in runs)
+            + self.slower_us(dict(runs)),
         )
 
     def layers_us(self, row):
@@ -49,7 +51,8 @@ class Searched:
     def counts_of(self, row):
         return row.counts
 
-    far_off = ()
+    far_off, prices = (), ()
+    slower_us = staticmethod(lambda counts: 0.0)
 
     def menus(self):
         return (self.menu,)
@@ -60,6 +63,9 @@ class Searched:
     def mix(self, menus, limit, excluding=()):
         return choose(menus, limit, excluding=excluding)
 
+    def is_priced(self, row):
+        return True
+
     def room_for(self, number):
         return True
 
@@ -67,11 +73,8 @@ class Searched:
         return False
 
     def try_all(self, mixes):
+        self.tried += [dict(counts["u"]) for counts, _ in mixes if "u" in counts]
         return [self.compiled(counts) for counts, _ in mixes]
-
-    def try_mix(self, choice):
-        self.tried.append(dict(choice.counts["u"]))
-        return self.compiled(choice.counts)
 
 
 def filled(search, row, is_full=True) -> Any:
@@ -198,6 +201,55 @@ def test_what_was_once_expected_of_a_row_does_not_count(said):
     row.predicted_bytes = said
     best = filled(search, row)
     assert dict(best.counts["u"]) == {"rebuild": 3, "save": 5}
+
+
+def test_what_comes_out_slower_does_not_come_again_and_other_kinds_do():
+    close = replace(SAVE, name="close", time_us=51.0)
+    search = Searched(64, lambda counts: 0.0, (REBUILD, SAVE, close))
+    search.slower_us = lambda counts: 500.0 if counts.get("save", 0) > 4 else 0.0
+    best = filled(search, search.row(rebuild=4, save=4))
+    assert search.tried[0] == {"rebuild": 3, "save": 5}
+    assert (best.bytes, best.time_us) == (63, 551)
+
+
+class Outside:
+    """Prices of a unit whose layers may stand outside of its loop, and some do."""
+
+    def __init__(self, first=0, last=0):
+        self.unit, self.first, self.last = SimpleNamespace(name="u"), first, last
+
+    def ends(self, runs):
+        stop = len(runs) - self.last
+        return runs[: self.first], runs[self.first : stop], runs[stop:]
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 0), (0, 1), (1, 1)])
+def test_what_stands_outside_of_a_loop_stays_there(first, last):
+    search = Searched(63, lambda counts: 0.0)
+    search.prices = [Outside(first, last)]
+    before, after = (("save", 1),) * first, (("save", 1),) * last
+    runs = lambda n: (*before, ("rebuild", 8 - n), ("save", n - first - last), *after)
+    best = filled(search, search.compiled({"u": runs(4)}))  # 54 of 63
+    assert best.counts["u"] == runs(5)
+    assert best.bytes == 63
+
+
+def test_what_was_seen_to_be_full_is_not_filled_again():
+    search = Searched(63, lambda counts: 0.0)
+    row = search.row(rebuild=4, save=4)
+    search.best, search.full = lambda budget: row, [row.measurement]
+    use_up(search)
+    assert search.tried == []
+    search.full = []
+    use_up(search)
+    assert search.tried == [{"rebuild": 3, "save": 5}]
+
+
+def test_no_plan_over_its_budget_is_filled():
+    search = Searched(53, lambda counts: 0.0)
+    row = search.row(rebuild=4, save=4)
+    search.best, search.full = lambda budget: row, [row.measurement]
+    assert not is_filled(search, row)
 
 
 class Ends:

@@ -22,18 +22,19 @@ def loss(w, x):
     return x.astype(jnp.float32).sum()
 
 
-def prepared(length):
+def prepared(length, most_compiles=None):
     w = jax.ShapeDtypeStruct((LAYERS, 3, WIDTH, WIDTH), jnp.bfloat16)
     x = jax.ShapeDtypeStruct((BATCH, length, WIDTH), jnp.bfloat16)
-    search = Search(rr.Problem(loss, (w, x)), rr.target("h100:1"))
+    problem = rr.Problem(loss, (w, x))
+    search = Search(problem, rr.target("h100:1"), most_compiles=most_compiles)
     search.prepare()
     (prices,) = search.prices
-    return search, prices
+    return prices
 
 
 @pytest.mark.parametrize("length", [1024, 577])
 def test_maxima_are_found_again_where_that_is_faster(length):
-    search, prices = prepared(length)
+    prices = prepared(length)
     few = [c for c in prices.choices.values() if not c.action.unroll]
     names = {c.action: c.name for c in few}
     kept = [c for c in few if "reduce_max_0" in c.action.save]
@@ -45,7 +46,13 @@ def test_maxima_are_found_again_where_that_is_faster(length):
     assert prices.passed_over == ({c.name for c in kept} if faster else set())
     for c in kept:
         assert (f"{c.name}, unrolled" in prices.choices) != faster
-    assert set(prices.choices) == {c.name for c in search.candidates["scan_0"]}
+
+
+@pytest.mark.parametrize(("most", "slower"), [(12, set()), (50, {"reduce_max_0"})])
+def test_of_few_compiles_none_are_spent_on_maxima(most, slower):
+    prices = prepared(1024, most)
+    assert prices.slower_maxima == slower
+    assert bool(prices.passed_over) == bool(slower)
 
 
 def test_of_two_softmaxes_each_is_judged_by_itself():

@@ -50,7 +50,7 @@ def arena_of(search: Search) -> Arena:
     menus: list[Menu] = []
 
     def compile(name: str, actions: Actions | None) -> Row | None:
-        key = None if actions is None else _kept(search.units, actions)
+        key = None if actions is None else _kept(search, actions)
         if key not in rows:
             rows[key] = search.add(name, actions, in_order=False)
         return rows[key]
@@ -63,10 +63,10 @@ def arena_of(search: Search) -> Arena:
     return Arena(tuple(search.units), compile, presets)
 
 
-def _kept(units: list[Unit], actions: Actions) -> tuple[Any, ...]:
-    found = []
-    for unit in units:
-        for action in actions[unit.name]:
+def _kept(search: Search, actions: Actions) -> tuple[Any, ...]:
+    found, plan = [], search.graph.plan(actions)
+    for unit in search.units:
+        for action in plan.actions[unit.name]:
             kept = unit.kept(action)
             how = action.kind, action.chunks, action.every, action.unroll
             found.append((*how, kept.saved, kept.offloaded, kept.ahead))

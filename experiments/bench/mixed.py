@@ -184,8 +184,10 @@ def _choose(search: Search, way: str, limit: float) -> policies.Choice | None:
     while True:
         menus = []
         for menu in search.menus():
-            actions = {c.name: c.action for c in search.candidates[menu.unit]}
-            prices = [p for p in menu.prices if _knows_only(actions[p.name], way)]
+            choices = search.choices[menu.unit]
+            prices = [
+                p for p in menu.prices if _knows_only(choices[p.name].action, way)
+            ]
             menus.append(dataclasses.replace(menu, prices=tuple(prices)))
         if not all(menu.prices for menu in menus):
             return None

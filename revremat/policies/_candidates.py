@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
+from revremat._errors import UserError
 from revremat._graph import Kept, Unit
 from revremat._plan import RECOMPUTE, Action
 from revremat.policies._candidate import PRESETS, Candidate, preset
@@ -71,6 +72,11 @@ class Pool:
         self, *, offload: bool = False, ahead: bool = False, most: int = 12
     ) -> tuple[Candidate, ...]:
         """As `candidates` says."""
+        if most < 2:
+            raise UserError(
+                f"most={most} leaves no choice: `full` and `none` are always among the "
+                "candidates, so write 2 or more"
+            )
         unit = self.unit
         presets = [preset(unit, "full")]
         presets += [preset(unit, name) for name in PRESETS if name != "full"]
@@ -134,12 +140,15 @@ def candidates(
       unit: From a graph.
       offload: Whether the target has host memory to offload to.
       ahead: Whether to propose rebuilding a layer early (it hides under collectives).
-      most: How many, at most. Presets and ways that the cheap model cannot judge come
-        first; of fewer than eight, only the presets `full` and `none`.
+      most: How many, at most; 2 or more. Presets and ways that the cheap model cannot
+        judge come first; of fewer than eight, only the presets `full` and `none`.
       rates: Of the target, for the cheap model.
 
     Returns:
       `full` first, then the other presets, sets by bytes kept, and the others.
+
+    Raises:
+      UserError: `most` is below 2.
     """
     pool = Pool(unit, rates)
     return pool.worth_compiling(offload=offload, ahead=ahead, most=most)

@@ -139,13 +139,19 @@ def test_an_invertible_unit_can_be_inverted():
 TAGS = ("query_proj", "key_proj", "value_proj", "context", "out_proj", "mlpwi_0")
 
 
-@pytest.mark.parametrize("most", [6, 9, 12, 20])
+@pytest.mark.parametrize("most", [2, 3, 4, 6, 9, 12, 20])
 def test_so_many_and_no_more(most):
     unit = transformer()
     found = candidates(unit, offload=True, ahead=True, most=most)
     assert len(found) <= most
     presets = ["full", "none", "dots", "dots_no_batch"][: 2 if most < 8 else 4]
     assert [c.name for c in found[: len(presets)]] == presets
+
+
+@pytest.mark.parametrize("most", [-1, 0, 1])
+def test_fewer_than_two_are_no_choice(most):
+    with pytest.raises(rr.UserError, match=f"most={most} leaves no choice: .* 2 or mo"):
+        candidates(transformer(), most=most)
 
 
 def test_they_come_in_the_same_order_under_the_same_names():
