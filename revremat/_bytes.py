@@ -42,16 +42,22 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
                 f"a budget of {size} bytes is nothing: write a positive one"
             )
         return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*", str(text))
-    number, unit = (float(match[1]), match[2].lower()) if match else (0.0, "?")
-    if unit == "%" and usable_bytes is not None and 0 < number <= 100:
-        return int(usable_bytes * number / 100)
-    if unit not in _UNITS or number == 0:
+    match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*", str(text))
+    number, unit = (float(match[1]), match[2].lower()) if match else (1.0, "?")
+    share = usable_bytes if unit == "%" else None
+    wrong = ""
+    if share is None and unit not in _UNITS:
+        wrong = "has no unit" if unit == "" else "is no number of bytes"
+    elif number <= 0:
+        wrong = "is nothing"
+    elif share is not None and number > 100:
+        wrong = "is more than there is"
+    if wrong:
         raise UserError(
-            f"{text!r} is no number of bytes: write one like '60GiB', '512MiB' or "
-            "'75%' (of the usable memory)"
+            f"{text!r} {wrong}: write one like '60GiB', '512MiB' or '75%' (of the "
+            "usable memory)"
         )
-    return int(number * _UNITS[unit])
+    return int(number * _UNITS[unit] if share is None else share * number / 100)
 
 
 def format_bytes(number: int | float) -> str:

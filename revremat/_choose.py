@@ -31,7 +31,7 @@ from revremat._prices import (
     summary,
 )
 from revremat._problem import Problem
-from revremat._refine import WORTH_A_COMPILE, is_filled, trim_ends, use_up
+from revremat._refine import WORTH_A_COMPILE, is_filled, try_ends, use_up
 from revremat._rivals import NEAR, NUM_RIVALS, try_rivals
 from revremat._smallest import try_smallest
 from revremat._twins import drop_maxima, write_out
@@ -65,8 +65,7 @@ class Search(Compiled):
         around: Sequence[Unit] = (),
     ):
         super().__init__(problem, target, progress, most_compiles)
-        self.unroll = unroll
-        self.level, self.around = level, around
+        self.unroll, self.level, self.around = unroll, level, around
         self.inside: dict[bool, Search | None] = {}
         self.budget = 0
         self.full: list[Measurement] = []
@@ -210,7 +209,7 @@ class Search(Compiled):
         best = self.best_priced()
         if best is not None and best.bytes <= budget_bytes:
             bound_us, greedy_us = bounds(self, best)
-            bound_us = max(0.0, bound_us + trim_ends(self, best))
+            bound_us = max(0.0, try_ends(self, best, bound_us))
             use_up(self)
         if (inside_us := look_inside(self)) < bound_us:
             bound_us, greedy_us = inside_us, None
@@ -273,6 +272,7 @@ class Search(Compiled):
             greedy_us=greedy_us,
             filled=is_filled(self, best),
             num_compiles=self.done,
+            most_compiles=self.most_compiles,
             left=self.left,
             not_sent=not_sent(best, self.graph, share),
         )

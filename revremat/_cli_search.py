@@ -77,8 +77,17 @@ class Search:
         return 0 if found.plan.fits else 1
 
     def _draw(self, target: Target, problem: Problem, path: Path) -> int:
-        if self.budget or self.out is not None or self.compiles is not None:
-            raise UserError("--pareto tries budgets of its own: leave out the others")
+        taken = {
+            "--budget": self.budget or None,
+            "--out": self.out,
+            "--compiles": self.compiles,
+        }
+        if given := [flag for flag, value in taken.items() if value is not None]:
+            raise UserError(
+                f"--pareto searches at budgets of its own, as far as each takes: leave "
+                f"out {' and '.join(given)}"
+                + (", and write *.json to have every plan" * ("--out" in given))
+            )
         if path.suffix not in (".html", ".json"):
             raise UserError(f"cannot write {str(path)!r}: write *.html or *.json")
         check_place(path)

@@ -1,7 +1,9 @@
 """The one exception class for mistakes a user can mend."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,16 +17,19 @@ class UserError(ValueError):
 
 
 @contextlib.contextmanager
-def python_values(label: str, args: Sequence[Any]) -> Iterator[None]:
-    """While a function is traced: says which of its arguments should be bound.
+def arguments_told(
+    label: str, function: Callable[..., Any], args: Sequence[Any]
+) -> Iterator[None]:
+    """While a function is traced: says what is wrong with its arguments.
 
     Args:
       label: What messages call the function.
+      function: Of the user.
       args: What it is traced with.
 
     Raises:
-      UserError: It decides by a value in Python, or counts by it, and some of its
-        arguments are Python's.
+      UserError: They are too many or too few, or the function decides by a value in
+        Python, or counts by it, and some of its arguments are Python's.
     """
     try:
         yield
@@ -42,3 +47,22 @@ def python_values(label: str, args: Sequence[Any]) -> Iterator[None]:
                         "it beforehand with `functools.partial` or a lambda."
                     ) from None
         raise
+    except TypeError:
+        if (signature := _refusing(function, args)) is None:
+            raise
+        given = "1 argument" if len(args) == 1 else f"{len(args)} arguments"
+        raise UserError(f"{label} takes {signature}, and is given {given}") from None
+
+
+def _refusing(function: Callable[..., Any], args: Sequence[Any]) -> str | None:
+    """What a function takes, if that is not these."""
+    try:
+        bound = isinstance(function, functools.partial)
+        signature = inspect.signature(function, follow_wrapped=not bound)
+    except (TypeError, ValueError):  # Some callables do not tell.
+        return None
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return str(signature)
+    return None

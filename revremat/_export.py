@@ -90,9 +90,13 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
 def _code(plan: Plan, graph: Graph, form: str, lost: list[str]) -> str:
     head = ["import jax"] if form == "jax" else ["import jax", "from flax import nnx"]
     lines = [*head, "", "policies = jax.checkpoint_policies"]
+    if plan.units:
+        lines.append("# `layer` is what it was without any remat of its own.")
     for unit_plan in plan.units:
         unit = graph[unit_plan.name]
-        lines += ["", f"# Unit {unit.name!r}, {_count(unit.num_layers)}."]
+        sources = (op.source for op in unit.operations)
+        begins = next((f" that begins at {one}" for one in sources if one), "")
+        lines += ["", f"# Unit {unit.name!r}, {_count(unit.num_layers)}{begins}."]
         lines += _tags(unit, unit_plan)
         runs = list(_runs(unit_plan))
         if len(runs) > 1 and unit.kind == "scan":

@@ -108,17 +108,21 @@ def fit(
     limit = parse_bytes(budget, usable_bytes=wanted.usable_bytes)
     found = Search(problem, wanted, progress, most_compiles, unroll).fit(limit)
     if strict and not found.plan.fits:
-        raise DoesNotFit(_sentence(found.plan))
+        raise DoesNotFit(_sentence(found))
     return found
 
 
-def _sentence(plan: Plan) -> str:
+def _sentence(found: Fit) -> str:
+    plan = found.plan
     assert plan.budget_bytes is not None
     assert plan.total_bytes is not None
+    few = found.most_compiles
+    others = f"; allow more than {few} compiles to try other ways back" if few else ""
     return (
         f"no plan stays within {format_bytes(plan.budget_bytes)} on {plan.target}: the "
         f"smallest that was compiled takes {format_bytes(plan.total_bytes)}, "
         f"{format_bytes(plan.shortfall_bytes)} more; most is held by {plan.held_by}"
+        f"{others}"
     )
 
 
@@ -250,7 +254,7 @@ def _(noun: Fit, console: Console) -> None:
     console.print(table)
     console.print()
     if not plan.fits:
-        console.print(Text(_sentence(plan)))
+        console.print(Text(_sentence(noun)))
     if noun.greedy_us is not None and noun.bound_us > 0:
         console.print(
             f"by prices, a greedy choice takes {format_us(noun.greedy_us)} and no mix "
@@ -260,7 +264,10 @@ def _(noun: Fit, console: Console) -> None:
     if noun.bound_us > 0:
         slower = 100 * (best.time.step_us / noun.bound_us - 1)
         gap = f"by prices, at most {slower:.1f} % slower than any mix of these; "
-    console.print(f"{gap}{noun.num_compiles} programs compiled or read from the cache")
+    allowed = f", of {noun.most_compiles} allowed" if noun.most_compiles else ""
+    console.print(
+        f"{gap}{noun.num_compiles} programs compiled or read from the cache{allowed}"
+    )
     budget = plan.budget_bytes or 0
     left = budget - best.memory.total_bytes
     if noun.filled and left >= WORTH_A_COMPILE * budget > 0:

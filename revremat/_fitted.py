@@ -73,6 +73,7 @@ class Fit:
       filled: Whether what the plan leaves of the budget is of no use to any near it:
         less than 0.3 %, or by prices nothing that would take it is faster.
       num_compiles: Programs compiled or read from the cache, cut ones included.
+      most_compiles: How many of them were allowed, if not as many as it takes.
       left: Units with so few bytes that they were left as they are written.
       not_sent: Bytes on each device that the plan sends to the host and the compiler
         leaves where they are, as TPU's does outside of loops.
@@ -87,6 +88,7 @@ class Fit:
     greedy_us: float | None
     filled: bool
     num_compiles: int
+    most_compiles: int | None = None
     left: tuple[str, ...] = ()
     not_sent: int = 0
 
@@ -109,6 +111,7 @@ class Fit:
                 "greedy_us": self.greedy_us,
                 "filled": self.filled,
                 "num_compiles": self.num_compiles,
+                "most_compiles": self.most_compiles,
                 "left": self.left,
                 "not_sent": self.not_sent,
             },

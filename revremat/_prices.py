@@ -170,7 +170,9 @@ class UnitPrices:
     @property
     def has_edges(self) -> bool:
         """Whether a first and a last layer can have prices of their own."""
-        return self.is_loop and self.unit.skippable and self.unit.num_layers > DEPTHS[1]
+        return (
+            self.is_loop and self.unit.skippable and self.unit.num_layers >= DEPTHS[0]
+        )
 
     @property
     def reference(self) -> Price:
@@ -238,7 +240,7 @@ class UnitPrices:
           Differences: kept bytes, host bytes and time; no base.
         """
         missing = [n for n in names if (n, beside, last) not in self.beside]
-        few, asked = DEPTHS[1] - 1, []
+        few, asked = min(DEPTHS[1], self.unit.num_layers) - 1, []
         for name in missing:
             one, run = self.choices[name].action, (self.choices[beside].action,) * few
             actions = (*run, one) if last else (one, *run)

@@ -1,5 +1,6 @@
 """Problem: what is trained, before any decision about memory."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,19 @@ class Problem:
     donate: tuple[int, ...] = ()
     name: str = field(default="", kw_only=True)
 
+    def __post_init__(self):
+        if not isinstance(self.specs, tuple | list):
+            raise UserError(
+                "a Problem's specs are the arguments of its loss, as in specs=(w, x); "
+                f"this is one {type(self.specs).__name__}: put it in a tuple"
+            )
+        positions = isinstance(self.donate, tuple | list)
+        if not positions or any(type(one) is not int for one in self.donate):
+            raise UserError(
+                "a Problem donates by positions, as in donate=(0,), and not by "
+                f"{self.donate!r}"
+            )
+
     def make_step(self, loss: Loss | None = None) -> tuple[Step, tuple[Any, ...]]:
         """The step function and its arguments, for this loss or a rewritten one.
 
@@ -64,11 +78,41 @@ def _checked(made: Any) -> tuple[Step, tuple[Any, ...]]:
     )
 
 
+def check_value(label: str, out: Any) -> None:
+    """Refuses what a loss returns if there is no number to differentiate.
+
+    Args:
+      label: What messages call the loss.
+      out: Arrays, or their shapes and dtypes.
+
+    Raises:
+      UserError: It is neither one floating-point number nor a pair that begins with it.
+    """
+    import jax
+
+    value: Any = out[0] if isinstance(out, tuple) and len(out) == 2 else out
+    got, instead = "a tree of arrays", "the mean or the sum"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        kind = functools.partial(jax.numpy.issubdtype, value.dtype)
+        if value.shape == () and kind(jax.numpy.floating):
+            return
+        got = f"{value.dtype}{list(value.shape)}"
+        if kind(jax.numpy.complexfloating):
+            instead = "its real part or size"
+    raise UserError(
+        f"{label}: a loss returns one floating-point number (or that and auxiliary "
+        f"values), not {got}; take {instead}."
+    )
+
+
 def _value_and_grad(loss: Loss) -> Step:
     import jax
 
+    label = getattr(loss, "__name__", type(loss).__name__)
+
     def with_aux(*args: Any) -> tuple[Any, Any]:
         out = loss(*args)
+        check_value(label, out)
         return out if isinstance(out, tuple) else (out, None)
 
     def step(*args: Any) -> Any:

@@ -19,6 +19,7 @@ WORTH_A_COMPILE = 0.003
 """Of the budget: what is not left unused."""
 _LEAST_GAIN = 1e-3
 _APART = 1e-4
+_NEARLY = 1.25
 _MOST_FILLED = 8
 _MOST_TRIMMED = 4
 
@@ -238,13 +239,50 @@ def _one_more(
                 yield (menu.unit, price.name), few
 
 
-def trim_ends(search: "Search", best: Row) -> float:
-    """Other actions for the first and the last layer, which stand outside of loops.
+def try_ends(search: "Search", best: Row, bound_us: float) -> float:
+    """Compiles plans whose first and last layers stand outside of loops.
+
+    Args:
+      search: Knows the prices.
+      best: The best plan so far.
+      bound_us: What no mix of layers in loops beats.
 
     Returns:
-      How much faster the prices say that can make the step, at most.
+      The same, of plans with such ends too.
     """
-    row, gain_us = best, 0.0
+    bound_us += trim_ends(search, best)
+    for row in _near_misses(search, best):
+        bound_us = min(bound_us, row.time_us + trim_ends(search, row))
+    return bound_us
+
+
+def _near_misses(search: "Search", best: Row) -> list[Row]:
+    """A plan in loops that is faster than the best and hardly too large, if there is.
+
+    A layer outside of the loop may give back more than it keeps.
+    """
+    found = [
+        row
+        for row in search.rows.values()
+        if search.budget < row.bytes <= _NEARLY * search.budget
+        and (1 + _LEAST_GAIN) * row.time_us < best.time_us
+        and search.is_priced(row)
+        and not row.takes("unroll")
+    ]
+    return sorted(found, key=lambda row: row.bytes)[:1]
+
+
+def trim_ends(search: "Search", start: Row) -> float:
+    """Other actions for the first and the last layer, which stand outside of loops.
+
+    Args:
+      search: Knows the prices; what is tried is among its rows.
+      start: A plan with prices, which may be too large.
+
+    Returns:
+      How much faster than that the prices say that such a plan can be, at most.
+    """
+    row, gain_us = start, 0.0
     with_edges = [prices for prices in search.prices if prices.has_edges]
     for prices in with_edges:
         few = max(1, NUM_EDGES // len(with_edges))
@@ -274,15 +312,16 @@ def trim_ends(search: "Search", best: Row) -> float:
                 runs = _with_ends(inner, first, end)
                 options.append((time_us, size, {**counts, prices.unit.name: runs}))
         options.sort(key=lambda option: option[:2])
-        fitting = [row]
+        fits = row.bytes <= search.budget
+        fitting = [row] if fits else []
         for tried in batched(options[:_MOST_TRIMMED], 2):
             rows = search.try_all(
                 [(option, row.bytes + size) for _, size, option in tried]
             )
             fitting += [r for r in rows if r.bytes <= search.budget]
-            if len(fitting) > 1:
+            if len(fitting) > fits:
                 break
-        row = min(fitting, key=lambda r: r.time_us)
+        row = min(fitting, key=lambda r: r.time_us, default=row)
     return gain_us
 
 

@@ -224,6 +224,19 @@ def linear(w, x):
 
 
 @pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"specs": specs()[1]}, "arguments of its loss.*one ShapeDtypeStruct: put it"),
+        ({"specs": specs(), "donate": ("x",)}, r"by positions.*and not by \('x',\)"),
+        ({"specs": specs(), "donate": 0}, "by positions.*and not by 0"),
+    ],
+)
+def test_a_problem_says_what_it_is_made_of(given, sentence):
+    with pytest.raises(rr.UserError, match=sentence):
+        rr.Problem(loss, **given)
+
+
+@pytest.mark.parametrize(
     ("problem", "args", "budget", "sentence"),
     [
         (loss, specs(), "60 gigs", "'60 gigs' is no number of bytes"),
@@ -242,6 +255,12 @@ def linear(w, x):
             "1GiB",
             r"a function and the tuple of its arguments; this one returned \(NoneType, "
             r"tuple\)",
+        ),
+        (
+            rr.Problem(loss, specs(), donate=(7,)),
+            (),
+            "1GiB",
+            r"donate=\(7,\) names an argument that the step does not have: it has 2",
         ),
         (
             loss,

@@ -8,7 +8,7 @@ import pytest
 
 import revremat as rr
 from revremat._prices import NUM_EDGES
-from revremat._refine import fill, is_filled, trim_ends, use_up
+from revremat._refine import fill, is_filled, trim_ends, try_ends, use_up
 from revremat.policies import Menu, Price, choose, predict_bytes
 
 LAYERS = 8
@@ -296,3 +296,27 @@ def test_ends_of_several_loops_share_the_compiles_of_one():
     trim_ends(search, search.compiled({name: (("rebuild", 8),) for name in "abc"}))
     asked = [number for ends in search.prices for number in ends.numbers]
     assert asked == [NUM_EDGES // 3] * 6
+
+
+class GivingBack(Ends):
+    """A last layer outside of the loop takes 9 bytes less, and is faster."""
+
+    def known_edges(self, beside, last):
+        return [Price("save", -9.0, 0.0, 0.0, -60.0)] if last else []
+
+
+@pytest.mark.parametrize(
+    ("taken", "tried"),
+    [(56, []), (60, [(("rebuild", 7), ("save", 1))]), (66, []), (80, [])],
+    ids=["fits", "a little too large", "larger than that", "far too large"],
+)
+def test_what_is_a_little_too_large_may_fit_with_ends(taken, tried):
+    search = Searched(56, lambda counts: 0.0)
+    best, near = search.row(save=8), search.row(rebuild=8)
+    best.bytes, best.time_us, near.bytes = 56, 2000.0, taken
+    near.takes = lambda *ways: False
+    search.rows, search.prices = {"near": near}, [GivingBack()]
+    asked = []
+    search.try_all = lambda mixes: asked.extend(c["u"] for c, _ in mixes) or [best]
+    try_ends(search, best, 0.0)
+    assert [runs for runs in asked if ("rebuild", 7) in runs] == tried

@@ -3,8 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import revremat as rr
 from revremat._smallest import try_smallest
 from revremat.policies import Menu, Price
 
@@ -21,7 +24,7 @@ class Searched:
       room: Compiles that are left.
     """
 
-    host_bytes = 100.0
+    host_bytes, prices = 100.0, ()
 
     def __init__(self, too_small=(), told=(), budget=6, room=9):
         self.too_small, self.told = too_small, dict(told)
@@ -79,3 +82,15 @@ def test_nothing_is_compiled_where_something_fits_or_there_is_no_room(how):
     search: Any = Searched(**how)
     try_smallest(search)
     assert search.tried == []
+
+
+def test_what_a_limit_kept_out_is_priced_where_nothing_else_fits():
+    """Six layers take 43 MiB if all is rebuilt, 23 with their inputs on the host."""
+    layer = lambda w, x: jnp.sin(jnp.tanh(x @ w))
+    loss = lambda w, x: rr.stack(layer, w, x).sum()
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    specs = array(6, 256, 256), array(4096, 256)
+    how = {"budget": "24MiB", "target": "h100:1", "unroll": False}
+    fit = rr.fit(loss, *specs, **how, most_compiles=10)
+    assert fit.plan.fits
+    assert fit.num_compiles <= 10

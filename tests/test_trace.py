@@ -229,12 +229,25 @@ def twice(w, x):
     return rr.name(jnp.sin(once), "hidden").sum()
 
 
+def until(w, x):
+    turn = lambda x: x @ w["a"][0].T @ w["a"][0]
+    return jax.lax.while_loop(lambda x: x.sum() > 1, turn, x).sum()
+
+
+SIZED = jax.ShapeDtypeStruct(("a", 8), jnp.float32)
+
+
 @pytest.mark.parametrize(
     ("loss", "args", "message"),
     [
         (lambda w, x: x @ w["a"][0], specs(), r"not float32\[2, 8\]; take the mean"),
         (lambda w, x: x.astype(int).sum(), specs(), r"not int32\[\]"),
         (lambda w, x: {"loss": x.sum()}, specs(), "not a tree of arrays"),
+        (lambda w, x: 1j * x.sum(), specs(), r"not complex64\[\]; take its real part"),
+        (lambda w, x: x.sum(), specs()[:1], r"takes \(w, x\), and is given 1 argument"),
+        (lambda w, x: x.sum(), (*specs(), 1), r"\(w, x\), and is given 3 arguments"),
+        (until, specs(), r"test_trace.py:\d+ \(until\): a loop that turns until"),
+        (lambda w, x: x.sum(), (specs()[0], SIZED), r"argument 1 has the shape \('a'"),
         (
             lambda n, x: x.sum() * n[0],
             (jnp.arange(3), jnp.ones(2)),

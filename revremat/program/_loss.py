@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from revremat._compat import trace_absent_kernels
-from revremat._errors import UserError, python_values
+from revremat._errors import UserError, arguments_told
+from revremat._problem import check_value
 from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._fingerprint import fingerprint
 from revremat.program._linearize import is_inexact
@@ -54,9 +55,9 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
     for number, arg in enumerate(args):
         _check_arrays(label, number, arg)
     trace_absent_kernels()
-    with python_values(label, args):
+    with arguments_told(label, loss, args):
         closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
-    _check_scalar(label, shapes)
+    check_value(label, shapes)
     leaves = [jax.typeof(leaf) for leaf in jax.tree.leaves(args[:1])]
     rest = len(closed.in_avals) - len(leaves)
     mask = (*map(is_inexact, leaves), *(False for _ in range(rest)))
@@ -78,20 +79,14 @@ def _check_arrays(label: str, number: int, arg: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
         if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
             continue
+        where = f"argument {number}{jax.tree_util.keystr(path)}"
+        sizes = getattr(leaf, "shape", ())
+        if any(isinstance(size, str | float) for size in sizes):
+            raise UserError(
+                f"{label}: {where} has the shape {sizes}; sizes are whole numbers"
+            )
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            where = f"argument {number}{jax.tree_util.keystr(path)}"
             raise UserError(
                 f"{label}: {where} is {leaf!r}, which is not an array; bind it "
                 "beforehand with `functools.partial` or a lambda."
             )
-
-
-def _check_scalar(label: str, shapes: Any) -> None:
-    value = shapes[0] if isinstance(shapes, tuple) and len(shapes) == 2 else shapes
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape != () or not is_inexact(value):
-        got = "a tree of arrays" if shape is None else f"{dtype}{list(shape)}"
-        raise UserError(
-            f"{label}: a loss returns one floating-point number (or that and auxiliary "
-            f"values), not {got}; take the mean or the sum."
-        )

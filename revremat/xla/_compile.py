@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from revremat._compat import on_device, trace_absent_kernels
-from revremat._errors import UserError, python_values
+from revremat._errors import UserError, arguments_told
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
@@ -132,14 +132,25 @@ def lower_step(
             )
         jitted: Any = step
     else:
+        _check_positions(donate, len(specs))
         jitted = jax.jit(step, donate_argnums=donate)
     trace_absent_kernels()
     with _elsewhere(target):
-        with python_values(getattr(step, "__name__", "the step"), specs):
+        label = getattr(step, "__name__", "the step")
+        with arguments_told(label, step, specs):
             traced = jitted.trace(*placed)
         lowered = _lower(traced, target)
     options = {**_default_options(target), **(options or {})}
     return Lowered(lowered, target, options, placed)
+
+
+def _check_positions(donate: tuple[int, ...], number: int) -> None:
+    """JAX refuses positions that are not there, unless the step takes `*args`."""
+    if any(not -number <= position < number for position in donate):
+        raise UserError(
+            f"donate={donate} names an argument that the step does not have: it has "
+            f"{number}, the first at position 0"
+        )
 
 
 def _lower(traced: Any, target: Target) -> Any:

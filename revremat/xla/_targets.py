@@ -219,6 +219,11 @@ def _tpu(key: str, counts: str, card: Card) -> Target:
     shape = tuple(int(n) for n in counts.split("x"))
     num_devices = math.prod(shape)
     per_host = min(4, num_devices)
+    if num_devices % per_host:
+        raise UserError(
+            f"{key}:{counts} is {num_devices} chips, which whole hosts of {per_host} "
+            "do not make up: write a slice there is, as in 'v5e:4x4' or 'v5p:2x2x1'"
+        )
     return Target(
         f"{key}:{counts}", card, num_devices // per_host, per_host, topology=shape
     )
@@ -256,7 +261,13 @@ def _devices(wanted: Target) -> tuple[Any, ...]:
         return _platforms.cuda_topology(
             gpu_target_config(wanted.card), wanted.num_hosts, wanted.devices_per_host
         )
-    return _platforms.tpu_topology(wanted.spec)
+    try:
+        return _platforms.tpu_topology(wanted.spec)
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(
+            f"the compiler of {wanted.spec} knows no such slice: "
+            f"{str(error).splitlines()[0]}; write one there is, as in 'v5e:4x4'"
+        ) from None
 
 
 _COPIED = (

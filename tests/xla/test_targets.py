@@ -66,6 +66,7 @@ def test_local_is_this_machine():
         ("h100:12", "more cards than a host holds.*'h100:2x8'"),
         ("v5e:16", "names no slice.*'v5e:4x4'"),
         ("v5e", "names no slice"),
+        ("v5e:3x3", "9 chips, which whole hosts of 4 do not make up.*'v5e:4x4'"),
         (8, "a target is text like 'local', 'cpu:8'"),
     ],
 )
@@ -76,6 +77,11 @@ def test_anything_else_is_told_what_to_write(spec, says):
     with pytest.raises(rr.UserError, match=says) as raised:
         rr.target(spec)
     assert "\n" not in str(raised.value)
+
+
+def test_a_slice_that_its_compiler_does_not_know_is_told():
+    with pytest.raises(rr.UserError, match=r"v5e:3x4 knows no such slice: .*'v5e:4x4'"):
+        _ = rr.target("v5e:3x4").devices
 
 
 @pytest.mark.parametrize("key", xla.GPU_CARDS)
