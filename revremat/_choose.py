@@ -24,7 +24,6 @@ from revremat._prices import (
     KEEP_ALL,
     NUM_EDGES,
     REFERENCE,
-    Counts,
     UnitPrices,
     correct,
     hold,
@@ -35,7 +34,7 @@ from revremat._refine import WORTH_A_COMPILE, is_filled, try_ends, use_up
 from revremat._rivals import NEAR, NUM_RIVALS, try_rivals
 from revremat._smallest import try_smallest
 from revremat._twins import drop_maxima, write_out
-from revremat.policies import Candidate, Choice, Menu
+from revremat.policies import Candidate, Choice, Counts, Menu
 from revremat.program._loss import trace_loss
 from revremat.xla import Target
 

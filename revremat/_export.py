@@ -214,7 +214,6 @@ def _inexpressible(unit: Unit, action: Action, names: list[str]) -> Iterator[str
             f"unit {unit.name!r}: writing layers out; give `unroll=` to their "
             "jax.lax.scan, or call them in a Python loop"
         )
-    makers = {out: op.kind for op in unit.operations for out in op.outputs}
     beyond = _of_the_derivative(unit)
     for name in () if _as_written(action) else names:
         if name in beyond:
@@ -223,7 +222,8 @@ def _inexpressible(unit: Unit, action: Action, names: list[str]) -> Iterator[str
                 "no tag can be put; jax.checkpoint rebuilds it"
             )
             continue
-        kind = makers.get(unit.position[name], "")
+        maker = unit.maker.get(unit.position[name])
+        kind = "" if maker is None else maker.kind
         if kind in _KEEP_THEIR_RESULT:
             yield (
                 f"unit {unit.name!r}: {name!r} is the result of {kind}, whose "

@@ -37,6 +37,11 @@ class Value:
     num_bytes: int
     role: str
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether it has to be kept or come back; weights are there anyway."""
+        return self.role in ("made", "input")
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -173,16 +178,20 @@ class Unit:
     def plain_bytes(self) -> int:
         """What plain autodiff keeps of one layer, per device."""
         values = (self.values[k] for k in self.residuals_of)
-        return sum(v.num_bytes for v in values if v.role in ("made", "input"))
+        return sum(v.num_bytes for v in values if v.is_decided)
+
+    @cached_property
+    def maker(self) -> Mapping[int, Operation]:
+        """What makes a value, by its position in `values`; nothing makes inputs."""
+        return {out: op for op in self.operations for out in op.outputs}
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
         """What plain autodiff keeps, what is dear to rebuild, and what is tagged."""
-        makers = {out: op for op in self.operations for out in op.outputs}
         plain = set(self.residuals_of)
         found = []
         for k, value in enumerate(self.values):
-            maker = makers.get(k)
+            maker = self.maker.get(k)
             dear = maker is not None and maker.dear
             if not value.name or not (k in plain or dear or value.given):
                 continue
@@ -221,8 +230,7 @@ class Unit:
                 f"{self.name!r} does not have; it has: {known}."
             )
         at = lambda names: {self.position[name] for name in names}
-        is_decided = lambda k: self.values[k].role in ("made", "input")
-        plain = {k for k in self.residuals_of if is_decided(k)}
+        plain = {k for k in self.residuals_of if self.values[k].is_decided}
         offloaded, saved = at(action.offload), at(action.save)
         if action.kind == "save":
             saved |= plain - offloaded

@@ -19,7 +19,7 @@ first and the last layer have prices of their own, beside the run they stand nex
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from revremat._cut import DEPTHS, UnitCut
@@ -27,14 +27,10 @@ from revremat._graph import Unit
 from revremat._measure import Request
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action
-from revremat.policies import Candidate, Menu, Price
+from revremat.policies import Candidate, Counts, Menu, Price, Runs
 
 Ask = Callable[[Sequence[tuple[str, Request]]], list[Measurement]]
 """Compiles steps on the target; texts say what they are, for people."""
-Runs = Sequence[tuple[str, int]]
-"""Candidates' names, each with how many layers in turn take it."""
-Counts = Mapping[str, Runs]
-"""Those of every unit."""
 
 REFERENCE, KEEP_ALL = "full", "none"
 NUM_EDGES = 6
@@ -77,7 +73,7 @@ def plain_of(candidate: Candidate) -> Candidate:
     return Candidate(name, candidate.action(unroll=False))
 
 
-def summary(counts: Mapping[str, Runs]) -> str:
+def summary(counts: Counts) -> str:
     """What a program is called, by the runs of each of its units.
 
     >>> summary({"scan_0": [("none", 1), ("full", 23)]})

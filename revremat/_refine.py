@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from revremat._fitted import Row
-from revremat._prices import NUM_EDGES, Counts, Runs, neighbour
-from revremat.policies import Choice, Menu, Price, Support, predict_bytes
+from revremat._prices import NUM_EDGES, neighbour
+from revremat.policies import (
+    Choice,
+    Counts,
+    Menu,
+    Price,
+    Runs,
+    Support,
+    predict_bytes,
+)
 
 if TYPE_CHECKING:
     from revremat._choose import Search
@@ -150,7 +158,7 @@ def _nearby(
         newcomer, choice = min(found, key=lambda one: (one[1].time_us, one[1].bytes))
         if search.refine(choice.support):
             continue
-        gain_us = _time_us(every, counts) - choice.time_us
+        gain_us = Choice.of(every, counts).time_us - choice.time_us
         return (newcomer, choice) if gain_us > _LEAST_GAIN * row.time_us else None
 
 
@@ -163,12 +171,6 @@ def _apart(search: "Search", row: Row) -> tuple[Counts, _Ends]:
         if first or last:
             counts[unit], ends[unit] = loop, (first, last)
     return counts, ends
-
-
-def _time_us(menus: Sequence[Menu], counts: Counts) -> float:
-    """Of layers, by their prices."""
-    times = {(menu.unit, p.name): p.time_us for menu in menus for p in menu.prices}
-    return sum(n * times[kind] for kind, n in _layers(counts).items())
 
 
 def _over(menus: Sequence[Menu], counts: Counts, bytes: float, miss: _Miss) -> float:

@@ -9,7 +9,6 @@ from revremat._twins import price
 
 if TYPE_CHECKING:
     from revremat._choose import Search
-    from revremat._prices import Counts
 
 _DOUBTFUL = ("unroll", "on_host", "closer")
 _AFTER_OFFER = 2
@@ -54,7 +53,7 @@ def _offer_smaller(search: "Search") -> bool:
     return found
 
 
-def _smallest(search: "Search", ways: Sequence[str]) -> "tuple[Counts, float]":
+def _smallest(search: "Search", ways: Sequence[str]) -> tuple[policies.Counts, float]:
     """The smallest mix by the prices there is room for, and its bytes."""
     while True:
         menus = search.menus_without(ways)

@@ -15,8 +15,10 @@ from revremat.policies._joint import Rates as Rates
 from revremat.policies._maxima import kept_maxima as kept_maxima
 from revremat.policies._maxima import without_maxima as without_maxima
 from revremat.policies._menu import Choice as Choice
+from revremat.policies._menu import Counts as Counts
 from revremat.policies._menu import Menu as Menu
 from revremat.policies._menu import Price as Price
+from revremat.policies._menu import Runs as Runs
 from revremat.policies._menu import Support as Support
 from revremat.policies._menu import predict_bytes as predict_bytes
 from revremat.policies._menu import support as support

@@ -32,15 +32,7 @@ def choose_greedily(
     prices = {menu.unit: {p.name: p for p in menu.prices} for menu in menus}
 
     def read(counts: _Counts) -> Choice:
-        runs = _ordered(counts, prices)
-        flat = [(prices[u][name], n) for u, found in runs.items() for name, n in found]
-        return Choice(
-            counts=runs,
-            bytes=predict_bytes(menus, runs),
-            host_bytes=sum(n * p.host_bytes for p, n in flat),
-            time_us=sum(n * p.time_us for p, n in flat),
-            bound_us=-math.inf,
-        )
+        return Choice.of(menus, _ordered(counts, prices))
 
     def fits(choice: Choice) -> bool:
         if choice.host_bytes > host_budget_bytes:

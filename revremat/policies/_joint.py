@@ -77,8 +77,8 @@ class Joint:
         self.wanted = self.needed(())[0]
 
     def counts(self, k: int) -> bool:
-        """Whether a value has to be kept or rebuilt; weights are there anyway."""
-        return self.unit.values[k].role in ("made", "input")
+        """Whether a value has to be kept or rebuilt."""
+        return self.unit.values[k].is_decided
 
     def needed(self, kept: Collection[int]) -> tuple[frozenset[int], tuple[int, ...]]:
         """What the backward pass uses if these values are kept.

@@ -1,10 +1,15 @@
 """Menu: what layers may cost; Choice: how many take which; what a choice takes."""
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Support = frozenset[tuple[str, str]]
+Runs = Sequence[tuple[str, int]]
+"""Candidates' names, each with how many layers in turn take it, in running order."""
+Counts = Mapping[str, Runs]
+"""Those of every unit."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +75,35 @@ class Choice:
     """A mix for every unit.
 
     Attributes:
-      counts: For each unit, `(candidate, layers)` in the order they run.
+      counts: How many layers of each unit take which candidate.
       bytes: Predicted peak, per device.
       host_bytes: Predicted bytes on the host, per device.
       time_us: Predicted time of all layers, by prices that may be of differences.
       bound_us: No mix of these candidates is faster than this; -inf if not known.
     """
 
-    counts: Mapping[str, tuple[tuple[str, int], ...]]
+    counts: Counts
     bytes: float
     host_bytes: float
     time_us: float
     bound_us: float
+
+    @classmethod
+    def of(
+        cls, menus: Sequence[Menu], counts: Counts, bound_us: float = -math.inf
+    ) -> "Choice":
+        """What a mix takes by the prices of these menus."""
+        prices = {(menu.unit, p.name): p for menu in menus for p in menu.prices}
+        taken = [
+            (prices[unit, name], n) for unit, runs in counts.items() for name, n in runs
+        ]
+        return cls(
+            counts,
+            predict_bytes(menus, counts),
+            sum(n * p.host_bytes for p, n in taken),
+            sum(n * p.time_us for p, n in taken),
+            bound_us,
+        )
 
     @property
     def support(self) -> Support:
@@ -89,7 +111,7 @@ class Choice:
         return support(self.counts)
 
 
-def support(counts: Mapping[str, Sequence[tuple[str, int]]]) -> Support:
+def support(counts: Counts) -> Support:
     """Which candidates of which units runs are of."""
     return frozenset((unit, name) for unit, runs in counts.items() for name, _ in runs)
 
@@ -99,9 +121,7 @@ def place(price: Price) -> tuple[float, float, str]:
     return price.kept_bytes, -price.base_bytes, price.name
 
 
-def predict_bytes(
-    menus: Sequence[Menu], counts: Mapping[str, Sequence[tuple[str, int]]]
-) -> float:
+def predict_bytes(menus: Sequence[Menu], counts: Counts) -> float:
     """The peak of a mix, per device; runs are in the order they run."""
     kept, peak = 0.0, 0.0
     for menu in menus:

@@ -17,7 +17,7 @@ import numpy as np
 import scipy  # its parts are imported when they are first used
 
 from revremat.policies._greedy import choose_greedily
-from revremat.policies._menu import Choice, Menu, place, predict_bytes
+from revremat.policies._menu import Choice, Menu, place
 from revremat.policies._silence import without_lines
 
 _MOST_NODES = 20_000
@@ -175,8 +175,4 @@ class _Rows:
             if number:
                 runs[unit].append((price.name, int(number)))
         chosen = {unit: tuple(found) for unit, found in runs.items()}
-        totals = np.array([[p.host_bytes, p.time_us] for p in self.prices])
-        host, time = counts @ totals
-        return Choice(
-            chosen, predict_bytes(self.menus, chosen), float(host), float(time), bound
-        )
+        return Choice.of(self.menus, chosen, bound)

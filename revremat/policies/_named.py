@@ -151,13 +151,9 @@ class _Reader:
 
     def __init__(self, unit: Unit):
         self.unit = unit
-        self.made = {
-            k for k, v in enumerate(unit.values) if v.role in ("made", "input")
-        }
-        self.maker: dict[int, Operation] = {}
+        self.made = {k for k, v in enumerate(unit.values) if v.is_decided}
         self.users: dict[int, list[Operation]] = {}
         for op in unit.operations:
-            self.maker.update((out, op) for out in op.outputs)
             for k in set(op.inputs):
                 self.users.setdefault(k, []).append(op)
         products = [op for op in unit.operations if op.kind == "dot_general"]
@@ -263,7 +259,7 @@ class _Reader:
             if k in seen or k not in self.made:
                 continue
             seen.add(k)
-            makers = [self.maker[k]] if k in self.maker else []
+            makers = [self.unit.maker[k]] if k in self.unit.maker else []
             for op in self.users.get(k, []) if forward else makers:
                 if id(op) in stops:
                     found[id(op)] = op

@@ -117,10 +117,9 @@ def dear_names(unit: Unit) -> tuple[str, ...]:
     Those that save most FLOPs per byte come first; at most ten. Untagged values whose
     rebuilding is less than a hundredth of all are not worth a name.
     """
-    makers = {k: op for op in unit.operations for k in op.outputs}
     listed = []
     for k, value in enumerate(unit.values):
-        maker = makers.get(k)
+        maker = unit.maker.get(k)
         dear = maker is not None and (maker.dear or maker.kind == "dot_general")
         if value.name and (value.given or dear) and not (maker and maker.pinned):
             flops = maker.num_flops / max(1, value.num_bytes) if maker else 0.0
