@@ -264,9 +264,9 @@ def _(noun: Fit, console: Console) -> None:
     if noun.bound_us > 0:
         slower = 100 * (best.time.step_us / noun.bound_us - 1)
         gap = f"by prices, at most {slower:.1f} % slower than any mix of these; "
-    allowed = f", of {noun.most_compiles} allowed" if noun.most_compiles else ""
+    allowed = f" of {noun.most_compiles}" if noun.most_compiles else ""
     console.print(
-        f"{gap}{noun.num_compiles} programs compiled or read from the cache{allowed}"
+        f"{gap}{noun.num_compiles}{allowed} programs compiled or read from the cache"
     )
     budget = plan.budget_bytes or 0
     left = budget - best.memory.total_bytes
