@@ -82,11 +82,10 @@ class Search(Compiled):
             )
         self.pools = self._pools()
         every = self._propose(_MOST_CANDIDATES)
-        if most_compiles is not None:
-            for most in range(_MOST_CANDIDATES - 1, _FEWEST_CANDIDATES - 1, -1):
-                if self.num_needed <= most_compiles:
-                    break
-                every = self._propose(most)
+        for most in range(_MOST_CANDIDATES - 1, _FEWEST_CANDIDATES - 1, -1):
+            if self.room_for(self.num_needed):
+                break
+            every = self._propose(most)
         self.left = tuple(
             name
             for name, menu in every.items()
@@ -97,8 +96,7 @@ class Search(Compiled):
                 "there is nothing to decide: every way back keeps the same values for "
                 "the backward pass"
             )
-        few = most_compiles is not None and self.num_needed > most_compiles
-        if few and not level:
+        if not level and not self.room_for(self.num_needed):
             raise UserError(
                 f"{most_compiles} compiles are too few for this program: a search "
                 f"needs {self.num_needed} or more"
@@ -188,8 +186,10 @@ class Search(Compiled):
             return self._answer(0.0, f"the step's arguments alone ({size})")
         if not self.priced:
             self.prepare()
-        choice = self._tighten()
         bound_us, greedy_us = 0.0, None
+        choice = self._tighten()
+        if choice is None and write_out(self):
+            choice = self._tighten()
         if choice is not None:
             try_rivals(self, choice)
             if write_out(self, choice.support):
@@ -205,9 +205,9 @@ class Search(Compiled):
                         try_rivals(self, surer, without=(way,))
         try_smallest(self)
         use_up(self)
-        best = self.best_priced()
-        if best is not None and best.bytes <= budget_bytes:
-            bound_us, greedy_us = bounds(self, best)
+        if (best := self.best_priced()) is not None:
+            if best.bytes <= budget_bytes:
+                bound_us, greedy_us = bounds(self, best)
             bound_us = max(0.0, try_ends(self, best, bound_us))
             use_up(self)
         if (inside_us := look_inside(self)) < bound_us:
@@ -272,6 +272,7 @@ class Search(Compiled):
             filled=is_filled(self, best),
             num_compiles=self.done,
             most_compiles=self.most_compiles,
+            is_cut_short=self.is_cut_short and not held_by,
             left=self.left,
             not_sent=not_sent(best, self.graph, share),
         )

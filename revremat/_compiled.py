@@ -36,6 +36,7 @@ class Compiled:
       in_order: Whether programs compute gradients in order, where nothing else is said.
       done: Programs compiled or read from the cache, cut ones included.
       expected: About how many there will be.
+      is_cut_short: Whether anything was left out because no more are allowed.
     """
 
     def __init__(
@@ -55,12 +56,15 @@ class Compiled:
         self.graph: Graph = trace(problem.loss, *problem.specs)
         self.rows: dict[Any, Row] = {}
         self.in_order = False
-        self.done, self.expected = 0, 0
+        self.done, self.expected, self.is_cut_short = 0, 0, False
         self._used = False
 
     def room_for(self, number: int) -> bool:
         """Whether so many compiles more are allowed."""
-        return self.most_compiles is None or self.done + number <= self.most_compiles
+        if self.most_compiles is None or self.done + number <= self.most_compiles:
+            return True
+        self.is_cut_short = True
+        return False
 
     def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement]:
         """Steps on the target, by its compiler."""

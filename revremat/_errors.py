@@ -1,7 +1,6 @@
 """The one exception class for mistakes a user can mend."""
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -56,9 +55,10 @@ def arguments_told(
 
 def _refusing(function: Callable[..., Any], args: Sequence[Any]) -> str | None:
     """What a function takes, if that is not these."""
+    if hasattr(function, "lower"):  # jitted
+        function = getattr(function, "__wrapped__", function)
     try:
-        bound = isinstance(function, functools.partial)
-        signature = inspect.signature(function, follow_wrapped=not bound)
+        signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # Some callables do not tell.
         return None
     try:

@@ -95,7 +95,7 @@ def _code(plan: Plan, graph: Graph, form: str, lost: list[str]) -> str:
     for unit_plan in plan.units:
         unit = graph[unit_plan.name]
         sources = (op.source for op in unit.operations)
-        begins = next((f" that begins at {one}" for one in sources if one), "")
+        begins = next((f", beginning at {one}" for one in sources if one), "")
         lines += ["", f"# Unit {unit.name!r}, {_count(unit.num_layers)}{begins}."]
         lines += _tags(unit, unit_plan)
         runs = list(_runs(unit_plan))

@@ -116,8 +116,8 @@ def _sentence(found: Fit) -> str:
     plan = found.plan
     assert plan.budget_bytes is not None
     assert plan.total_bytes is not None
-    few = found.most_compiles
-    others = f"; allow more than {few} compiles to try other ways back" if few else ""
+    more = f"; allow more than {found.most_compiles} compiles to try other ways back"
+    others = more if found.is_cut_short else ""
     return (
         f"no plan stays within {format_bytes(plan.budget_bytes)} on {plan.target}: the "
         f"smallest that was compiled takes {format_bytes(plan.total_bytes)}, "
@@ -272,8 +272,8 @@ def _(noun: Fit, console: Console) -> None:
     left = budget - best.memory.total_bytes
     if noun.filled and left >= WORTH_A_COMPILE * budget > 0:
         console.print(
-            f"{format_bytes(left)} of the budget are left: by prices, nothing near "
-            "this plan that would take them is faster"
+            f"{format_bytes(left)} of the budget are left: nothing near this plan that "
+            "would take them is faster, by prices or compiled"
         )
     if noun.left:
         console.print(

@@ -71,9 +71,11 @@ class Fit:
         prices; 0 where that is not known.
       greedy_us: What the prices say of a mix chosen greedily; None if it found none.
       filled: Whether what the plan leaves of the budget is of no use to any near it:
-        less than 0.3 %, or by prices nothing that would take it is faster.
+        less than 0.3 %, or nothing that would take it is faster by its prices, but for
+        what came out slower.
       num_compiles: Programs compiled or read from the cache, cut ones included.
       most_compiles: How many of them were allowed, if not as many as it takes.
+      is_cut_short: Whether anything was left out because of that.
       left: Units with so few bytes that they were left as they are written.
       not_sent: Bytes on each device that the plan sends to the host and the compiler
         leaves where they are, as TPU's does outside of loops.
@@ -89,6 +91,7 @@ class Fit:
     filled: bool
     num_compiles: int
     most_compiles: int | None = None
+    is_cut_short: bool = False
     left: tuple[str, ...] = ()
     not_sent: int = 0
 
@@ -112,6 +115,7 @@ class Fit:
                 "filled": self.filled,
                 "num_compiles": self.num_compiles,
                 "most_compiles": self.most_compiles,
+                "is_cut_short": self.is_cut_short,
                 "left": self.left,
                 "not_sent": self.not_sent,
             },

@@ -296,7 +296,8 @@ class UnitPrices:
         for name, candidate in self.choices.items():
             price = self._price(name)
             base = max(0.0, price.base_bytes + self.correction)
-            shortest = 2 if self.has_edges and not candidate.action.unroll else 1
+            in_loop = self.has_edges and not candidate.action.unroll
+            shortest = 2 if in_loop and self.unit.num_layers > DEPTHS[1] else 1
             prices.append(
                 dataclasses.replace(price, base_bytes=base, shortest_run=shortest)
             )

@@ -1,9 +1,12 @@
 """Problem: what is trained, before any decision about memory."""
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from revremat._errors import UserError
 
@@ -42,12 +45,7 @@ class Problem:
                 "a Problem's specs are the arguments of its loss, as in specs=(w, x); "
                 f"this is one {type(self.specs).__name__}: put it in a tuple"
             )
-        positions = isinstance(self.donate, tuple | list)
-        if not positions or any(type(one) is not int for one in self.donate):
-            raise UserError(
-                "a Problem donates by positions, as in donate=(0,), and not by "
-                f"{self.donate!r}"
-            )
+        object.__setattr__(self, "donate", positions(self.donate))
 
     def make_step(self, loss: Loss | None = None) -> tuple[Step, tuple[Any, ...]]:
         """The step function and its arguments, for this loss or a rewritten one.
@@ -76,6 +74,20 @@ def _checked(made: Any) -> tuple[Step, tuple[Any, ...]]:
         "Problem.step takes a loss and returns `(step, specs)`, a function and the "
         f"tuple of its arguments; this one returned {told}"
     )
+
+
+def positions(donate: Any) -> tuple[int, ...]:
+    """Donated arguments, by their positions.
+
+    Raises:
+      UserError: They are no whole numbers.
+    """
+    try:
+        return tuple(map(operator.index, donate if np.iterable(donate) else (donate,)))
+    except TypeError:
+        raise UserError(
+            f"arguments are donated by positions, as in donate=(0,), not by {donate!r}"
+        ) from None
 
 
 def check_value(label: str, out: Any) -> None:

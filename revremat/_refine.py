@@ -90,11 +90,11 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
     """
     misses: list[_Miss] = []
     slower: list[Support] = []
+    counts, ends = _apart(search, best)
     for _ in range(_MOST_FILLED):
         left = search.budget - best.bytes
         if left < WORTH_A_COMPILE * search.budget:
             return best, True
-        counts, ends = _apart(search, best)
         found = _nearby(search, best, counts, misses, slower)
         if found is None:
             return best, search.room_for(2)
@@ -107,7 +107,7 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
         if row.bytes > search.budget:
             misses.append(_Miss(newcomer, choice, row.bytes))
         elif row.time_us < best.time_us:
-            best = row
+            best, counts = row, choice.counts
         else:
             slower.append(choice.support)
     return best, False
@@ -246,30 +246,33 @@ def try_ends(search: "Search", best: Row, bound_us: float) -> float:
 
     Args:
       search: Knows the prices.
-      best: The best plan so far.
+      best: The best plan so far, if any fits.
       bound_us: What no mix of layers in loops beats.
 
     Returns:
       The same, of plans with such ends too.
     """
-    bound_us += trim_ends(search, best)
-    for row in _near_misses(search, best):
+    if best.bytes <= search.budget:
+        bound_us += trim_ends(search, best)
+    for row in _near_misses(search):
         bound_us = min(bound_us, row.time_us + trim_ends(search, row))
     return bound_us
 
 
-def _near_misses(search: "Search", best: Row) -> list[Row]:
-    """A plan in loops that is faster than the best and hardly too large, if there is.
+def _near_misses(search: "Search") -> list[Row]:
+    """A plan all in loops, hardly too large, and faster than the best if that fits.
 
     A layer outside of the loop may give back more than it keeps.
     """
+    best = search.best(search.budget)
+    most_us = best.time_us / (1 + _LEAST_GAIN)
     found = [
         row
         for row in search.rows.values()
         if search.budget < row.bytes <= _NEARLY * search.budget
-        and (1 + _LEAST_GAIN) * row.time_us < best.time_us
+        and (row.time_us < most_us or best.bytes > search.budget)
         and search.is_priced(row)
-        and not row.takes("unroll")
+        and not (row.takes("unroll") or _apart(search, row)[1])
     ]
     return sorted(found, key=lambda row: row.bytes)[:1]
 

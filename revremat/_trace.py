@@ -132,8 +132,8 @@ def _loops_named(unit: str, body: Program) -> Iterator[None]:
     except ValueError as error:
         if "lax.while_loop" not in str(error):
             raise
-        loops = (source_line(op.eqn) for op in body.ops if op.kind == "while")
-        where = next(filter(None, loops), f"unit {unit!r}")
+        loops = [source_line(op.eqn) for op in body.ops if op.kind == "while"]
+        where = loops[0] if len(loops) == 1 else f"unit {unit!r}"
         raise UserError(
             f"{where}: a loop that turns until something holds has no backward pass; "
             "write jax.lax.scan, a fori_loop with fixed bounds, or "

@@ -5,6 +5,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import revremat as rr
@@ -227,13 +228,18 @@ def linear(w, x):
     ("given", "sentence"),
     [
         ({"specs": specs()[1]}, "arguments of its loss.*one ShapeDtypeStruct: put it"),
-        ({"specs": specs(), "donate": ("x",)}, r"by positions.*and not by \('x',\)"),
-        ({"specs": specs(), "donate": 0}, "by positions.*and not by 0"),
+        ({"specs": specs(), "donate": ("x",)}, r"by positions.*not by \('x',\)"),
+        ({"specs": specs(), "donate": 0.5}, "by positions.*not by 0.5"),
     ],
 )
 def test_a_problem_says_what_it_is_made_of(given, sentence):
     with pytest.raises(rr.UserError, match=sentence):
         rr.Problem(loss, **given)
+
+
+@pytest.mark.parametrize("donate", [0, (0,), [0], range(1), (np.int64(0),)])
+def test_donated_positions_are_whole_numbers(donate):
+    assert rr.Problem(loss, specs(), donate=donate).donate == (0,)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +266,7 @@ def test_a_problem_says_what_it_is_made_of(given, sentence):
             rr.Problem(loss, specs(), donate=(7,)),
             (),
             "1GiB",
-            r"donate=\(7,\) names an argument that the step does not have: it has 2",
+            r"donate=\(7,\) names an argument that the step is not given: it has 2",
         ),
         (
             loss,

@@ -225,13 +225,16 @@ class Outside:
 
 @pytest.mark.parametrize(("first", "last"), [(1, 0), (0, 1), (1, 1)])
 def test_what_stands_outside_of_a_loop_stays_there(first, last):
-    search = Searched(63, lambda counts: 0.0)
+    end = replace(SAVE, name="end", time_us=120.0)
+    search = Searched(72, lambda counts: -5.0, (REBUILD, SAVE, end))
     search.prices = [Outside(first, last)]
-    before, after = (("save", 1),) * first, (("save", 1),) * last
-    runs = lambda n: (*before, ("rebuild", 8 - n), ("save", n - first - last), *after)
-    best = filled(search, search.compiled({"u": runs(4)}))  # 54 of 63
-    assert best.counts["u"] == runs(5)
-    assert best.bytes == 63
+    before, after = (("end", 1),) * first, (("end", 1),) * last
+    loop = 8 - first - last
+    runs = lambda n: (*before, ("rebuild", loop - n), ("save", n), *after)
+    best = filled(search, search.compiled({"u": runs(3)}))
+    most = max(n for n in range(loop) if search.compiled({"u": runs(n)}).bytes <= 72)
+    assert best.counts["u"] == runs(most)
+    assert most > 3
 
 
 def test_what_was_seen_to_be_full_is_not_filled_again():
@@ -256,6 +259,7 @@ class Ends:
     """Prices of the first and the last layer of a loop: both are better off outside."""
 
     has_edges = True
+    ends = staticmethod(lambda runs: ((), runs, ()))
     choices = dict.fromkeys(("rebuild", "save"), SimpleNamespace(action=rr.SAVE))
 
     def __init__(self, name="u"):
@@ -316,6 +320,7 @@ def test_what_is_a_little_too_large_may_fit_with_ends(taken, tried):
     best.bytes, best.time_us, near.bytes = 56, 2000.0, taken
     near.takes = lambda *ways: False
     search.rows, search.prices = {"near": near}, [GivingBack()]
+    search.best = lambda budget: best
     asked = []
     search.try_all = lambda mixes: asked.extend(c["u"] for c, _ in mixes) or [best]
     try_ends(search, best, 0.0)

@@ -15,6 +15,7 @@ import jax
 
 from revremat._compat import on_device, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
+from revremat._problem import positions
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
@@ -123,7 +124,7 @@ def lower_step(
     options: Mapping[str, Any] | None = None,
 ) -> Lowered:
     """Traces `step` and lowers it for `target`; see `compile_step`."""
-    placed = place(specs, target)
+    placed, donate = place(specs, target), positions(donate)
     if hasattr(step, "trace"):
         if donate:
             raise UserError(
@@ -148,7 +149,7 @@ def _check_positions(donate: tuple[int, ...], number: int) -> None:
     """JAX refuses positions that are not there, unless the step takes `*args`."""
     if any(not -number <= position < number for position in donate):
         raise UserError(
-            f"donate={donate} names an argument that the step does not have: it has "
+            f"donate={donate} names an argument that the step is not given: it has "
             f"{number}, the first at position 0"
         )
 

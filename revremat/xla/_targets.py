@@ -264,6 +264,8 @@ def _devices(wanted: Target) -> tuple[Any, ...]:
     try:
         return _platforms.tpu_topology(wanted.spec)
     except jax.errors.JaxRuntimeError as error:
+        if "INVALID_ARGUMENT" not in str(error):
+            raise
         raise UserError(
             f"the compiler of {wanted.spec} knows no such slice: "
             f"{str(error).splitlines()[0]}; write one there is, as in 'v5e:4x4'"
