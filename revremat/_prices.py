@@ -167,7 +167,7 @@ class UnitPrices:
     def has_edges(self) -> bool:
         """Whether a first and a last layer can have prices of their own."""
         return (
-            self.is_loop and self.unit.skippable and self.unit.num_layers >= DEPTHS[0]
+            self.is_loop and self.unit.skippable and self.unit.num_layers > DEPTHS[1]
         )
 
     @property
@@ -236,7 +236,7 @@ class UnitPrices:
           Differences: kept bytes, host bytes and time; no base.
         """
         missing = [n for n in names if (n, beside, last) not in self.beside]
-        few, asked = min(DEPTHS[1], self.unit.num_layers) - 1, []
+        few, asked = DEPTHS[1] - 1, []
         for name in missing:
             one, run = self.choices[name].action, (self.choices[beside].action,) * few
             actions = (*run, one) if last else (one, *run)
@@ -296,8 +296,7 @@ class UnitPrices:
         for name, candidate in self.choices.items():
             price = self._price(name)
             base = max(0.0, price.base_bytes + self.correction)
-            in_loop = self.has_edges and not candidate.action.unroll
-            shortest = 2 if in_loop and self.unit.num_layers > DEPTHS[1] else 1
+            shortest = 2 if self.has_edges and not candidate.action.unroll else 1
             prices.append(
                 dataclasses.replace(price, base_bytes=base, shortest_run=shortest)
             )
