@@ -166,9 +166,7 @@ class UnitPrices:
     @property
     def has_edges(self) -> bool:
         """Whether a first and a last layer can have prices of their own."""
-        return (
-            self.is_loop and self.unit.skippable and self.unit.num_layers > DEPTHS[1]
-        )
+        return self.is_loop and self.unit.skippable and self.unit.num_layers > DEPTHS[1]
 
     @property
     def reference(self) -> Price:

@@ -48,13 +48,17 @@ def test_maxima_are_found_again_where_that_is_faster(length):
         assert (f"{c.name}, unrolled" in prices.choices) != faster
 
 
-@pytest.mark.parametrize(("most", "slower"), [(12, set()), (50, {"reduce_max_0"})])
+@pytest.mark.parametrize(
+    ("most", "slower"),
+    [(12, set()), pytest.param(50, {"reduce_max_0"}, marks=pytest.mark.slow)],
+)
 def test_of_few_compiles_none_are_spent_on_maxima(most, slower):
     prices = prepared(1024, most)
     assert prices.slower_maxima == slower
     assert bool(prices.passed_over) == bool(slower)
 
 
+@pytest.mark.slow
 def test_of_two_softmaxes_each_is_judged_by_itself():
     def layer(w, x):
         chosen = jax.nn.softmax((x @ w[:, :577]).astype(jnp.float32))

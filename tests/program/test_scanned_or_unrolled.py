@@ -54,14 +54,16 @@ def graphs():
     ]
 
 
-ACTIONS = {
-    "save": SAVE,
-    "recompute": RECOMPUTE,
-    "save some": RECOMPUTE(save=("ctx", "up")),
-}
-
-
-@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS.keys())
+@pytest.mark.parametrize(
+    "action",
+    [
+        pytest.param(SAVE, id="save"),
+        pytest.param(RECOMPUTE, id="recompute"),
+        pytest.param(
+            RECOMPUTE(save=("ctx", "up")), id="save some", marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_under_a_plan_both_take_the_same(graphs, action):
     sizes, times = [], []
     for loss, specs, graph in graphs:
