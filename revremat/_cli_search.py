@@ -84,9 +84,8 @@ class Search:
         }
         if given := [flag for flag, value in taken.items() if value is not None]:
             raise UserError(
-                f"--pareto searches at budgets of its own, as far as each takes: leave "
-                f"out {' and '.join(given)}"
-                + (", and write *.json to have every plan" * ("--out" in given))
+                "--pareto has budgets of its own, takes as many compiles as they need "
+                f"and writes plans to *.json: leave out {' and '.join(given)}"
             )
         if path.suffix not in (".html", ".json"):
             raise UserError(f"cannot write {str(path)!r}: write *.html or *.json")

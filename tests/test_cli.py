@@ -467,3 +467,16 @@ def test_a_reader_that_goes_away_is_no_error(folder):
     err = process.stderr.read()
     assert (process.wait(timeout=300), err) == (0, "")
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--compiles", "12"], "leave out --compiles"),
+        (["--budget", "1GiB", "--out", "p.json"], "leave out --budget and --out"),
+    ],
+)
+def test_a_frontier_takes_no_budget_and_no_limit(folder, capsys, given, told):
+    asked = ["search", "program.py:problem", "--target", "cpu:1", "--pareto", "f.html"]
+    assert main([*asked, *given]) == 2
+    assert told in capsys.readouterr().err

@@ -37,7 +37,7 @@ def test_donation_halves_what_an_update_needs():
     update = lambda w: w * 0.9
     kept, given = (
         rr.measure(update, W, target="h100:1", donate=donate).memory
-        for donate in ((), (0,))
+        for donate in ((), 0)
     )
     assert kept.total_bytes == 2 * 4 * W.size
     assert given.total_bytes == 4 * W.size

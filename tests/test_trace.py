@@ -1,5 +1,7 @@
 """What trace finds in a program: units, residuals, names, fingerprints."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -357,3 +359,26 @@ def test_what_python_decides_by_is_to_be_bound(look):
     # Of arrays JAX says it better: it names the line.
     with pytest.raises(jax.errors.TracerBoolConversionError):
         look(by_flag, x, jnp.ones((), bool))
+
+
+def test_of_several_loops_none_is_blamed():
+    def loss(w, x):
+        fine = until(w, jax.lax.stop_gradient(x))
+        return fine + until(w, x @ w["a"][0].T @ w["a"][0])
+
+    with pytest.raises(UserError, match=r"^unit 'loss': a loop that turns until"):
+        rr.trace(loss, *specs())
+
+
+def test_what_a_loss_gets_wrong_inside_is_its_own_error():
+    """However its wrapper calls it."""
+
+    def inner(setting, w, x):
+        return (x @ x).sum()
+
+    @functools.wraps(inner)
+    def loss(w, x):
+        return inner(1, w, x)
+
+    with pytest.raises(TypeError, match="dot_general"):
+        rr.trace(loss, *specs())
