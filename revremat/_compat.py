@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -35,12 +36,27 @@ def source_frames(eqn: JaxprEqn) -> Iterator[tuple[str, str]]:
         yield frame.file_name, line
 
 
+def refused_frames(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Where the equation comes from that JAX could not transform, innermost first.
+
+    Yields:
+      A file, and `file:line (function)`; nothing if JAX does not say.
+    """
+    cause: BaseException | None = error
+    told = source_info_util.JaxStackTraceBeforeTransformation
+    while cause is not None and not isinstance(cause, told):
+        cause = cause.__cause__
+    if cause is not None:
+        for frame in reversed(traceback.extract_tb(cause.__traceback__)):
+            yield frame.filename, f"{frame.filename}:{frame.lineno} ({frame.name})"
+
+
 @contextlib.contextmanager
 def _where(eqn: JaxprEqn, scope: Any) -> Iterator[None]:
     stack = source_info_util.current_name_stack() + scope
-    traceback = eqn.source_info.traceback
+    made_at = eqn.source_info.traceback
     with (
-        source_info_util.user_context(traceback, name_stack=stack),
+        source_info_util.user_context(made_at, name_stack=stack),
         eqn.ctx.manager,
     ):
         yield

@@ -1,11 +1,14 @@
 """Whose source files are whose."""
 
+import contextlib
 import sysconfig
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from revremat import _compat
+from revremat._errors import UserError
 
 
 def source_line(eqn: Any) -> str:
@@ -20,6 +23,29 @@ def source_line(eqn: Any) -> str:
     calls = (call for other, call in frames if is_users(other))
     caller = "" if is_users(file) else next(calls, "")
     return f"{line}, called at {caller}" if caller else line
+
+
+@contextlib.contextmanager
+def loops_told(label: str) -> Iterator[None]:
+    """While a loss is differentiated: says which loop cannot be.
+
+    Args:
+      label: What messages name where JAX does not tell the line.
+
+    Raises:
+      UserError: There is a `jax.lax.while_loop` on the way to what is differentiated.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "lax.while_loop" not in str(error):
+            raise
+        lines = (line for file, line in _compat.refused_frames(error) if is_users(file))
+        raise UserError(
+            f"{next(lines, label)}: a loop that turns until something holds has no "
+            "backward pass; write jax.lax.scan, a fori_loop with fixed bounds, or "
+            "jax.lax.stop_gradient around what goes into it"
+        ) from None
 
 
 @cache

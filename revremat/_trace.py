@@ -1,19 +1,17 @@
 """Trace: what there is to decide in a program; never compiles."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from revremat import _compat
 from revremat._errors import UserError
 from revremat._graph import Choice, Graph, Operation, Unit, Value
 from revremat._problem import Problem
-from revremat._sources import source_line
+from revremat._sources import loops_told, source_line
 from revremat.program import _costs
 from revremat.program._fusion import read_whole
 from revremat.program._keep import Layer, cannot_rebuild, is_dear
 from revremat.program._loss import TracedLoss, trace_loss
-from revremat.program._ops import Program
 from revremat.program._ops import Value as ProgramValue
 from revremat.program._units import FoundUnit
 
@@ -79,7 +77,7 @@ def _choices(traced: TracedLoss, bytes_of: BytesOf) -> tuple[Choice, ...]:
 
 def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
     site = found.sites[0]
-    with _loops_named(found.name, site.body):
+    with loops_told(f"unit {found.name!r}"):
         layer = site.linearized(f"unit {found.name!r}")
     forward = layer.passes.forward
     order = [*forward.inputs, *(out for op in forward.ops for out in op.outputs)]
@@ -122,23 +120,6 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         outputs=tuple(dict.fromkeys(at(forward.outputs))),
         read_whole=tuple(dict.fromkeys(at(read_whole(layer.passes)))),
     )
-
-
-@contextlib.contextmanager
-def _loops_named(unit: str, body: Program) -> Iterator[None]:
-    """Says where a loop is that JAX cannot differentiate."""
-    try:
-        yield
-    except ValueError as error:
-        if "lax.while_loop" not in str(error):
-            raise
-        loops = [source_line(op.eqn) for op in body.ops if op.kind == "while"]
-        where = loops[0] if len(loops) == 1 else f"unit {unit!r}"
-        raise UserError(
-            f"{where}: a loop that turns until something holds has no backward pass; "
-            "write jax.lax.scan, a fori_loop with fixed bounds, or "
-            "jax.lax.stop_gradient around what goes into it"
-        ) from None
 
 
 def _value(layer: Layer, value: ProgramValue, name: str, bytes_of: BytesOf) -> Value:

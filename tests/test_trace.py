@@ -361,13 +361,25 @@ def test_what_python_decides_by_is_to_be_bound(look):
         look(by_flag, x, jnp.ones((), bool))
 
 
-def test_of_several_loops_none_is_blamed():
-    def loss(w, x):
-        fine = until(w, jax.lax.stop_gradient(x))
-        return fine + until(w, x @ w["a"][0].T @ w["a"][0])
+def down(x):
+    return jax.lax.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, x)
 
-    with pytest.raises(UserError, match=r"^unit 'loss': a loop that turns until"):
-        rr.trace(loss, *specs())
+
+def layers_and_loops(w, x):
+    for k in range(LAYERS):
+        x = x + jnp.tanh(x @ w["a"][k])
+    return (down(jax.lax.stop_gradient(x)) + until(w, x)).sum()
+
+
+def one_unit_with_loops(w, x):
+    return (down(jax.lax.stop_gradient(x)) + until(w, x)).sum()
+
+
+@pytest.mark.parametrize("loss", [one_unit_with_loops, layers_and_loops])
+def test_of_several_loops_the_one_without_a_backward_pass_is_named(loss):
+    told = r"test_trace.py:\d+ \(until\): a loop that turns until"
+    with pytest.raises(UserError, match=told):
+        rr.fit(loss, *specs(), budget="1GiB", target="cpu:1")
 
 
 def test_what_a_loss_gets_wrong_inside_is_its_own_error():

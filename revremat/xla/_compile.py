@@ -16,6 +16,7 @@ import jax
 from revremat._compat import on_device, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import positions
+from revremat._sources import loops_told
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
@@ -138,7 +139,7 @@ def lower_step(
     trace_absent_kernels()
     with _elsewhere(target):
         label = getattr(step, "__name__", "the step")
-        with arguments_told(label, step, specs):
+        with arguments_told(label, step, specs), loops_told(label):
             traced = jitted.trace(*placed)
         lowered = _lower(traced, target)
     options = {**_default_options(target), **(options or {})}
