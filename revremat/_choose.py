@@ -212,7 +212,7 @@ class Search(Compiled):
             use_up(self)
         if (inside_us := look_inside(self)) < bound_us:
             bound_us, greedy_us = inside_us, None
-        try_without_order(self)
+        bound_us = try_without_order(self, bound_us)
         return self._answer(bound_us, greedy_us=greedy_us)
 
     def within(self, around: Sequence[Unit]) -> "Search":
@@ -274,7 +274,7 @@ class Search(Compiled):
             most_compiles=self.most_compiles,
             is_cut_short=self.is_cut_short and not held_by,
             left=self.left,
-            not_sent=not_sent(best, self.graph, share),
+            not_sent=not_sent(best, self.graph, share, self.reference),
         )
 
     @property

@@ -162,13 +162,14 @@ def times_alive(written: Row, rebuilt: Row, graph: Graph, share: float) -> float
     return (kept[0].bytes - kept[1].bytes) / max(1.0, given_back)
 
 
-def not_sent(row: Row, graph: Graph, share: float) -> int:
+def not_sent(row: Row, graph: Graph, share: float, other: Row | None = None) -> int:
     """Bytes that a plan sends to the host and the compiler leaves on the device.
 
     Args:
       row: The program.
       graph: What `rr.trace` finds in it.
       share: Part of an activation that lies on one device.
+      other: The same program without anything sent: what it has on the host is its own.
     """
     wanted = share * sum(
         graph[unit].kept(action).host_bytes
@@ -176,6 +177,7 @@ def not_sent(row: Row, graph: Graph, share: float) -> int:
         for action in actions
     )
     there = row.measurement.memory.host_bytes
+    there -= other.measurement.memory.host_bytes if other else 0
     return round(wanted - there) if there < (1 - _MUCH) * wanted else 0
 
 

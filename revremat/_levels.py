@@ -52,9 +52,8 @@ def _instead(search: "Search") -> float:
     if inner is None:
         return math.inf
     inner.expected = search.done + len(_FIRST)
-    rows = [search.add("as written", None), *_all_alike(inner)]
-    bound_us = _decide(inner, rows)
-    search.done = inner.done
+    bound_us = _decide(inner, _all_alike(inner), search.add("as written", None))
+    _come_back(search, inner)
     return bound_us
 
 
@@ -66,29 +65,42 @@ def _as_well(search: "Search") -> float:
     if not around or inner is None:
         return math.inf
     bound_us = math.inf
-    rows = _all_alike(inner, 1)
-    if search.reference is not None:
-        rows.append(search.reference)
+    tried = _all_alike(inner, 1)
     if all(unit.kind == "scan" for unit in around):
-        bound_us = _decide(inner, rows)
-    elif _may_gain(inner, rows):  # loops of unrolled layers cannot differ
-        _all_alike(inner)
+        bound_us = _decide(inner, tried, search.reference)
+    elif _may_gain(inner, tried, search.reference):
+        _all_alike(inner)  # loops of unrolled layers cannot differ
         bound_us = 0.0
-    search.done = inner.done
+    _come_back(search, inner)
     return bound_us
 
 
-def _decide(inner: "Search", rows: list[Row]) -> float:
+def _come_back(search: "Search", inner: "Search") -> None:
+    """What was compiled and what was left out inside counts outside."""
+    search.done = inner.done
+    search.is_cut_short |= inner.is_cut_short
+
+
+def _decide(inner: "Search", tried: list[Row], known: Row | None) -> float:
     """Searches inside where that may be better; a bound on what that can find."""
-    if not _may_gain(inner, rows):
+    if not _may_gain(inner, tried, known):
         return math.inf
     if not (inner.priced or inner.room_for(inner.num_needed)):
         return 0.0
     return inner.fit(inner.budget).bound_us
 
 
-def _may_gain(inner: "Search", rows: list[Row]) -> bool:
-    """Whether a mix of such programs may be better than the best there is."""
+def _may_gain(inner: "Search", tried: list[Row], known: Row | None) -> bool:
+    """Whether a mix of such programs may be better than the best there is.
+
+    Args:
+      inner: The search of what they differ in.
+      tried: Some of them; there was room for none if these are none.
+      known: What they are in the outer search.
+    """
+    if not tried:
+        return True
+    rows = tried if known is None else [*tried, known]
     best = inner.best(inner.budget)
     around = {unit.name for unit in inner.around}
     taken = set(best.plan.actions) if best.plan else set()
@@ -117,7 +129,7 @@ def _all_alike(inner: "Search", most: int = len(_FIRST) + 1) -> list[Row]:
     ]
     while programs[:most] and not inner.room_for(len(programs[:most])):
         programs.pop()
-    return inner.add_all(programs[:most])
+    return inner.add_all(programs[:most], in_order=False)
 
 
 def _inner(search: "Search", around: Sequence[Unit]) -> "Search | None":

@@ -36,8 +36,16 @@ def put_in_order(search: "Search") -> None:
     search.cuts = dataclasses.replace(search.cuts, in_order=search.in_order)
 
 
-def try_without_order(search: "Search") -> None:
-    """Compiles the best plan without: where there is room for that, it is faster."""
+def try_without_order(search: "Search", bound_us: float) -> float:
+    """Compiles the best plan without: where there is room for that, it is faster.
+
+    Returns:
+      The same bound on all mixes, or 0: of mixes without order there are no prices.
+    """
     best = search.best(search.budget)
-    if best.plan is not None and best.plan.in_order and search.room_for(1):
-        search.add(best.name.removesuffix(IN_ORDER), best.plan.actions, in_order=False)
+    if best.plan is None or not best.plan.in_order or not search.room_for(1):
+        return bound_us
+    name = best.name.removesuffix(IN_ORDER)
+    row = search.add(name, best.plan.actions, in_order=False)
+    fits = row.bytes <= search.budget
+    return 0.0 if fits and row.time_us < bound_us else bound_us

@@ -184,6 +184,7 @@ class UnitPrices:
         for name, candidate in self.choices.items():
             kept, action = self.unit.kept(candidate.action), candidate.action
             elsewhere = kept.ahead or action.unroll or action.on_host
+            elsewhere |= action.every > 1
             if name != beside and not elsewhere:
                 options.append((kept.rebuild_flops, kept.device_bytes, name))
         return [name for *_, name in sorted(options)[:number]]
@@ -413,9 +414,9 @@ def hold(
       all_kept: The program all of whose layers keep everything.
       all_rebuilt: The program all of whose layers rebuild everything.
     """
-    if any(KEEP_ALL not in p.choices for p in prices):
-        return True
-    differences = [(p.unit.num_layers, *p.difference(KEEP_ALL)) for p in prices]
+    # Where that is no candidate, keeping everything is rebuilding everything.
+    found = [p for p in prices if KEEP_ALL in p.choices]
+    differences = [(p.unit.num_layers, *p.difference(KEEP_ALL)) for p in found]
     more_bytes = sum(n * size for n, size, _ in differences)
     more_us = sum(n * time for n, _, time in differences)
     size, time = all_rebuilt.memory.total_bytes, all_rebuilt.time.step_us

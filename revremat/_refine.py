@@ -288,6 +288,8 @@ def trim_ends(search: "Search", start: Row) -> float:
       How much faster than that the prices say that such a plan can be, at most.
     """
     row, gain_us = start, 0.0
+    fits = start.bytes <= search.budget
+    none_fits = not fits and search.best(search.budget).bytes > search.budget
     with_edges = [prices for prices in search.prices if prices.has_edges]
     for prices in with_edges:
         few = max(1, NUM_EDGES // len(with_edges))
@@ -313,7 +315,7 @@ def trim_ends(search: "Search", start: Row) -> float:
             added = [p for p in (first, end) if p is not None]
             time_us = sum(p.time_us for p in added)
             size = sum(p.kept_bytes for p in added)
-            if added and time_us < 0 and size <= room:
+            if added and (time_us < 0 or none_fits) and size <= room:
                 runs = _with_ends(inner, first, end)
                 options.append((time_us, size, {**counts, prices.unit.name: runs}))
         options.sort(key=lambda option: option[:2])

@@ -34,7 +34,7 @@ def drop_maxima(search: "Search") -> None:
         prices.slower_maxima |= slower
         keeping = [c for c, names in kept.items() if slower & set(names)]
         twins = [without_maxima(c, slower) for c in keeping]
-        if search.room_for(num_to_offer(twins) + _AFTER_TWINS):
+        if twins and search.room_for(num_to_offer(twins) + _AFTER_TWINS):
             price(prices, twins)
             prices.passed_over |= {candidate.name for candidate in keeping}
 
@@ -53,7 +53,8 @@ def write_out(search: "Search", support: Collection[tuple[str, str]] = ()) -> bo
     found = False
     for prices in search.prices if search.unroll else ():
         name = prices.unit.name
-        twins = prices.written_out()
+        if not (twins := prices.written_out()):
+            continue
         chosen = {unrolled(n) for unit, n in support if unit == name}
         if not search.room_for(len(twins) + len(chosen) + _AFTER_TWINS):
             twins = [twin for twin in twins if twin.name in chosen]

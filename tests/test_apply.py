@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -196,6 +197,48 @@ def test_auxiliary_values_and_keywords_pass_through():
     (total, aux), _ = jax.value_and_grad(planned, has_aux=True)(*args)
     np.testing.assert_allclose(aux["twice"], 2 * total)
     assert planned.__name__ == "loss"
+
+
+def scaled(w, x, more=0.5):
+    for k in range(4):
+        x = x + w["scale"][k] * jnp.tanh(more * (x @ w["up"][k]))
+    return x.sum()
+
+
+def scaled_in_a_loop(w, x, more=0.5):
+    def turn(x, w):
+        return x + w["scale"] * jnp.tanh(more * (x @ w["up"])), None
+
+    return jax.lax.scan(turn, x, w)[0].sum()
+
+
+@pytest.mark.parametrize("loss", [scaled, scaled_in_a_loop])
+def test_a_plan_holds_for_weights_that_are_typed_weakly(loss):
+    """As what `jnp.full` makes of a number is, until an optimizer has changed it."""
+    w = {"up": jnp.ones((4, 8, 8)) / 9, "scale": jnp.full((4, 8), 0.1)}
+    weak = w, jnp.full((2, 8), 0.3), 0.7
+    strong = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), weak)
+    assert [a["scale"].weak_type for a, *_ in (weak, strong)] == [True, False]
+    for made, used in ((strong, weak), (weak, strong)):
+        graph = rr.trace(loss, *made)
+        (unit,) = graph.units
+        assert unit.num_layers == 4
+        plan = graph.plan({unit.name: RECOMPUTE(save=["tanh_0"])})
+        step = jax.value_and_grad(rr.apply(loss, plan))
+        chex.assert_trees_all_close(step(*used), jax.value_and_grad(loss)(*used))
+
+
+def test_weak_types_that_decide_about_dtypes_stay():
+    """Half precision times a weakly typed array is half precision."""
+    w = {"up": jnp.ones((4, 8, 8), jnp.bfloat16) / 9, "scale": jnp.full((4, 8), 0.1)}
+    x = jnp.ones((2, 8), jnp.bfloat16)
+    graph = rr.trace(scaled, w, x)
+    (unit,) = graph.units
+    plan = graph.plan({unit.name: RECOMPUTE})
+    planned = rr.apply(scaled, plan)
+    assert planned(w, x).dtype == scaled(w, x).dtype == jnp.bfloat16
+    with pytest.raises(UserError, match="another program"):
+        planned(jax.tree.map(lambda a: a.astype(a.dtype), w), x)
 
 
 def test_an_argument_may_be_given_by_its_name():

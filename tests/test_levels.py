@@ -63,14 +63,34 @@ def test_units_of_a_level_are_those_with_so_many_around_them():
 def test_where_outer_layers_are_unrolled_and_may_gain_no_bound_is_known(
     monkeypatch, kind, may_gain, bound_us
 ):
-    inner = SimpleNamespace(done=0)
+    search = around(monkeypatch, kind, SimpleNamespace(done=0, is_cut_short=False))
+    monkeypatch.setattr(_levels, "_may_gain", lambda inner, tried, known: may_gain)
+    assert _levels._as_well(search) == bound_us
+    assert not search.is_cut_short
+
+
+@pytest.mark.parametrize("kind", ["block", "scan"])
+def test_what_there_is_no_room_for_inside_is_told_and_no_bound_is_known(
+    monkeypatch, kind
+):
+    full = SimpleNamespace(
+        done=9, is_cut_short=True, priced=False, num_needed=3, room_for=lambda n: False
+    )
+    search = around(monkeypatch, kind, full)
+    assert _levels._as_well(search) == 0.0
+    assert search.is_cut_short
+    assert search.done == 9
+
+
+def around(monkeypatch, kind, inner) -> Any:
+    """A search of layers with something inside, of which nothing is tried."""
     monkeypatch.setattr(_levels, "_inner", lambda search, around: inner)
     monkeypatch.setattr(_levels, "_all_alike", lambda inner, most=0: [])
-    monkeypatch.setattr(_levels, "_may_gain", lambda inner, rows: may_gain)
     outer = SimpleNamespace(name="layers", kind=kind)
     graph = SimpleNamespace(units=[SimpleNamespace(inside="layers")])
-    search: Any = SimpleNamespace(units=[outer], graph=graph, done=0, reference=None)
-    assert _levels._as_well(search) == bound_us
+    return SimpleNamespace(
+        units=[outer], graph=graph, done=0, reference=None, is_cut_short=False
+    )
 
 
 @pytest.mark.parametrize("spare", [1.05, pytest.param(2.0, marks=pytest.mark.slow)])

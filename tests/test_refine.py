@@ -325,3 +325,21 @@ def test_what_is_a_little_too_large_may_fit_with_ends(taken, tried):
     search.try_all = lambda mixes: asked.extend(c["u"] for c, _ in mixes) or [best]
     try_ends(search, best, 0.0)
     assert [runs for runs in asked if ("rebuild", 7) in runs] == tried
+
+
+class Slower(GivingBack):
+    """A last layer outside of the loop takes 9 bytes less, and more time."""
+
+    def known_edges(self, beside, last):
+        return [Price("save", -9.0, 0.0, 0.0, 60.0)] if last else []
+
+
+@pytest.mark.parametrize(("best_bytes", "tried"), [(56, 0), (57, 1)])
+def test_ends_that_are_slower_are_tried_where_nothing_fits(best_bytes, tried):
+    search = Searched(56, lambda counts: 0.0)
+    near = search.row(rebuild=8)
+    near.bytes, search.prices = 60, [Slower()]
+    best = SimpleNamespace(bytes=best_bytes, time_us=2000.0)
+    search.best = lambda budget: best
+    assert trim_ends(search, near) == 0.0
+    assert len(search.tried) == tried

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -178,6 +179,24 @@ def test_fingerprints_ignore_names_key_order_and_jit():
 def test_fingerprints_tell_programs_apart(loss, args):
     other = rr.trace(loss, *args)
     assert other.fingerprint != rr.trace(scanned, *specs()).fingerprint
+
+
+@pytest.mark.parametrize("tag", ["sin_0", "dot_general_0", "dot_general_1"])
+def test_a_tag_may_be_what_another_value_would_be_called(tag):
+    def loss(w, x):
+        once = rr.name(jnp.tanh(x @ w["a"][0]), tag)
+        return (jnp.sin(once) @ w["b"][0]).sum()
+
+    (unit,) = rr.trace(loss, *specs()).units
+    named = [value.name for value in unit.values if value.role == "made"]
+    assert len(set(named)) == len(named)
+    assert {tag, f"{tag}_"} <= set(named)
+    (given,) = (value for value in unit.values if value.given)
+    assert given.name == tag
+    assert rr.fit(loss, *specs(), budget="1GiB", target="cpu:1").plan.fits
+    saved = rr.apply(loss, rr.trace(loss, *specs()).plan({unit.name: rr.SAVE}))
+    w, x = jax.tree.map(lambda a: jnp.full(a.shape, 0.1, a.dtype), specs())
+    chex.assert_trees_all_close(jax.grad(saved)(w, x), jax.grad(loss)(w, x))
 
 
 def test_made_up_names_do_not_depend_on_code_elsewhere():

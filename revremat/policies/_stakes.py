@@ -37,6 +37,7 @@ def shortlist(
         for u in units
         if len(menus.get(u.name, ())) > 1
     }
+    by_name = {u.name: u for u in units}
     total = sum(stakes.values())
     largest = sorted(stakes, key=lambda name: -stakes[name])
     found = {}
@@ -44,5 +45,13 @@ def shortlist(
         if stake < _LEAST_SHARE * total:
             continue
         priced = largest.index(name) < MOST_PRICED
-        found[name] = tuple(c for c in menus[name] if priced or c.name in _SIMPLE)
-    return {name: menu for name, menu in found.items() if len(menu) > 1}
+        found[name] = tuple(menus[name]) if priced else _two(by_name[name], menus[name])
+    return found
+
+
+def _two(unit: Unit, menu: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """All or nothing; where these are the same, and one of them, what keeps least."""
+    simple = [c for c in menu if c.name in _SIMPLE]
+    others = [c for c in menu if c.name not in _SIMPLE]
+    others.sort(key=lambda c: unit.kept(c.action).device_bytes)
+    return tuple([*simple, *others][: len(_SIMPLE)])

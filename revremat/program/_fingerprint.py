@@ -3,6 +3,8 @@
 Values are numbered by first use, so neither what variables are called nor the order of
 a dictionary's keys changes anything; calls are inlined before, so neither does
 `jax.jit`. Names given with `rr.name` and `rr.block` do not count; shapes and dtypes do.
+Nor does it count whether an array is typed weakly, as `jnp.full((8,), 0.1)` is and what
+an optimizer makes of it is not, as long as the same is computed.
 """
 
 import enum
@@ -60,8 +62,10 @@ def describe(
     how = how or STABLE
     marks = {v for v, on in zip(program.inputs, marked, strict=False) if on}
     numbers: dict[Any, int] = {}
+    same: dict[Any, Any] = {}
 
     def atom(a: Any) -> str:
+        a = same.get(a, a)
         if isinstance(a, Constant):
             if is_scalar(a):
                 return f"{a.aval.dtype}:{np.asarray(a.value).tolist()!r}"
@@ -71,8 +75,9 @@ def describe(
 
     lines = []
     for op in program.ops:
-        if op.kind == "name":
-            numbers[op.outputs[0]] = numbers.setdefault(op.inputs[0], len(numbers))
+        if op.kind == "name" or (op.drops_weak_type and not how.exact):
+            (given,), (made,) = op.inputs, op.outputs
+            same[made] = same.get(given, given)
             continue
         inputs = ",".join(map(atom, op.inputs))
         outputs = ",".join(map(atom, op.outputs))

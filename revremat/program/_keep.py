@@ -173,11 +173,14 @@ def name_values(
     tagged = set(names.values())
     counts: dict[str, int] = {}
     for op in forward.ops:
-        kind = op.kind.replace("-", "_")
+        # Where arguments are not typed weakly, others have the same names.
+        kind = "strong" if op.drops_weak_type else op.kind.replace("-", "_")
         for out in op.outputs:
             number = counts[kind] = counts.get(kind, -1) + 1
-            name = f"{kind}_{number}"
-            if out not in tagged and out not in free and name not in names:
+            if out not in tagged and out not in free:
+                name = f"{kind}_{number}"
+                while name in names:  # a tag of another value
+                    name += "_"
                 names[name] = out
     given_names = frozenset(given)
     return Layer(passes, held_set, names, given_names, free, inverse, tuple(carried))

@@ -11,8 +11,9 @@ from revremat._compat import trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import check_value
 from revremat.program._chosen import FoundChoice, choices_of
-from revremat.program._fingerprint import fingerprint
+from revremat.program._fingerprint import describe, fingerprint
 from revremat.program._linearize import is_inexact
+from revremat.program._ops import flatten
 from revremat.program._sites import Survey, survey
 from revremat.program._units import FoundUnit, units_of
 
@@ -57,6 +58,8 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
     trace_absent_kernels()
     with arguments_told(label, loss, args):
         closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
+        if any(jax.typeof(leaf).weak_type for leaf in jax.tree.leaves(args)):
+            closed = _typed_strongly(loss, args, closed)
     check_value(label, shapes)
     leaves = [jax.typeof(leaf) for leaf in jax.tree.leaves(args[:1])]
     rest = len(closed.in_avals) - len(leaves)
@@ -73,6 +76,26 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
         fingerprint=fingerprint(found.program, mask),
         out_tree=jax.tree.structure(shapes),
     )
+
+
+def _typed_strongly(loss: Callable[..., Any], args: Sequence[Any], closed: Any) -> Any:
+    """The same program on arguments that are no longer typed weakly, if it is the same.
+
+    As long as an array is (`jnp.full((8,), 0.1)` is, what an optimizer makes of it is
+    not), it is converted wherever it meets another one, and layers may not look alike.
+    """
+
+    def strong(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        for k, leaf in enumerate(leaves):
+            if jax.typeof(leaf).weak_type:
+                leaves[k] = jax.lax.convert_element_type(leaf, leaf.dtype)
+        return loss(*tree.unflatten(leaves))
+
+    found = jax.make_jaxpr(strong)(*args)
+    texts = [describe(flatten(one)) for one in (closed, found)]
+    same = closed.out_avals == found.out_avals and texts[0] == texts[1]
+    return found if same else closed
 
 
 def _check_arrays(label: str, number: int, arg: Any) -> None:

@@ -88,6 +88,14 @@ class Op:
         return self.called.startswith((INVERSE_PREFIX, CHUNK_PREFIX, CHOSEN_PREFIX))
 
     @property
+    def drops_weak_type(self) -> bool:
+        """Whether an array comes out as it is, only no longer as a Python number's."""
+        if self.kind != "convert_element_type":
+            return False
+        same = self.inputs[0].aval.dtype == self.outputs[0].aval.dtype
+        return same and self.eqn.params.get("sharding") is None
+
+    @property
     def has_own_derivative(self) -> bool:
         """Whether it is a function with a `jax.custom_vjp`."""
         return self.kind.startswith("custom_vjp_call")

@@ -76,16 +76,23 @@ def test_the_verdict_counts_programs_of_which_a_gain_was_estimated():
 
 def test_documents_print_the_gains_that_were_measured():
     results = measured_gain.RESULTS
-    docs = results.parents[1] / "docs/search.md"
+    docs = results.parents[1] / "docs/benchmarks.md"
     rows = [line.split("|")[1:-1] for line in docs.read_text().splitlines()]
-    for label, place in (("measured-gain-timed", 1), ("measured-gain", 4)):
+    tables = {"measured-gain-anew": (4, 1), "measured-gain-timed": (7, 1)}
+    for label, (width, place) in (tables | {"measured-gain": (7, 4)}).items():
         found = json.loads((results / f"{label}.json").read_text())["programs"]
         printed = {
-            cells[0].strip(): [float(cells[place + k]) for k in (0, 1)]
+            cells[0].strip(): [cell.strip() for cell in cells[place : place + 3]]
             for cells in rows
-            if len(cells) == 7 and cells[0].strip() in found
+            if len(cells) == width and cells[0].strip() in found
         }
-        assert printed == {
-            name: [round(one[f"{k}_gain"], 3) for k in ("estimated", "measured")]
-            for name, one in found.items()
-        }
+        assert printed == {name: figures(one) for name, one in found.items()}
+
+
+def figures(found):
+    """As they are printed: gains, and the share if there is anything to have."""
+    gains = [f"{found[f'{kind}_gain']:.3f}" for kind in ("estimated", "measured")]
+    share, slower = found["share"], "slower" if found["measured_gain"] < 1 else ""
+    if share is None:
+        return [*gains, "none promised"]
+    return [*gains, f"{100 * share:.0f} %" if share > 0 else slower]

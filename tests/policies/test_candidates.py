@@ -1,5 +1,8 @@
 """What is proposed for a unit."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -14,6 +17,7 @@ from revremat.policies import (
     preset,
     sent_to_host,
 )
+from revremat.policies._stakes import MOST_PRICED, shortlist
 from tests.policies.units import made_by, transformer
 
 
@@ -247,3 +251,31 @@ def test_rebuilding_ahead_is_proposed_for_stacks():
     assert ahead
     assert unit.kept(ahead[0].action).ahead
     assert not any(c.action.ahead for c in candidates(unit))
+
+
+class Small:
+    """A unit whose actions are the bytes that they keep."""
+
+    num_layers = 2
+
+    def __init__(self, name):
+        self.name = name
+
+    def kept(self, action):
+        return SimpleNamespace(device_bytes=action)
+
+
+@pytest.mark.parametrize(
+    ("menu", "left"),
+    [
+        ({"full": 4, "some": 6, "none": 9}, ["full", "none"]),
+        ({"full": 4, "more": 6, "less": 1}, ["full", "less"]),
+    ],
+    ids=["all or nothing", "all is nothing"],
+)
+def test_units_beyond_the_six_largest_have_two_ways_back(menu, left):
+    units: Any = [Small(f"unit {k}") for k in range(MOST_PRICED + 2)]
+    few: Any = [SimpleNamespace(name=n, action=size) for n, size in menu.items()]
+    found = shortlist({u.name: few for u in units}, units)
+    names = [[c.name for c in menu] for menu in found.values()]
+    assert names == [[*menu]] * MOST_PRICED + [left] * 2

@@ -87,6 +87,8 @@ def test_what_a_compiler_does_not_send_is_told(target):
     row = Row("by hand", plan, rr.measure(offloading, *args, target=target))
     on_host = LAYERS * graph["stack"].kept(rr.OFFLOAD).host_bytes
     assert not_sent(row, graph, 1.0) == (on_host if target == "cpu:1" else 0)
+    # What the program has there of its own is none of the plan's.
+    assert not_sent(row, graph, 1.0, row) == on_host
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["", "mapped"])
