@@ -13,6 +13,7 @@ from jax._src.core import JaxprEqn, Tracer
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax._src.mesh import abstract_device_from
 from jax._src.pallas.triton import gpu_info
+from jax._src.state.types import AbstractRef
 from jax.extend import backend
 from jax.extend.core import (
     ClosedJaxpr,  # type: ignore[reportPrivateImportUsage]
@@ -156,6 +157,11 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
 def is_tracer(x: Any) -> bool:
     """Whether a value is only known while something is being traced."""
     return isinstance(x, Tracer)
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether it is the type of memory that is written, not of an array."""
+    return isinstance(aval, AbstractRef)
 
 
 def close(jaxpr: Any) -> Any:

@@ -241,6 +241,92 @@ def test_weak_types_that_decide_about_dtypes_stay():
         planned(jax.tree.map(lambda a: a.astype(a.dtype), w), x)
 
 
+CONSTANT = np.arange(3)
+
+
+@pytest.mark.parametrize(
+    ("loss", "action"),
+    [
+        (lambda w, x: (jnp.sin(x @ w).sum(), {"rate": 0.1, "of": CONSTANT}), SAVE),
+        (lambda w, x: (jnp.sin(x @ w).sum(), (CONSTANT, CONSTANT, x)), RECOMPUTE),
+        (lambda w, x: (0.1, jnp.sin(x @ w)), None),
+        (lambda w, x: (w[0, 0], x), None),
+    ],
+)
+def test_what_a_loss_returns_may_be_a_constant_or_an_argument(loss, action):
+    w, x = jnp.ones((8, 8)) / 9, jnp.ones((4, 8))
+    graph = rr.trace(loss, w, x)
+    plan = graph.plan({u.name: action for u in graph.units} if action else {})
+    planned = jax.value_and_grad(rr.apply(loss, plan), has_aux=True)
+    chex.assert_trees_all_close(
+        planned(w, x), jax.value_and_grad(loss, has_aux=True)(w, x)
+    )
+
+
+def test_a_loss_without_operations_has_no_units():
+    graph = rr.trace(lambda w: w, jnp.float32(2.0))
+    assert graph.units == ()
+    assert rr.apply(lambda w: w, graph.plan({}))(jnp.float32(2.0)) == 2.0
+    with pytest.raises(UserError, match="nothing to decide"):
+        rr.fit(lambda w: w, jnp.float32(2.0), budget="1MiB", target="cpu:1")
+
+
+ACTIONS = [SAVE, RECOMPUTE, RECOMPUTE(every=2), RECOMPUTE(unroll=True)]
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=str)
+def test_callbacks_of_backward_passes_run_as_often(action):
+    """Those that look at gradients."""
+    seen = []
+
+    @jax.custom_vjp
+    def show(x):
+        return x
+
+    def show_backward(_, g):
+        jax.debug.callback(lambda size: seen.append(float(size)), jnp.abs(g).sum())
+        return (g,)
+
+    show.defvjp(lambda x: (x, None), show_backward)
+
+    def loss(w, x):
+        layer = lambda x, w: (show(jnp.sin(x @ w)), None)
+        return jax.lax.scan(layer, x, w)[0].sum()
+
+    w, x = jnp.ones((4, 8, 8)) / 9, jnp.ones((4, 8))
+    plan = rr.trace(loss, w, x).plan({"scan_0": action})
+    counts = []
+    for one in (loss, rr.apply(loss, plan)):
+        jax.block_until_ready(jax.grad(one)(w, x))
+        jax.effects_barrier()
+        counts.append(sorted(seen))
+        seen.clear()
+    np.testing.assert_allclose(*counts, rtol=1e-5)
+    assert len(counts[0]) == 4
+
+
+@pytest.mark.parametrize("way", [jnp.round, jnp.sign, jnp.floor, jnp.ceil])
+def test_numbers_of_turns_may_be_rounded_weights(way):
+    """Nothing is differentiated through that, so the loop may turn as often."""
+
+    def loss(w, x):
+        number = way(1.5 + 0 * jnp.abs(w).sum())
+
+        def layer(x, w):
+            turns = jax.lax.while_loop(
+                lambda k: k < number, lambda k: k + 1, 0.0 * number
+            )
+            return jnp.sin(x @ w) * turns, None
+
+        return jax.lax.scan(layer, x, w)[0].sum()
+
+    w, x = jnp.ones((4, 8, 8)) / 9, jnp.ones((4, 8))
+    plan = rr.trace(loss, w, x).plan({"scan_0": RECOMPUTE})
+    chex.assert_trees_all_close(
+        jax.value_and_grad(rr.apply(loss, plan))(w, x), jax.value_and_grad(loss)(w, x)
+    )
+
+
 def test_an_argument_may_be_given_by_its_name():
     def loss(w, x):
         return rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()

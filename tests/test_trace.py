@@ -199,6 +199,47 @@ def test_a_tag_may_be_what_another_value_would_be_called(tag):
     chex.assert_trees_all_close(jax.grad(saved)(w, x), jax.grad(loss)(w, x))
 
 
+@pytest.mark.parametrize("tag", ["input", "input_0", "input_1"])
+def test_a_tag_may_be_what_an_input_would_be_called(tag):
+    def loss(w, x):
+        def layer(x, w):
+            return tuple(jnp.tanh(rr.name(jnp.sin(x[0] @ w), tag)) for _ in "a") * 2
+
+        layers = lambda x, w: (layer(x, w), None)
+        return jax.lax.scan(layers, (x, x), w["a"])[0][0].sum()
+
+    (unit,) = rr.trace(loss, *specs()).units
+    (given,) = (value for value in unit.values if value.given)
+    named = [v.name for v in unit.values if v.role not in ("held", "free")]
+    assert (given.name, given.role) == (tag, "made")
+    assert len(set(named)) == len(named)
+
+
+def written_in_layers(w, x):
+    for k in range(LAYERS):
+        seen = jax.new_ref(jnp.zeros_like(x))
+        seen[...] = x @ w["a"][k]
+        x = jnp.sin(seen[...])
+    return x.sum()
+
+
+def written_in_a_loop(w, x):
+    seen = jax.new_ref(jnp.zeros(()))
+
+    def layer(x, w):
+        seen[...] += jax.lax.stop_gradient(x).mean()
+        return jnp.sin(x @ w), None
+
+    return jax.lax.scan(layer, x, w["a"])[0].sum()
+
+
+@pytest.mark.parametrize("loss", [written_in_layers, written_in_a_loop])
+def test_memory_that_is_written_is_refused_by_its_line(loss):
+    told = rf"test_trace.py:\d+ \({loss.__name__}\).*: what a jax.Ref holds changes"
+    with pytest.raises(UserError, match=told):
+        rr.trace(loss, *specs())
+
+
 def test_made_up_names_do_not_depend_on_code_elsewhere():
     names = lambda loss: [r.name for r in rr.trace(loss, *specs())["scan_0"].residuals]
     more = lambda w, x: scanned(w, jnp.sin(x @ w["a"][0])) * 3

@@ -1,7 +1,7 @@
 """What an operation costs, counted: FLOPs and bytes. For explaining and for pruning."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from revremat.program._attention import PREFIX, attention_flops
@@ -31,12 +31,17 @@ def num_operations(program: Program) -> int:
     return sum(1 for _ in every_op(program))
 
 
-def every_op(program: Program) -> Iterator[Op]:
-    """Operations, with those of loops' bodies and other calls, once each."""
+def every_op(program: Program, whole: Collection[str] = ()) -> Iterator[Op]:
+    """Operations, with those of loops' bodies and other calls, once each.
+
+    Args:
+      program: Their program.
+      whole: Kinds of operations that are not looked into.
+    """
     for op in program.ops:
         yield op
-        for closed in _inside(op):
-            yield from every_op(flatten(closed))
+        for closed in _inside(op) if op.kind not in whole else ():
+            yield from every_op(flatten(closed), whole)
 
 
 def num_flops(op: Op) -> int:

@@ -151,24 +151,19 @@ def name_values(
     places = range(len(forward.inputs)) if order is None else order
     varying = [v for k in places if (v := forward.inputs[k]) not in held_set]
     free = _free_values(passes, held_set)
-    names: dict[str, Value] = {}
-    reserved = {
-        v: INPUT if len(varying) == 1 else f"{INPUT}_{k}" for k, v in enumerate(varying)
-    }
-    for value, name in reserved.items():
-        names[name] = value
     given: dict[str, Value] = {}
     for name, atom in forward.names:
-        if not isinstance(atom, Value):
-            continue
-        if (
-            given.setdefault(name, atom) is not atom
-            or names.get(name, atom) is not atom
-        ):
+        if isinstance(atom, Value) and given.setdefault(name, atom) is not atom:
             raise UserError(
                 f"rr.name: {name!r} tags two values in {unit}; give each its own name, "
                 f"for example {name + '_1'!r} and {name + '_2'!r}."
             )
+    names: dict[str, Value] = {}
+    for number, value in enumerate(varying):
+        name = INPUT if len(varying) == 1 else f"{INPUT}_{number}"
+        while given.get(name, value) is not value:  # a tag of another value
+            name += "_"
+        names[name] = value
     names.update(given)
     tagged = set(names.values())
     counts: dict[str, int] = {}

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from revremat.program._ops import (
     Atom,
+    Op,
     Program,
     Value,
     deduplicate,
@@ -48,11 +49,18 @@ def is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+def has_derivative(op: Op) -> bool:
+    """Whether anything can be differentiated through an operation, if not as zero."""
+    if op.kind == "sign":
+        return jnp.issubdtype(op.outputs[0].aval.dtype, jnp.complexfloating)
+    return op.kind not in ("stop_gradient", "floor", "ceil", "round", "nextafter")
+
+
 def depends(program: Program, in_mask: Sequence[bool]) -> tuple[bool, ...]:
     """Which outputs may have a derivative with respect to the inputs in `in_mask`."""
     live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
     for op in program.ops:
-        if op.kind != "stop_gradient" and not live.isdisjoint(_values(op.inputs)):
+        if has_derivative(op) and not live.isdisjoint(_values(op.inputs)):
             live.update(out for out in op.outputs if is_inexact(out.aval))
     return tuple(out in live for out in program.outputs)
 
@@ -101,7 +109,7 @@ def linearize(layer: Program, in_mask: Sequence[bool]) -> Linearized:
     out_avals = pick(closed.out_avals[:count], out_mask)
     closed_backward = jax.make_jaxpr(backward)(closed.out_avals[count:], out_avals)
     pulled = deduplicate(flatten(closed_backward))
-    ops, used = needed(pulled.ops, pulled.outputs)
+    ops, used = needed(pulled.ops, pulled.outputs, keep_effects=True)
     num_residuals = len(closed.out_avals) - count
     arguments = zip(pulled.inputs, program.outputs[count:], strict=False)
     taken = [(v, r) for v, r in arguments if v in used]

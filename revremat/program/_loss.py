@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from revremat._compat import trace_absent_kernels
+from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import check_value
+from revremat._sources import source_line
 from revremat.program._chosen import FoundChoice, choices_of
+from revremat.program._costs import every_op
 from revremat.program._fingerprint import describe, fingerprint
 from revremat.program._linearize import is_inexact
-from revremat.program._ops import flatten
+from revremat.program._ops import Program, flatten
 from revremat.program._sites import Survey, survey
 from revremat.program._units import FoundUnit, units_of
 
@@ -69,6 +71,7 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
             f"{label}: its first argument holds no floating-point array, so there is "
             "nothing to differentiate; put the parameters first."
         )
+    _check_no_refs(flatten(closed))
     found = survey(closed, mask)
     return TracedLoss(
         found=found,
@@ -96,6 +99,17 @@ def _typed_strongly(loss: Callable[..., Any], args: Sequence[Any], closed: Any) 
     texts = [describe(flatten(one)) for one in (closed, found)]
     same = closed.out_avals == found.out_avals and texts[0] == texts[1]
     return found if same else closed
+
+
+def _check_no_refs(program: Program) -> None:
+    """Kernels and what else runs on memory of its own may do so."""
+    for op in every_op(program, whole=("pallas_call", "core_map", "run_state")):
+        if any(map(is_ref, (atom.aval for atom in (*op.inputs, *op.outputs)))):
+            where = source_line(op.eqn) or "the loss"
+            raise UserError(
+                f"{where}: what a jax.Ref holds changes as the program runs, so no "
+                "value of it can be kept or computed again; hand values on as results"
+            )
 
 
 def _check_arrays(label: str, number: int, arg: Any) -> None:

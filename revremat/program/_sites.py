@@ -9,7 +9,7 @@ from revremat.program._costs import MOVES
 from revremat.program._fingerprint import block_name
 from revremat.program._inverse import block_inverse, scan_inverse
 from revremat.program._keep import Layer, name_values
-from revremat.program._linearize import is_inexact, linearize
+from revremat.program._linearize import has_derivative, is_inexact, linearize
 from revremat.program._ops import (
     CALLS,
     CHECKPOINTS,
@@ -116,7 +116,7 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
     sites, inner, own_derivatives, loops = [], {}, [], set()
     for op in program.ops:
         mask = [atom in live for atom in op.inputs]
-        if op.kind == "stop_gradient" or not any(mask):
+        if not has_derivative(op) or not any(mask):
             continue
         live.update(out for out in op.outputs if is_inexact(out.aval))
         held = [isinstance(atom, Constant) or atom in weights for atom in op.inputs]
@@ -247,13 +247,14 @@ def _repeat_sites(
 
 def whole(program: Program, in_mask: Sequence[bool]) -> Site:
     """A program as one site, where there is no other."""
-    body, constants = _lift(program)
+    outputs = tuple(out for out in program.outputs if isinstance(out, Value))
+    body, constants = _lift(replace(program, outputs=outputs))
     return Site(
         kind="whole",
         label="",
         ops=program.ops,
         inputs=(*constants, *program.inputs),
-        outputs=tuple(out for out in program.outputs if isinstance(out, Value)),
+        outputs=outputs,
         body=body,
         in_mask=(*(False for _ in constants), *in_mask),
         held=(True,) * len(body.inputs),

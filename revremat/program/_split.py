@@ -5,6 +5,7 @@ function on one chunk of its arguments, for every number of chunks that divides 
 axis.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,8 @@ from revremat.program._ops import (
     needed,
 )
 from revremat.program._stack import Stack, run_stack
+
+_INPUTS = re.compile(rf"{INPUT}(_\d+)?_*")
 
 MOST_CHUNKS = 256
 
@@ -174,7 +177,5 @@ def _in_chunks(x: Any, number: int, axis: int) -> Any:
 
 def _without_input(action: Action) -> Action:
     """Chunks are handed out from what is there anyway: there is no input to keep."""
-    own = lambda names: tuple(
-        n for n in names if n != INPUT and not n.startswith(INPUT + "_")
-    )
+    own = lambda names: tuple(n for n in names if not _INPUTS.fullmatch(n))
     return Action(action.kind, own(action.save), own(action.offload))
