@@ -1,7 +1,7 @@
 """What an operation costs, counted: FLOPs and bytes. For explaining and for pruning."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from revremat.program._attention import PREFIX, attention_flops
@@ -31,17 +31,19 @@ def num_operations(program: Program) -> int:
     return sum(1 for _ in every_op(program))
 
 
-def every_op(program: Program, whole: Collection[str] = ()) -> Iterator[Op]:
+def every_op(
+    program: Program, within: Callable[[Any], bool] = lambda closed: True
+) -> Iterator[Op]:
     """Operations, with those of loops' bodies and other calls, once each.
 
     Args:
       program: Their program.
-      whole: Kinds of operations that are not looked into.
+      within: Which programs (closed jaxprs) that they hold are looked into.
     """
     for op in program.ops:
         yield op
-        for closed in _inside(op) if op.kind not in whole else ():
-            yield from every_op(flatten(closed), whole)
+        for closed in filter(within, _inside(op)):
+            yield from every_op(flatten(closed), within)
 
 
 def num_flops(op: Op) -> int:

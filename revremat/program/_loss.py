@@ -102,8 +102,9 @@ def _typed_strongly(loss: Callable[..., Any], args: Sequence[Any], closed: Any) 
 
 
 def _check_no_refs(program: Program) -> None:
-    """Kernels and what else runs on memory of its own may do so."""
-    for op in every_op(program, whole=("pallas_call", "core_map", "run_state")):
+    """Those that a kernel is given are its own business."""
+    is_kernel = lambda closed: any(map(is_ref, closed.in_avals))
+    for op in every_op(program, lambda closed: not is_kernel(closed)):
         if any(map(is_ref, (atom.aval for atom in (*op.inputs, *op.outputs)))):
             where = source_line(op.eqn) or "the loss"
             raise UserError(
