@@ -183,9 +183,8 @@ class UnitPrices:
         options = []
         for name, candidate in self.choices.items():
             kept, action = self.unit.kept(candidate.action), candidate.action
-            elsewhere = kept.ahead or action.unroll or action.on_host
-            elsewhere |= action.every > 1
-            if name != beside and not elsewhere:
+            written = action.unroll or action.every > 1
+            if name != beside and not (written or kept.ahead or action.on_host):
                 options.append((kept.rebuild_flops, kept.device_bytes, name))
         return [name for *_, name in sorted(options)[:number]]
 

@@ -102,3 +102,23 @@ def test_ends_are_layers_that_have_a_price_outside_of_the_loop():
         (("full", 1), ("none", 4)),
         (),
     )
+
+
+def test_at_an_end_stands_what_a_single_layer_can_be():
+    """No segments, nothing rebuilt ahead, sent to the host or written out again."""
+    layer = lambda x, w: (x + jnp.tanh(jnp.sin(x @ w)) @ w, None)
+    loss = lambda w, x: jax.lax.scan(layer, x, w)[0].sum()
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    (unit,) = rr.trace(loss, array(32, 8, 8), array(4, 8)).units
+    others = [
+        Candidate("segments", rr.RECOMPUTE(every=4)),
+        Candidate("ahead", rr.RECOMPUTE(ahead=["dot_general_0"])),
+        Candidate("on the host", rr.RECOMPUTE(offload=["input"])),
+        Candidate("unrolled", rr.RECOMPUTE(unroll=True)),
+    ]
+    few = [preset(unit, name) for name in ("full", "dots", "none")]
+    nothing: Any = None
+    cut = UnitCut(nothing, False, 0.0, 1.0)
+    found = UnitPrices(unit, [*few, *others], cut, nothing)
+    assert sorted(found.least_rebuilt("full", 9)) == ["dots", "none"]
+    assert found.least_rebuilt("dots", 1) == ["none"]
