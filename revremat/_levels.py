@@ -96,7 +96,7 @@ def _may_gain(inner: "Search", tried: list[Row], known: Row | None) -> bool:
     Args:
       inner: The search of what they differ in.
       tried: Some of them; there was room for none if these are none.
-      known: What they are in the outer search.
+      known: One more, from the search outside.
     """
     if not tried:
         return True

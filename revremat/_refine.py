@@ -288,8 +288,8 @@ def trim_ends(search: "Search", start: Row) -> float:
       How much faster than that the prices say that such a plan can be, at most.
     """
     row, gain_us = start, 0.0
-    fits = start.bytes <= search.budget
-    none_fits = not fits and search.best(search.budget).bytes > search.budget
+    is_over = lambda row: row.bytes > search.budget
+    none_fits = is_over(start) and is_over(search.best(search.budget))
     with_edges = [prices for prices in search.prices if prices.has_edges]
     for prices in with_edges:
         few = max(1, NUM_EDGES // len(with_edges))

@@ -9,7 +9,7 @@ import pytest
 
 import revremat as rr
 from revremat._cut import UnitCut
-from revremat._prices import UnitPrices
+from revremat._prices import UnitPrices, hold
 from revremat.policies import Candidate, preset
 
 OWN, OF_A_LAYER = 1000, 7
@@ -122,3 +122,19 @@ def test_at_an_end_stands_what_a_single_layer_can_be():
     found = UnitPrices(unit, [*few, *others], cut, nothing)
     assert sorted(found.least_rebuilt("full", 9)) == ["dots", "none"]
     assert found.least_rebuilt("dots", 1) == ["none"]
+
+
+@pytest.mark.parametrize(("kept_us", "they_hold"), [(80.0, True), (20.0, False)])
+def test_prices_are_held_to_the_program_where_a_unit_has_nothing_to_keep(
+    kept_us, they_hold
+):
+    four = SimpleNamespace(num_layers=4)
+    by_price = lambda name: (10, -5.0)
+    prices: Any = [
+        SimpleNamespace(unit=four, choices={"full", "none"}, difference=by_price),
+        SimpleNamespace(unit=four, choices={"full", "full, offload input"}),
+    ]
+    program: Any = lambda size, us: SimpleNamespace(
+        memory=SimpleNamespace(total_bytes=size), time=SimpleNamespace(step_us=us)
+    )
+    assert hold(prices, program(140, kept_us), program(100, 100.0)) == they_hold
