@@ -5,13 +5,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from revremat._compat import jax_version
 from revremat._errors import UserError
 from revremat._plan import Plan, UnitPlan
 from revremat.program._loss import TracedLoss, trace_loss
-from revremat.program._rewrite import Decision, rewrite
+from revremat.program._rewrite import Decision
 from revremat.program._units import FoundUnit
 
 
@@ -48,9 +46,7 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         bound = functools.partial(loss, **kwargs)
         functools.update_wrapper(bound, loss)
         traced = trace_loss(bound, args)
-        decisions = _decide(traced, plan)
-        outs = rewrite(traced.found, decisions, jax.tree.leaves(args))
-        return traced.out_tree.unflatten(outs)
+        return traced.run(_decide(traced, plan))
 
     return applied
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from revremat._arguments import take_apart
 from revremat._compat import on_device, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import positions
@@ -125,7 +126,8 @@ def lower_step(
     options: Mapping[str, Any] | None = None,
 ) -> Lowered:
     """Traces `step` and lowers it for `target`; see `compile_step`."""
-    placed, donate = place(specs, target), positions(donate)
+    step, specs, placed = _prepared(step, specs, target)
+    donate = positions(donate)
     if hasattr(step, "trace"):
         if donate:
             raise UserError(
@@ -144,6 +146,31 @@ def lower_step(
         lowered = _lower(traced, target)
     options = {**_default_options(target), **(options or {})}
     return Lowered(lowered, target, options, placed)
+
+
+def _prepared(
+    step: Callable[..., Any], specs: tuple[Any, ...], target: Target
+) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]:
+    """A step that returns what it writes into its arguments; and those, placed.
+
+    Without that the compiler would leave out whatever leads to nothing else.
+    """
+    arguments = take_apart(specs)
+    placed = place(arguments.values, target)
+    if hasattr(step, "trace"):  # jitted: by nnx.jit, which returns it, or by jax.jit
+        return step, specs, arguments.copy(placed).args
+    numbers = arguments.as_trees(range(len(placed)))
+    order = jax.tree.leaves(numbers)
+
+    @functools.wraps(step)
+    def whole(*trees: Any) -> Any:
+        values = dict(zip(order, jax.tree.leaves(trees), strict=True))
+        copy = arguments.copy([values[k] for k in range(len(order))])
+        out = step(*copy.args)
+        outcome, arrays = copy.outcome(out)
+        return arrays if arguments.graphs or outcome.is_change else out
+
+    return whole, specs, arguments.as_trees(placed)
 
 
 def _check_positions(donate: tuple[int, ...], number: int) -> None:
