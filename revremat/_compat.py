@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import ad_util, source_info_util
 from jax._src.core import JaxprEqn, Tracer
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax._src.mesh import abstract_device_from
@@ -138,12 +138,33 @@ def eval_jaxpr(jaxpr: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(jaxpr_as_fun(close(jaxpr))(*args))
 
 
-def varying_like(x: Any, aval: Any) -> Any:
-    """An array that inside of `shard_map` varies over the axes that `aval` does."""
-    kind = getattr(aval, "manual_axis_type", None)
-    known = getattr(aval, "vma", None) if kind is None else kind.varying
-    over = tuple(known or ())
-    return jax.lax.pcast(x, over, to="varying") if over else x
+def zeros_of(aval: Any) -> Any:
+    """What changes no sum of values of a type; always in the device's memory."""
+    with _mesh_of(aval):
+        return ad_util.zeros_like_aval(aval)
+
+
+def empty_of(aval: Any) -> Any:
+    """An array of a type, its entries yet to be written."""
+    with _mesh_of(aval):
+        return ad_util.empty_like_aval(aval)
+
+
+def _mesh_of(aval: Any) -> contextlib.AbstractContextManager[Any]:
+    mesh = aval.sharding.mesh
+    if mesh.empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+def add_cotangents(a: Any, b: Any) -> Any:
+    """The sum of two cotangents, as differentiation itself would add them."""
+    return ad_util.add_jaxvals(a, b)
+
+
+def context_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
+    """The mesh and settings that an equation was traced under."""
+    return eqn.ctx.manager
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:

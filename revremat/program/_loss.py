@@ -11,10 +11,10 @@ from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import check_value
 from revremat._sources import source_line
+from revremat.program._avals import is_differentiable
 from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._costs import every_op
 from revremat.program._fingerprint import describe, fingerprint
-from revremat.program._linearize import is_inexact
 from revremat.program._ops import Program, flatten
 from revremat.program._sites import Survey, survey
 from revremat.program._units import FoundUnit, units_of
@@ -65,7 +65,7 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
     check_value(label, shapes)
     leaves = [jax.typeof(leaf) for leaf in jax.tree.leaves(args[:1])]
     rest = len(closed.in_avals) - len(leaves)
-    mask = (*map(is_inexact, leaves), *(False for _ in range(rest)))
+    mask = (*map(is_differentiable, leaves), *(False for _ in range(rest)))
     if not any(mask):
         raise UserError(
             f"{label}: its first argument holds no floating-point array, so there is "
