@@ -11,6 +11,7 @@ import jax
 from jax._src import ad_util, source_info_util
 from jax._src.core import JaxprEqn, Tracer
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
+from jax._src.interpreters import mlir
 from jax._src.mesh import abstract_device_from
 from jax._src.pallas.triton import gpu_info
 from jax._src.state.types import AbstractRef
@@ -162,9 +163,10 @@ def add_cotangents(a: Any, b: Any) -> Any:
     return ad_util.add_jaxvals(a, b)
 
 
-def context_of(eqn: JaxprEqn) -> contextlib.AbstractContextManager[Any]:
-    """The mesh and settings that an equation was traced under."""
-    return eqn.ctx.manager
+def lowered_to_memory(ctx: Any, x: Any, kind: str) -> list[Any]:
+    """A value of a program that is being lowered, in a memory of the device."""
+    (aval,) = ctx.avals_out
+    return [mlir.wrap_with_memory_kind(ctx.module_context, x, kind, aval)]
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:

@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
 from revremat import _compat
+from revremat.program._host import move
 
 
 def is_differentiable(aval: Any) -> bool:
@@ -37,12 +39,7 @@ def zero_cotangent(aval: Any) -> Any:
 
 def zeros(aval: Any) -> Any:
     """What changes no sum of this type."""
-    made = _compat.zeros_of(aval)
-    return (
-        made
-        if aval.memory_space is jax.memory.Space.Device
-        else in_memory_of(aval, made)
-    )
+    return move(_compat.zeros_of(aval), aval.memory_space)
 
 
 def room(aval: Any) -> Any:
@@ -62,11 +59,6 @@ def add(a: Any, b: Any) -> Any:
     return _compat.add_cotangents(a, b)
 
 
-def in_memory_of(aval: Any, array: Any) -> Any:
-    """The array, in the memory of values of this type."""
-    space = aval.memory_space
-    return array if is_in(array, space) else jax.device_put(array, space)
-
-
-def is_in(array: Any, space: Any) -> bool:
-    return jax.typeof(array).memory_space is space
+def instantiate(cotangent: Any) -> Any:
+    """A cotangent as an array, where it may be a symbolic zero."""
+    return zeros(cotangent.aval) if isinstance(cotangent, SymbolicZero) else cotangent

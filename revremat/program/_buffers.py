@@ -6,9 +6,6 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
-
-from revremat.program._avals import zeros
 
 
 @jax.tree_util.register_pytree_node_class
@@ -56,10 +53,3 @@ def _put_one(buffer: Any, item: Any, index: Any) -> Any:
     if isinstance(buffer, Each):
         return Each((*buffer.items[:index], item, *buffer.items[index + 1 :]))
     return lax.dynamic_update_index_in_dim(buffer, item, index, 0)
-
-
-def instantiate(cotangent: Any) -> Any:
-    """A cotangent as an array, where it may be a symbolic zero."""
-    if isinstance(cotangent, SymbolicZero):
-        return zeros(cotangent.aval)
-    return cotangent

@@ -17,7 +17,6 @@ from revremat.program._buffers import (
     Each,
     at,
     at_all,
-    instantiate,
     put,
     take,
 )
@@ -184,7 +183,7 @@ class Engine:
     def backward(self, consts, xs, saved, x_avals, ct_carry, ct_ys):
         """Cotangents for the constants, the first carry and the `xs`; None for zero."""
         state = _Gradients(
-            carry=[instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
+            carry=[_avals.instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
             consts=[
                 _avals.zero_cotangent(v.aval)
                 for v in pick(self.const_values, self.const_mask)

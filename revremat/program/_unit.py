@@ -9,8 +9,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat._plan import Action
 from revremat.program import _layer
-from revremat.program._avals import is_differentiable
-from revremat.program._buffers import instantiate
+from revremat.program._avals import instantiate, is_differentiable
 from revremat.program._keep import Kept, Layer, name_values, resolve
 from revremat.program._linearize import linearize, pick
 from revremat.program._ops import Program
