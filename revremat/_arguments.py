@@ -86,14 +86,16 @@ class Arguments:
         """The arrays."""
         return [leaf.value for leaf in self.leaves]
 
-    @property
-    def wanted(self) -> tuple[bool, ...]:
+    def wanted(self, can_be: Callable[[Any], bool]) -> tuple[bool, ...]:
         """Which leaves are differentiated: those of the first argument that can be.
 
         Of modules `Param`s alone, as by `nnx.grad`, if they have any.
+
+        Args:
+          can_be: Whether values of a type have derivatives.
         """
         first = [
-            leaf.argument == 0 and _is_inexact(jax.typeof(leaf.value).dtype)
+            leaf.argument == 0 and can_be(jax.typeof(leaf.value))
             for leaf in self.leaves
         ]
         pairs = list(zip(first, self.leaves, strict=True))
@@ -584,7 +586,3 @@ def _one_level(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
 def _is_array(x: Any) -> bool:
     numbers = (bool, int, float, complex, np.ndarray, np.generic)
     return isinstance(x, numbers) or (hasattr(x, "shape") and hasattr(x, "dtype"))
-
-
-def _is_inexact(dtype: Any) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.numpy.inexact)

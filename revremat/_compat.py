@@ -8,9 +8,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import ad_util, source_info_util
 from jax._src.core import JaxprEqn, Tracer
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
+from jax._src.interpreters import mlir
 from jax._src.mesh import abstract_device_from
 from jax._src.pallas.triton import gpu_info
 from jax._src.state.types import AbstractRef
@@ -138,12 +139,34 @@ def eval_jaxpr(jaxpr: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(jaxpr_as_fun(close(jaxpr))(*args))
 
 
-def varying_like(x: Any, aval: Any) -> Any:
-    """An array that inside of `shard_map` varies over the axes that `aval` does."""
-    kind = getattr(aval, "manual_axis_type", None)
-    known = getattr(aval, "vma", None) if kind is None else kind.varying
-    over = tuple(known or ())
-    return jax.lax.pcast(x, over, to="varying") if over else x
+def zeros_of(aval: Any) -> Any:
+    """What changes no sum of values of a type; always in the device's memory."""
+    with _mesh_of(aval):
+        return ad_util.zeros_like_aval(aval)
+
+
+def empty_of(aval: Any) -> Any:
+    """An array of a type, its entries yet to be written."""
+    with _mesh_of(aval):
+        return ad_util.empty_like_aval(aval)
+
+
+def _mesh_of(aval: Any) -> contextlib.AbstractContextManager[Any]:
+    mesh = aval.sharding.mesh
+    if mesh.empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+def add_cotangents(a: Any, b: Any) -> Any:
+    """The sum of two cotangents, as differentiation itself would add them."""
+    return ad_util.add_jaxvals(a, b)
+
+
+def lowered_to_memory(ctx: Any, x: Any, kind: str) -> list[Any]:
+    """A value of a program that is being lowered, in a memory of the device."""
+    (aval,) = ctx.avals_out
+    return [mlir.wrap_with_memory_kind(ctx.module_context, x, kind, aval)]
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:

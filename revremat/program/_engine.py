@@ -12,15 +12,13 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat._errors import UserError
 from revremat._plan import Action
-from revremat.program import _layer
+from revremat.program import _avals, _layer
 from revremat.program._buffers import (
     Each,
     at,
     at_all,
-    instantiate,
     put,
     take,
-    zeros,
 )
 from revremat.program._host import fetch
 from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
@@ -60,16 +58,15 @@ class Engine:
     def forward(self, consts, init, xs):
         stack, carry = self.stack, list(init)
         y_avals = [a.aval for a in self.layer.passes.forward.outputs[stack.num_carry :]]
-        ys = [zeros(a, (stack.length,)) for a in y_avals]
+        ys = [_avals.room(_avals.stacked(a, stack.length)) for a in y_avals]
         saved, sent = [], []
         for segment in self.segments:
             if not self._is_written_out(segment, segment.repeats):
                 carry, sent = _layer.wait_for(sent, carry), []
             forward = self._forward_group if segment.group else self._forward_step
             step = partial(forward, segment, consts, xs)
-            turns = range(segment.repeats)
-            room = self._room(segment, step, carry, ys)
-            state, kept = self._loop(segment, step, (carry, ys, room, sent), turns)
+            first = (carry, ys, self._room(segment), sent)
+            state, kept = self._loop(segment, step, first, range(segment.repeats))
             carry, ys, room, sent = state
             pairs = zip(room, kept, strict=True)
             kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
@@ -77,20 +74,16 @@ class Engine:
             saved.append((kept, last))
         return (_layer.wait_for(sent, carry), ys), saved
 
-    def _room(self, segment: Segment, step, carry, ys) -> list[list[Any]]:
+    def _room(self, segment: Segment) -> list[list[Any]]:
         """Buffers for what the layers of a pattern save, where there are several.
 
         What a loop gives out is only written when a turn ends; written to buffers, it
         is out of the way before the pattern's next layer begins.
         """
-        none: list[list[Any]] = [[] for _ in segment.pattern]
         if len(segment.pattern) == 1:
-            return none
-        _, kept = jax.eval_shape(
-            lambda c, y: step((c, y, none, []), jnp.int32(0)), carry, ys
-        )
-        stacked = lambda a: zeros(a, (segment.repeats,))
-        return [jax.tree.map(stacked, on_device) for on_device, _ in kept]
+            return [[]]
+        room = lambda value: _avals.room(_avals.stacked(value.aval, segment.repeats))
+        return [list(map(room, self.kept[a].saved)) for a in segment.pattern]
 
     def _forward_step(self, segment: Segment, consts, xs, state, t):
         carry, ys, room, sent = state
@@ -190,9 +183,15 @@ class Engine:
     def backward(self, consts, xs, saved, x_avals, ct_carry, ct_ys):
         """Cotangents for the constants, the first carry and the `xs`; None for zero."""
         state = _Gradients(
-            carry=[instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
-            consts=[zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
-            xs=[jax.tree.map(zeros, aval) for aval in pick(x_avals, self.x_mask)],
+            carry=[_avals.instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
+            consts=[
+                _avals.zero_cotangent(v.aval)
+                for v in pick(self.const_values, self.const_mask)
+            ],
+            xs=[
+                jax.tree.map(lambda a: _avals.room(a.to_ct_aval()), aval)
+                for aval in pick(x_avals, self.x_mask)
+            ],
             output=None,
             fetched=None,
         )
@@ -383,13 +382,15 @@ class Engine:
         ]
         for k in _where(self.y_mask):
             ct = self.ct_ys[k]
-            ct_outs.append(zeros(y_avals[k]) if ct is None else at(ct, index))
+            ct_outs.append(
+                _avals.zero_cotangent(y_avals[k]) if ct is None else at(ct, index)
+            )
         pulled = iter(_layer.pull_back(self.layer, plan, env, ct_outs))
         ct_consts = [next(pulled) for _ in state.consts]
         ct_carry = [next(pulled) for _ in state.carry]
         return replace(
             state,
-            consts=[a + b for a, b in zip(state.consts, ct_consts, strict=True)],
+            consts=list(map(_avals.add, state.consts, ct_consts)),
             carry=ct_carry,
             xs=put(state.xs, list(pulled), index),
         )

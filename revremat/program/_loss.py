@@ -13,6 +13,7 @@ from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import check_value
 from revremat._sources import source_line
+from revremat.program._avals import is_differentiable
 from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._costs import every_op
 from revremat.program._fingerprint import describe, fingerprint
@@ -59,7 +60,8 @@ class TracedLoss:
         Units give all of their results one, so that they would belong to the
         transformation that the loss is called in and be of no use after it.
         """
-        on = depends(self.found.program, self.arguments.wanted)
+        wanted = self.arguments.wanted(is_differentiable)
+        on = depends(self.found.program, wanted)
         count = self.outcome.num_returned
         written = zip(outs[count:], on[count:], strict=True)
         stop = jax.lax.stop_gradient
@@ -103,7 +105,7 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
         closed = jax.make_jaxpr(run)(*values)
         if any(jax.typeof(value).weak_type for value in values):
             closed = _typed_strongly(run, values, closed)
-    mask = arguments.wanted
+    mask = arguments.wanted(is_differentiable)
     if not any(mask):
         raise UserError(
             f"{label}: its first argument holds no floating-point array, so there is "

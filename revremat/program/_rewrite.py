@@ -11,9 +11,9 @@ import jax
 from revremat import _compat
 from revremat._errors import UserError
 from revremat._plan import Action, UnitPlan
+from revremat.program._avals import is_differentiable
 from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve
-from revremat.program._linearize import is_inexact
 from revremat.program._ops import Constant, Op, Value, flatten, read, run
 from revremat.program._sites import REPEATED, Site, Survey, survey, with_body
 from revremat.program._split import run_chunks
@@ -286,7 +286,7 @@ def act(
 
     def acted(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
-        found = survey(closed, [is_inexact(aval) for aval in closed.in_avals])
+        found = survey(closed, [is_differentiable(aval) for aval in closed.in_avals])
         sites = {site.ops[0]: site for site in found.sites}
 
         def rewritten(op: Op, values: list[Any]) -> list[Any] | None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from revremat import _compat
+from revremat.program._avals import is_differentiable
 from revremat.program._costs import MOVES
 from revremat.program._fingerprint import block_name
 from revremat.program._inverse import block_inverse, scan_inverse
 from revremat.program._keep import Layer, name_values
-from revremat.program._linearize import has_derivative, is_inexact, linearize
+from revremat.program._linearize import has_derivative, linearize
 from revremat.program._ops import (
     CALLS,
     CHECKPOINTS,
@@ -118,7 +119,7 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
         mask = [atom in live for atom in op.inputs]
         if not has_derivative(op) or not any(mask):
             continue
-        live.update(out for out in op.outputs if is_inexact(out.aval))
+        live.update(out for out in op.outputs if is_differentiable(out.aval))
         held = [isinstance(atom, Constant) or atom in weights for atom in op.inputs]
         if op.kind == "scan":
             if op.eqn.params["length"] == 0:

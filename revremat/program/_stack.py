@@ -18,11 +18,12 @@ from jax import lax
 
 from revremat._errors import UserError
 from revremat._plan import Action
+from revremat.program._avals import is_differentiable
 from revremat.program._buffers import take
 from revremat.program._choice import write_choice
 from revremat.program._engine import Engine
 from revremat.program._keep import Layer, name_values
-from revremat.program._linearize import depends, is_inexact, linearize, pick
+from revremat.program._linearize import depends, linearize, pick
 from revremat.program._ops import Program
 
 
@@ -188,7 +189,7 @@ def _split(primals: Sequence[Any]) -> tuple[list[Any], list[bool]]:
         )
         values.append(treedef.unflatten([leaf.value for leaf in leaves]))
         perturbed = any(leaf.perturbed for leaf in leaves)
-        mask.append(perturbed and is_inexact(jax.typeof(leaves[0].value)))
+        mask.append(perturbed and is_differentiable(jax.typeof(leaves[0].value)))
     return values, mask
 
 
