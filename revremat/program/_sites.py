@@ -24,11 +24,11 @@ from revremat.program._ops import (
     lift_constants,
     with_inputs,
 )
-from revremat.program._repeats import made_by
 from revremat.program._scattered import find_layers
-from revremat.program._sink import sink
+from revremat.program._sink import Moves, sink
 from revremat.program._split import Chunked, block_chunks
 from revremat.program._stack import carried_mask
+from revremat.program._stretch import Stretch, made_by
 
 REPEATED = ("repeat", "module")
 """Kinds of sites that are found between others, and may have loops inside."""
@@ -210,22 +210,14 @@ def _repeat_sites(
     program: Program, apart: set[Op], live: set[Value], weights: set[Value]
 ) -> list[Site]:
     """Unrolled loops between the operations in `apart`; their layers."""
-    stretches: list[list[Op]] = [[]]
     is_move = lambda op: bool(op.outputs) and weights.issuperset(op.outputs)
     moves = [op for op in program.ops if is_move(op)]
     others = [op for op in program.ops if not is_move(op)]
-    for op in others:
-        if op in apart:
-            stretches.append([])
-        else:
-            stretches[-1].append(op)
     sites, made_bytes = [], sum(map(made_by, program.ops))
-    for stretch in stretches:
-        inside = set(stretch)
-        atoms = [a for op in program.ops if op not in inside for a in op.inputs]
-        used = {a for a in (*atoms, *program.outputs) if isinstance(a, Value)}
-        for repeat in find_layers(stretch, used, made_bytes):
-            repeat = sink(repeat, moves, others, program.outputs)
+    movable = Moves(moves, others, program.outputs)
+    for stretch in _stretches(program, others, apart):
+        for repeat in find_layers(stretch, made_bytes):
+            repeat = sink(repeat, movable)
             for turn in repeat.turns:
                 mask = tuple(atom in live for atom in turn.inputs)
                 if not any(mask):
@@ -244,6 +236,27 @@ def _repeat_sites(
                     )
                 )
     return sites
+
+
+def _stretches(program: Program, ops: Sequence[Op], apart: set[Op]) -> list[Stretch]:
+    """The operations between those in `apart`, and what the rest uses of theirs."""
+    rows: list[list[Op]] = [[]]
+    for op in ops:
+        if op in apart:
+            rows.append([])
+        else:
+            rows[-1].append(op)
+    home = {op: k for k, row in enumerate(rows) for op in row}
+    made_in = {out: k for op, k in home.items() for out in op.outputs}
+    used: list[set[Value]] = [set() for _ in rows]
+    users = [(op, op.inputs) for op in program.ops]
+    for op, atoms in [*users, (None, program.outputs)]:
+        for atom in atoms:
+            k = made_in.get(atom) if isinstance(atom, Value) else None
+            if k is not None and k != home.get(op):
+                used[k].add(atom)
+    pairs = zip(rows, used, strict=True)
+    return [Stretch(row, after) for row, after in pairs if row]
 
 
 def whole(program: Program, in_mask: Sequence[bool]) -> Site:
