@@ -12,7 +12,7 @@ from rich.text import Text
 
 from revremat._bytes import format_bytes, format_us
 from revremat._errors import UserError
-from revremat._files import check_place, write_text
+from revremat._files import check_place, read_text, write_text
 from revremat._measurement import Measurement
 from revremat._render import new_table, render
 
@@ -78,10 +78,10 @@ def load_measurement(path: Path) -> Measurement:
       UserError: There is none, or it holds several.
     """
     try:
-        text = path.read_text()
+        text = read_text(path)
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
+    except ValueError:
         raise UserError(f"{str(path)!r} is no JSON: it is not text") from None
     if text.lstrip().startswith("["):
         raise UserError(f"{str(path)!r} holds several reports: write one target each")
