@@ -14,6 +14,7 @@ from revremat._bytes import format_bytes, format_us
 from revremat._errors import UserError
 from revremat._files import check_place, read_text, write_text
 from revremat._measurement import Measurement
+from revremat._printable import printable
 from revremat._render import new_table, render
 
 DIFF_SCHEMA = 1
@@ -151,7 +152,7 @@ def _text(data: dict) -> str:
             _change(b - a),
         )
     names = [
-        f"{data[side]['program']} on {data[side]['target']}"
+        printable(f"{data[side]['program']} on {data[side]['target']}")
         for side in ("before", "after")
     ]
     head = f"before: {names[0]}\nafter:  {names[1]}\n\n"

@@ -368,9 +368,10 @@ class Choice:
 
     def __str__(self) -> str:
         runs = [f"{len(list(run))} x {key!r}" for key, run in groupby(self.actions)]
+        kept, plain = map(format_bytes, (self.kept_bytes, self.plain_bytes))
         return (
-            f"{printable(self.unit.name)}: {', '.join(runs)} keeps {format_bytes(self.kept_bytes)}"
-            f" where plain autodiff keeps {format_bytes(self.plain_bytes)}"
+            f"{printable(self.unit.name)}: {', '.join(runs)} keeps {kept}"
+            f" where plain autodiff keeps {plain}"
         )
 
 
@@ -475,12 +476,12 @@ class Graph:
         for unit in self.units:
             plain = sum(r.num_bytes for r in unit.residuals if r.plain)
             lines.append(
-                f"{printable(unit.name)} ({unit.kind}, {unit.num_layers} layers, plain autodiff "
-                f"keeps {plain:,} bytes a layer)"
+                f"{printable(unit.name)} ({unit.kind}, {unit.num_layers} layers, "
+                f"plain autodiff keeps {plain:,} bytes a layer)"
             )
             lines += [
-                f"  {printable(r.name):24} {r.dtype}{list(r.shape)} {r.num_bytes:,} bytes, "
-                f"{r.rebuild_flops:,} FLOPs to rebuild"
+                f"  {printable(r.name):24} {r.dtype}{list(r.shape)} "
+                f"{r.num_bytes:,} bytes, {r.rebuild_flops:,} FLOPs to rebuild"
                 + (" (plain)" if r.plain else "")
                 + (f", kept: {r.pinned}" if r.pinned else "")
                 for r in unit.residuals

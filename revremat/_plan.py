@@ -74,8 +74,8 @@ class Action:
             raise UserError(f"unroll={self.unroll!r} is neither True nor False")
         if type(self.chunks) is not int or self.chunks < 1:
             raise UserError(
-                f"chunks={self.chunks!r} is no number of pieces: write 1 for the whole, "
-                "or how many"
+                f"chunks={self.chunks!r} is no number of pieces: write 1 for the "
+                "whole, or how many"
             )
         if isinstance(self.every, bool) or not isinstance(self.every, int):
             raise UserError(
@@ -258,8 +258,8 @@ class Plan:
             return ""
         return (
             f"the plan was made with JAX {printable(self.jax_version)} and this is "
-            f"{jax_version()}: it is taken if the program's fingerprints agree; its "
-            "bytes are the other's, and 'revremat report --plan' compiles them anew"
+            f"{jax_version()}: it is taken where the program's fingerprints agree, and "
+            "its bytes are the other's; 'revremat report --plan' compiles it once more"
         )
 
     def target_note(self, target: str) -> str:
@@ -275,7 +275,7 @@ class Plan:
             return ""
         return (
             f"the plan was made for {printable(self.target)} and is used on {target}: "
-            "its bytes are the other's, and 'revremat report --plan' compiles them anew"
+            "its bytes are the other's; 'revremat report --plan' compiles it once more"
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

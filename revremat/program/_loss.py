@@ -9,7 +9,7 @@ import numpy as np
 
 from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
-from revremat._problem import check_value
+from revremat._problem import check_sizes, check_value
 from revremat._sources import source_line
 from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._costs import every_op
@@ -118,11 +118,7 @@ def _check_arrays(label: str, number: int, arg: Any) -> None:
         if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
             continue
         where = f"argument {number}{jax.tree_util.keystr(path)}"
-        sizes = getattr(leaf, "shape", ())
-        if any(isinstance(size, str | float) for size in sizes):
-            raise UserError(
-                f"{label}: {where} has the shape {sizes}; sizes are whole numbers"
-            )
+        check_sizes(f"{label}: {where}", getattr(leaf, "shape", ()))
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
             raise UserError(
                 f"{label}: {where} is {leaf!r}, which is not an array; bind it "

@@ -277,9 +277,12 @@ def _prune(folder: Path) -> None:
                 continue
             if _ENTRY.fullmatch(path.name):
                 entries.append((found.st_mtime, found.st_size, path))
-            elif _UNFINISHED.fullmatch(path.name) and found.st_mtime < abandoned:
-                if _begins_as_ours(path):
-                    _remove(path)
+            elif (
+                _UNFINISHED.fullmatch(path.name)
+                and found.st_mtime < abandoned
+                and _begins_as_ours(path)
+            ):
+                _remove(path)
     if sum(size for _, size, _ in entries) <= _CACHE_LIMIT_BYTES:
         return
     own = [entry for entry in entries if _begins_as_ours(entry[2], entry[2].stem)]
