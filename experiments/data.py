@@ -193,9 +193,8 @@ def _text(texts: Iterable[bytes], every: int, seq_len: int, source: str) -> Spli
 
 
 def _plays(path: Path | None) -> list[bytes]:
-    path = path or (
-        Path(os.environ["SHAKESPEARE"]) if "SHAKESPEARE" in os.environ else None
-    )
+    if not path and (named := os.environ.get("SHAKESPEARE", "").strip()):
+        path = Path(named)
     if path is None or not path.exists():
         raise UserError(
             f"Shakespeare's texts are not {'given' if path is None else f'at {path}'}: "

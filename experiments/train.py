@@ -104,6 +104,8 @@ def train(config: Experiment) -> None:
     )
     if plan is not None:
         display.say(f"residuals come back by {config.train.plan}: {plan}")
+        if note := plan.target_note(config.train.target):
+            display.say(note)
     for change in changes:
         display.say(f"changed since this run began: {change}")
     done = start

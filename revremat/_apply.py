@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,9 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
       if the program is another than the one the plan was made for, or if what it would
       keep differs from what the plan says.
 
+    Warns:
+      UserWarning: Another JAX made the plan, so that its bytes are not this one's.
+
     >>> import jax, jax.numpy as jnp, revremat as rr
     >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
     >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
@@ -39,6 +43,13 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     >>> bool((jax.grad(loss)(w, x) == jax.grad(rr.apply(loss, plan))(w, x)).all())
     True
     """
+    if note := plan.version_note:
+        warnings.warn(note, stacklevel=2)
+    return apply_quietly(loss, plan)
+
+
+def apply_quietly(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """`apply`, where the caller says itself what is to be known of the plan."""
 
     @functools.wraps(loss)
     def applied(*args: Any, **kwargs: Any) -> Any:

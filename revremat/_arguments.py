@@ -184,8 +184,8 @@ def take_apart(args: Sequence[Any]) -> Arguments:
         if tree == _LEAF:
             leaves.append(Leaf(x, where, argument))
             return len(leaves) - 1
-        named = ((where + jax.tree_util.keystr(path), child) for path, child in children)
-        parts = tuple(take(child, name, argument) for name, child in named)
+        name = lambda path: where + jax.tree_util.keystr(path)
+        parts = tuple(take(child, name(path), argument) for path, child in children)
         containers.append(_Container(x, where, tree, parts))
         return containers[-1]
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import tyro
 
 from revremat import xla
-from revremat._apply import apply
+from revremat._apply import apply_quietly
 from revremat._bytes import format_bytes
 from revremat._cli_diff import Diff, read_rules
 from revremat._cli_export import Export
@@ -36,6 +36,7 @@ from revremat._lock import check_lock, lock_text, read_lock
 from revremat._measure import measure
 from revremat._measurement import Measurement, categories
 from revremat._plan import Plan
+from revremat._printable import parsing, say
 from revremat._problem import Problem
 from revremat._read import is_dump, read
 from revremat._render import new_table, render, render_targets, write
@@ -106,7 +107,7 @@ class Report:
             write_text(self.lock, lock_text(found, self.tolerance))
         grown = check_lock(found, self.check) if self.check is not None else []
         for sentence in (*refused, *grown):
-            print(f"revremat: {sentence}", file=sys.stderr)
+            say(f"revremat: {sentence}", error=True)
         return FAILED if refused or grown else 0
 
     def _check_places(self) -> None:
@@ -161,8 +162,10 @@ class Report:
         if self.largest_batch:
             overrides = self._largest(target, overrides)
         problem = load(self.program, target, overrides)
+        told: list[str] = []
         if plan is not None:
             problem = planned(problem, plan, target)
+            told = plan_notes(plan, target)
         with users_errors(f"{self.program} does not compile for {target}"):
             step, specs = problem.make_step()
             m = measure(
@@ -175,7 +178,8 @@ class Report:
                 what_if=self.what_if,
                 rules=rules,
             )
-            return dataclasses.replace(m, notes=(*m.notes, *_choices(problem, target)))
+            told += _choices(problem, target)
+            return dataclasses.replace(m, notes=(*m.notes, *told))
 
     def _read(self) -> list[Measurement]:
         if not self.target:
@@ -227,7 +231,7 @@ class Report:
             raise UserError(
                 f"no {name} fits {limit} on {target}, not even {found.trials[0].size}"
             )
-        print(f"{name}={found.size} is the largest that fits {limit} on {target}\n")
+        say(f"{name}={found.size} is the largest that fits {limit} on {target}\n")
         return {**overrides, name: found.size}
 
     def _rules(self) -> dict[str, str]:
@@ -255,7 +259,13 @@ def planned(problem: Problem, plan: Plan, target: Target) -> Problem:
                 "apart from its own: choose a GPU or TPU target, or search again for "
                 "this one"
             )
-    return dataclasses.replace(problem, loss=apply(problem.loss, plan))
+    return dataclasses.replace(problem, loss=apply_quietly(problem.loss, plan))
+
+
+def plan_notes(plan: Plan, target: Target) -> list[str]:
+    """What is to be known of a plan that was made elsewhere; it is measured here."""
+    notes = (plan.version_note, plan.target_note(target.spec))
+    return [note for note in notes if note]
 
 
 def _choices(problem: Problem, target: Target) -> list[str]:
@@ -334,12 +344,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        command: Any = tyro.cli(
-            _commands(words),
-            prog="revremat",
-            description="Reversible networks and rematerialization for JAX.",
-            args=words,
-        )
+        with parsing(words):
+            command: Any = tyro.cli(
+                _commands(words),
+                prog="revremat",
+                description="Reversible networks and rematerialization for JAX.",
+                args=words,
+            )
         if words[:1] == ["allocate"]:
             from revremat.allocation._command import run
 
@@ -349,7 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"revremat: {error}", file=sys.stderr)
+        say(f"revremat: {error}", error=True)
         return FAILED if isinstance(error, ProgramError) else MISTAKE
     except BrokenPipeError:  # the reader has seen enough
         with contextlib.suppress(OSError):

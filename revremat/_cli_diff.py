@@ -12,8 +12,9 @@ from rich.text import Text
 
 from revremat._bytes import format_bytes, format_us
 from revremat._errors import UserError
-from revremat._files import check_place, write_text
+from revremat._files import check_place, read_text, write_text
 from revremat._measurement import Measurement
+from revremat._printable import printable
 from revremat._render import new_table, render
 
 DIFF_SCHEMA = 1
@@ -78,10 +79,10 @@ def load_measurement(path: Path) -> Measurement:
       UserError: There is none, or it holds several.
     """
     try:
-        text = path.read_text()
+        text = read_text(path)
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
+    except ValueError:
         raise UserError(f"{str(path)!r} is no JSON: it is not text") from None
     if text.lstrip().startswith("["):
         raise UserError(f"{str(path)!r} holds several reports: write one target each")
@@ -151,7 +152,7 @@ def _text(data: dict) -> str:
             _change(b - a),
         )
     names = [
-        f"{data[side]['program']} on {data[side]['target']}"
+        printable(f"{data[side]['program']} on {data[side]['target']}")
         for side in ("before", "after")
     ]
     head = f"before: {names[0]}\nafter:  {names[1]}\n\n"

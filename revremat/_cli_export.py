@@ -10,6 +10,7 @@ import tyro
 from revremat._export import export
 from revremat._load import load, read_override, start_targets, users_errors
 from revremat._plan import Plan
+from revremat._printable import say
 from revremat._trace import trace
 
 
@@ -32,10 +33,12 @@ class Export:
 
     def run(self) -> int:
         plan = Plan.load(self.plan)
+        if plan.version_note:
+            say(f"revremat: {plan.version_note}", error=True)
         (target,) = start_targets([plan.target or "local"])
         problem = load(self.program, target, dict(map(read_override, self.set)))
         problem = dataclasses.replace(problem, name=problem.name or self.program)
         with users_errors(f"export {self.program} failed"):
             graph = trace(problem.loss, *problem.specs)
-        print(export(plan, graph, self.form))
+        say(str(export(plan, graph, self.form)))
         return 0

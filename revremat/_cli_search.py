@@ -19,6 +19,7 @@ from revremat._files import check_place
 from revremat._fit import Fit, Row, fit, frontier, presets
 from revremat._fit import Progress as Report
 from revremat._load import load, read_override, start_targets, users_errors
+from revremat._printable import printable, say
 from revremat._problem import Problem
 from revremat._render import new_table, render, write
 from revremat.xla import Target
@@ -73,7 +74,7 @@ class Search:
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
         if self.out is not None:
             found.plan.save(self.out)
-            print(f"plan written to {self.out}")
+            say(f"plan written to {self.out}")
         return 0 if found.plan.fits else 1
 
     def _draw(self, target: Target, problem: Problem, path: Path) -> int:
@@ -95,7 +96,7 @@ class Search:
                 problem, target=target, unroll=self.unroll, progress=progress
             )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
-        print(f"written to {write(found, path)}")
+        say(f"written to {write(found, path)}")
         return 0
 
 
@@ -160,9 +161,9 @@ def _reporting(title: str) -> Iterator[Report]:
         transient=True,
     )
     with users_errors(f"{title} failed"), bar:
-        task = bar.add_task(title, total=None)
+        task = bar.add_task(printable(title), total=None)
 
         def report(name: str, done: int, total: int) -> None:
-            bar.update(task, description=name, completed=done, total=total)
+            bar.update(task, description=printable(name), completed=done, total=total)
 
         yield report

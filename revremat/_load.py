@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from revremat._errors import UserError
+from revremat._printable import printable_lines
 from revremat._problem import Problem
 from revremat.xla import Target, request_cpu_devices, target
 
@@ -22,6 +23,9 @@ FORM = "'package.module:problem' or 'path/to/file.py:problem'"
 
 class ProgramError(UserError):
     """The user's own program raised; the message is its own traceback."""
+
+    def __init__(self, message: str = ""):
+        Exception.__init__(self, printable_lines(message))
 
 
 def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:

@@ -11,6 +11,8 @@ from typing import Any, overload
 
 from revremat._bytes import format_bytes, format_us
 from revremat._history import Curve, Span
+from revremat._json import parse_json, schema_of
+from revremat._printable import printable
 from revremat._types import check_types
 from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
 
@@ -350,7 +352,8 @@ class Measurement:
     def __repr__(self) -> str:
         size, took = self.memory.total_bytes, self.time.step_us
         return (
-            f"<Measurement of {self.program!r} on {self.target}: {format_bytes(size)} "
+            f"<Measurement of {self.program!r} on {printable(self.target)}: "
+            f"{format_bytes(size)} "
             f"of {format_bytes(self.usable_bytes)}, {format_us(took)} a step>"
         )
 
@@ -383,13 +386,9 @@ class Measurement:
           ValueError: The text is no measurement, or one of a newer schema.
         """
         try:
-            data: dict[str, Any] = json.loads(text)
-            schema = data.pop("schema")
-            if schema > SCHEMA_VERSION:
-                raise ValueError(
-                    f"this measurement has schema {schema}, but this revremat reads up "
-                    f"to {SCHEMA_VERSION}: update revremat"
-                )
+            data: dict[str, Any] = parse_json(text)
+            schema_of(data, SCHEMA_VERSION)
+            del data["schema"]
             memory = data.pop("memory")
             memory.pop("total_bytes")
             packing = memory.pop("packing", None)
@@ -418,7 +417,7 @@ class Measurement:
             )
             check_types(found)
             return found
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a measurement: {error}") from None
 
 

@@ -92,6 +92,25 @@ def positions(donate: Any) -> tuple[int, ...]:
         ) from None
 
 
+def check_sizes(where: str, shape: Any) -> None:
+    """Refuses an array whose size is not known.
+
+    Args:
+      where: What messages call the array.
+      shape: Its sizes, if it has a shape at all.
+
+    Raises:
+      UserError: One is no whole number, such as a symbol of `jax.export`.
+    """
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    unknown = [size for size in sizes if not isinstance(size, int | np.integer)]
+    if unknown:
+        raise UserError(
+            f"{where} has the shape ({', '.join(map(str, sizes))}); sizes are whole "
+            f"numbers: write one for {unknown[0]}, since bytes depend on it"
+        )
+
+
 def check_value(label: str, out: Any) -> None:
     """Refuses what a loss returns if there is no number to differentiate.
 

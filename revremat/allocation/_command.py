@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from revremat._errors import UserError
+from revremat._printable import say
 from revremat.allocation._allocate import Progress, allocate
 from revremat.allocation._csv import read_problem, write_offsets
 from revremat.allocation._dependencies import join_streams, read_waits
@@ -54,7 +55,7 @@ def run(options: AllocateOptions) -> int:
     try:
         return _run(options)
     except UserError as error:
-        print(error, file=sys.stderr)
+        say(str(error), error=True)
         return MISTAKE
 
 
@@ -71,7 +72,7 @@ def _run(options: AllocateOptions) -> int:
     if isinstance(answer, Infeasible):
         raise UserError(str(answer))
     if isinstance(answer, Undecided):
-        print(answer, file=sys.stderr)
+        say(str(answer), error=True)
         return NOT_FOUND
     _print(answer, len(problem.buffers), time.monotonic() - began)
     if options.out:

@@ -11,7 +11,7 @@ from revremat._arguments import Arguments, Leaf, Outcome, take_apart
 from revremat._closed_over import watched
 from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
-from revremat._problem import check_value
+from revremat._problem import check_sizes, check_value
 from revremat._sources import source_line
 from revremat.program._avals import is_differentiable
 from revremat.program._chosen import FoundChoice, choices_of
@@ -163,11 +163,7 @@ def _check_array(label: str, leaf: Leaf) -> None:
     value, where = leaf.value, leaf.where
     if isinstance(value, bool | int | float | complex | np.ndarray | np.generic):
         return
-    sizes = getattr(value, "shape", ())
-    if any(isinstance(size, str | float) for size in sizes):
-        raise UserError(
-            f"{label}: {where} has the shape {sizes}; sizes are whole numbers"
-        )
+    check_sizes(f"{label}: {where}", getattr(value, "shape", ()))
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise UserError(
             f"{label}: {where} is {value!r}, which is not an array; bind it "

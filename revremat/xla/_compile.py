@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +18,9 @@ from revremat._problem import positions
 from revremat._sources import loops_told
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
-from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
+from revremat.xla._disk import fingerprint, read, write
 from revremat.xla._no_kernels import no_kernels, quick_kernels
+from revremat.xla._scratch import scratch_folder
 from revremat.xla._specs import place
 from revremat.xla._targets import Target
 from revremat.xla._tiling import (
@@ -35,7 +34,6 @@ from revremat.xla._tiling import (
 )
 from revremat.xla._totals import NAMES, totals
 
-_FOLDERS = "revremat-"
 _NO_ROOM = "RESOURCE_EXHAUSTED"
 _REFUSED = (
     "the compiler of {} refuses the program for want of memory; these are the sums of "
@@ -79,13 +77,12 @@ class Lowered:
         """
         target = self.target
         key = fingerprint(self.program, target, self.options, self.placed)
-        path = cache_folder() / f"{key}.zip"
-        if cache and (found := read(path, key)) is not None:
+        if cache and (found := read(key)) is not None:
             return replace(found, is_whole=self.is_whole)
         made = self._untiled() if cache else None
         made = made or self._tiled()
         if cache:
-            write(path, key, made)
+            write(key, made)
         return replace(made, is_whole=self.is_whole)
 
     def _untiled(self) -> Artifact | None:
@@ -282,8 +279,13 @@ def _compiler_settings() -> Iterator[None]:
 
 
 def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifact:
-    _sweep()
-    folder = tempfile.mkdtemp(prefix=_FOLDERS)
+    with scratch_folder() as folder:
+        return _compile_in(folder, lowered, target, options)
+
+
+def _compile_in(
+    folder: str, lowered: Any, target: Target, options: Mapping[str, Any]
+) -> Artifact:
     elsewhere = target.platform == "cuda" and not target.present
     if DISABLED_PASSES in options:  # takes the place of what JAX says by its setting
         passes = f"{options[DISABLED_PASSES]},rematerialization"
@@ -323,8 +325,6 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
                 f"the compiler of {target.spec} refuses the program: {reason}"
             ) from None
         raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return Artifact(hlo, stats, seconds, False, versions(), remarks)
 
 
@@ -342,13 +342,6 @@ def _stats(compiled: Any) -> dict[str, int]:
         for prefix in ("", "host_")
         for name in NAMES
     }
-
-
-@functools.cache
-def _sweep() -> None:
-    """Removes the dumps of processes that were killed."""
-    for folder in left_behind(Path(tempfile.gettempdir()), f"{_FOLDERS}*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _varint(number: int) -> bytes:

@@ -7,6 +7,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from revremat._errors import UserError
+from revremat._problem import check_sizes
 from revremat.xla._targets import Target
 
 
@@ -37,6 +38,7 @@ def place(specs: Any, target: Target) -> Any:
                 f"an argument of the step is {leaf!r}: write arrays or "
                 "jax.ShapeDtypeStructs, and bind everything else with functools.partial"
             ) from None
+        check_sizes("an argument of the step", shape)
         return jax.ShapeDtypeStruct(
             shape,
             dtype,
