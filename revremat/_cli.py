@@ -40,6 +40,7 @@ from revremat._problem import Problem
 from revremat._read import is_dump, read
 from revremat._render import new_table, render, render_targets, write
 from revremat._trace import choices
+from revremat._version import installed_version
 from revremat.xla import Target
 
 FAILED = 1
@@ -333,6 +334,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
       mistake in what was written.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"revremat {installed_version()}")
+        return 0
     try:
         command: Any = tyro.cli(
             _commands(words),
