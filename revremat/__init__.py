@@ -47,6 +47,8 @@ from revremat._problem import Problem as Problem
 from revremat._read import read as read
 from revremat._render import render as render
 from revremat._render import write as write
+from revremat._saved import FitRecord as FitRecord
+from revremat._saved import load as load
 from revremat._trace import trace as trace
 from revremat._version import installed_version as _installed_version
 from revremat.program._api import block as block
