@@ -65,7 +65,9 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self._progress.console.print(text, highlight=False, soft_wrap=True)
+        self._progress.console.print(
+            text, markup=False, highlight=False, soft_wrap=True
+        )
 
     def rate(self, step: int) -> float:
         """Items a second since this process began to train."""
