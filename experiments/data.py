@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from experiments.records import INSTALL
 from experiments.scenes import Scenes
 from revremat import UserError
 
@@ -243,9 +244,7 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UserError(
-            "the digits need scikit-learn: run `pip install scikit-learn`"
-        ) from error
+        raise UserError(f"the digits need scikit-learn: run `{INSTALL}`") from error
     pixels, labels = load_digits(return_X_y=True)
     return pixels.reshape(-1, 8, 8), labels
 

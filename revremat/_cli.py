@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -20,7 +19,18 @@ from revremat._apply import apply_quietly
 from revremat._bytes import format_bytes
 from revremat._cli_diff import Diff, read_rules
 from revremat._cli_export import Export
+from revremat._cli_progress import progress
 from revremat._cli_search import Compare, Search
+from revremat._cli_words import (
+    Budget,
+    OptionalCount,
+    OptionalFile,
+    OptionalWord,
+    Overrides,
+    Program,
+    Rules,
+    TargetNames,
+)
 from revremat._errors import UserError
 from revremat._files import check_place, write_text
 from revremat._largest import largest
@@ -40,8 +50,16 @@ from revremat._printable import parsing, say
 from revremat._problem import Problem
 from revremat._read import is_dump, read
 from revremat._render import new_table, render, render_targets, write
+from revremat._saved import load_plan
 from revremat._trace import choices
+from revremat._version import installed_version
 from revremat.xla import Target
+
+_ABOUT = """Reversible networks and rematerialization for JAX.
+
+PROGRAM, in every command: `package.module:problem` or `file.py:problem`, a function
+`problem(target)` that returns `revremat.Problem(loss=..., specs=(...))`. Begin with
+`revremat report PROGRAM --target h100:8`. `revremat --version` prints the version."""
 
 FAILED = 1
 MISTAKE = 2
@@ -51,47 +69,42 @@ MISTAKE = 2
 class Report:
     """What a training step takes on a target: bytes, who holds them, and time.
 
-    PROGRAM is `package.module:problem` or `file.py:problem`, a function
-    `problem(target, **overrides)` that returns a `revremat.Problem`; or what a compile
-    left behind: the folder given to XLA's `--xla_dump_to`, or an `*.hlo.pb` file of it.
+    PROGRAM is `package.module:problem` or `file.py:problem`: a function of a target
+    and of what `--set` gives it. It returns a `revremat.Problem`. Or PROGRAM is what a
+    compile left behind: the folder given to XLA's `--xla_dump_to`, or one HLO file.
     """
 
-    program: Annotated[str, tyro.conf.Positional]
+    program: Program
     """What to measure, or a dump."""
-    target: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """`local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`; repeat it for a table."""
-    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
-    module: str = ""
+    target: tyro.conf.UseAppendAction[TargetNames] = ()
+    """`local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`; several make a table."""
+    set: tyro.conf.UseAppendAction[Overrides] = ()
+    """An argument for the problem, as in `--set num_layers=24`."""
+    module: OptionalWord = ""
     """Part of a module's name, where a dump has several."""
-    json: Path | None = None
+    json: OptionalFile = None
     """Also write everything as JSON to this file."""
-    html: Path | None = None
+    html: OptionalFile = None
     """Also write a page to this file."""
-    lock: Path | None = None
+    lock: OptionalFile = None
     """Write the bytes to this file, for `--check`."""
-    check: Path | None = None
+    check: OptionalFile = None
     """Fail (exit code 1) when bytes grew past this file's tolerance."""
     packing: bool = False
     """Also pack the temporaries anew, and say how much less they could take."""
     what_if: bool = False
-    """Also say what would fall without a residual or with a donation, and whether
-    checkpoints free what they compute again."""
-    rule: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Also add up by a category of your own, as in `--rule attention=attn`: a regular
-    expression over phase/scope/op and source line; may be repeated."""
-    plan: Path | None = None
+    """Also say what a donation, an offload or a checkpoint would free."""
+    rule: tyro.conf.UseAppendAction[Rules] = ()
+    """Add up by your own categories, too, as in `--rule attention=attn`."""
+    plan: OptionalFile = None
     """Apply the plan in this file first, one that `search --out` wrote."""
-    largest_batch: str = ""
-    """Find the largest value of this argument of the problem that fits, by compiles,
-    and report that one; `--set` says where to begin, else the argument's default."""
-    budget: str = ""
-    """What the largest batch has to stay within: `60GiB`, or `75%` of what is usable;
-    by default all of that."""
-    step: int | None = None
-    """The largest batch is a multiple of this; by default of the devices it is split
-    over."""
-    tolerance: float = 0.01
+    largest_batch: OptionalWord = ""
+    """Report the largest value of this argument that fits; `--set` is the start."""
+    budget: Budget = ""
+    """What the largest batch stays within: `60GiB`, `75%`; default all usable."""
+    step: OptionalCount = None
+    """The largest batch is a multiple of N; default the devices it is split over."""
+    tolerance: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.01
     """Growth that the lock lets pass, as a share."""
 
     def run(self) -> int:
@@ -141,7 +154,7 @@ class Report:
                 "a program: leave it out"
             )
         rules = self._rules()
-        plan = Plan.load(self.plan) if self.plan is not None else None
+        plan = load_plan(self.plan) if self.plan is not None else None
         targets = start_targets(self.target or ("local",))
         overrides = dict(read_override(text) for text in self.set)
         found, refused = [], []
@@ -161,25 +174,29 @@ class Report:
     ) -> Measurement:
         if self.largest_batch:
             overrides = self._largest(target, overrides)
-        problem = load(self.program, target, overrides)
-        told: list[str] = []
-        if plan is not None:
-            problem = planned(problem, plan, target)
-            told = plan_notes(plan, target)
-        with users_errors(f"{self.program} does not compile for {target}"):
-            step, specs = problem.make_step()
-            m = measure(
-                step,
-                *specs,
-                target=target,
-                donate=problem.donate,
-                name=problem.name or self.program,
-                packing=self.packing,
-                what_if=self.what_if,
-                rules=rules,
-            )
-            told += _choices(problem, target)
-            return dataclasses.replace(m, notes=(*m.notes, *told))
+        failed = users_errors(f"{self.program} does not compile for {target}")
+        with progress(f"report {self.program} on {target}") as report:
+            report("making the problem", 0, 0)
+            problem = load(self.program, target, overrides)
+            told: list[str] = []
+            if plan is not None:
+                problem = planned(problem, plan, target)
+                told = plan_notes(plan, target)
+            report("tracing and compiling", 0, 0)
+            with failed:
+                step, specs = problem.make_step()
+                m = measure(
+                    step,
+                    *specs,
+                    target=target,
+                    donate=problem.donate,
+                    name=problem.name or self.program,
+                    packing=self.packing,
+                    what_if=self.what_if,
+                    rules=rules,
+                )
+                told += _choices(problem, target)
+                return dataclasses.replace(m, notes=(*m.notes, *told))
 
     def _read(self) -> list[Measurement]:
         if not self.target:
@@ -213,9 +230,16 @@ class Report:
                 f"--largest-batch {name}: its value is {start!r}, no whole number; "
                 f"write where to begin, as in --set {name}=8"
             )
-        with users_errors(f"{self.program} does not compile for {target}"):
+        title = f"report {self.program} on {target}"
+        failed = users_errors(f"{self.program} does not compile for {target}")
+        with failed, progress(title) as report:
+
+            def make(size: int) -> Problem:
+                report(f"tracing and compiling {name}={size}", 0, 0)
+                return load(self.program, target, {**overrides, name: size})
+
             found = largest(
-                lambda size: load(self.program, target, {**overrides, name: size}),
+                make,
                 start=start,
                 target=target,
                 budget=self.budget or None,
@@ -343,13 +367,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
       mistake in what was written.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"revremat {installed_version()}")
+        return 0
     try:
         with parsing(words):
             command: Any = tyro.cli(
-                _commands(words),
-                prog="revremat",
-                description="Reversible networks and rematerialization for JAX.",
-                args=words,
+                _commands(words), prog="revremat", description=_ABOUT, args=words
             )
         if words[:1] == ["allocate"]:
             from revremat.allocation._command import run

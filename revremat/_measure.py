@@ -292,6 +292,7 @@ def read_artifact(
             *artifact.remarks,
             *(_SAME_WORK.format(target.num_devices),) * idle,
             *(_OPAQUE,) * xla.has_opaque_kernels(module),
+            *_unmodeled(xla.unmodeled_calls(module, target.card)),
         ),
     )
 
@@ -313,11 +314,29 @@ _OPAQUE = (
     "some kernels of the program's own (Pallas) are timed by what they read and write: "
     "their arithmetic is not known"
 )
+_MOST_CALLS = 4
 _SAME_WORK = (
     "no argument is split over the {0} devices and they exchange nothing: each does "
     "the whole step; give arguments a sharding, such as "
     "jax.NamedSharding(rr.target(...).mesh({{'data': {0}}}), jax.P('data')) for a batch"
 )
+
+
+def _unmodeled(calls: Mapping[str, int]) -> tuple[str, ...]:
+    """The note on what the estimate leaves out; none where it has everything."""
+    if not calls:
+        return ()
+    told = [
+        f"{count} call{'s' * (count > 1)} of {name[:60]}"
+        for name, count in calls.items()
+    ]
+    if len(told) > _MOST_CALLS:
+        told[_MOST_CALLS:] = [f"{len(told) - _MOST_CALLS} more kinds"]
+    is_one = sum(calls.values()) == 1
+    return (
+        f"{', '.join(told)} {'has' if is_one else 'have'} no time model: of their time "
+        "only reading operands and writing results once is in the estimate",
+    )
 
 
 def _pack(heap: Heap) -> Packing:

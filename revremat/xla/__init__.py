@@ -24,4 +24,5 @@ from revremat.xla._platforms import ignore_absent_devices as ignore_absent_devic
 from revremat.xla._platforms import request_cpu_devices as request_cpu_devices
 from revremat.xla._targets import Target as Target
 from revremat.xla._targets import target as target
+from revremat.xla._unmodeled import unmodeled_calls as unmodeled_calls
 from revremat.xla._what_if import what_if as what_if
