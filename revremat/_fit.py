@@ -141,10 +141,10 @@ def presets(
     # Presets that are one and the same here are compiled once, and each has its name.
     names = ("as written", *policies.PRESETS)
     rows = zip(names, _presets(search), strict=True)
-    return tuple(dataclasses.replace(row, name=name) for name, row in rows)
+    return tuple(dataclasses.replace(r, name=n) for n, r in rows if r is not None)
 
 
-def _presets(search: Search) -> tuple[Row, ...]:
+def _presets(search: Search) -> tuple[Row | None, ...]:
     unknown = float("nan")
     uniform = [
         (
@@ -190,8 +190,8 @@ def frontier(
     search = Search(problem, wanted, progress, unroll=unroll)
     search.prepare()
     search.expected += 4 * num_budgets
-    uniform = {id(row.measurement) for row in _presets(search)}
-    plain = search.add("as written", None).bytes
+    uniform = {id(row.measurement) for row in _presets(search) if row is not None}
+    plain = search.written().bytes
     # The prices may be a little low: the smallest is asked for with something to spare.
     least = policies.smallest_bytes(search.menus(), search.host_bytes)
     smallest = min(1.01 * least, 0.999 * plain)
@@ -251,8 +251,15 @@ def _(noun: Fit, console: Console) -> None:
             "chosen" if chosen else "",
             style="bold" if chosen else "",
         )
+    for one in noun.dropped:
+        table.add_row(Text(one.name), "", "", "", "dropped", Text(one.reason))
     console.print(table)
     console.print()
+    if noun.dropped:
+        console.print(
+            f"{len(noun.dropped)} programs could not be compiled, and what they were "
+            "to try was dropped"
+        )
     if not plan.fits:
         console.print(Text(_sentence(noun)))
     if noun.greedy_us is not None and noun.bound_us > 0:

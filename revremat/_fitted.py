@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from revremat._bytes import format_bytes, format_us
@@ -58,6 +58,19 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """A program that could not be lowered or compiled, and was left out.
+
+    Attributes:
+      name: What it does, as for `Row`; of a shortened one, the unit first.
+      reason: The first line of what JAX or XLA said, at most 120 characters.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Fit:
     """A program that was made to fit.
 
@@ -79,6 +92,8 @@ class Fit:
       left: Units with so few bytes that they were left as they are written.
       not_sent: Bytes on each device that the plan sends to the host and the compiler
         leaves where they are, as TPU's does outside of loops.
+      dropped: Programs that could not be compiled; what they would have told of is
+        left out.
     """
 
     loss: Callable[..., Any]
@@ -94,6 +109,7 @@ class Fit:
     is_cut_short: bool = False
     left: tuple[str, ...] = ()
     not_sent: int = 0
+    dropped: tuple[Dropped, ...] = ()
 
     def to_json(self) -> str:
         """One JSON object: the plan and the measurement as they write themselves.
@@ -118,6 +134,7 @@ class Fit:
                 "is_cut_short": self.is_cut_short,
                 "left": self.left,
                 "not_sent": self.not_sent,
+                "dropped": [asdict(one) for one in self.dropped],
             },
             indent=1,
         )

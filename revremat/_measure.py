@@ -3,8 +3,8 @@
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,30 @@ def _refuse(step: Any, specs: Any, donate: Any, options: Any) -> None:
         )
 
 
+_LONGEST_REASON = 120
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A program that could not be lowered or compiled.
+
+    Attributes:
+      error: What JAX or XLA raised.
+    """
+
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """One line for people: the error's kind, and the first line it says."""
+        lines = str(self.error).strip().splitlines()
+        text = f"{type(self.error).__name__}: {lines[0] if lines else 'no message'}"
+        text = "".join(c for c in text if c.isprintable())
+        if len(text) <= _LONGEST_REASON:
+            return text
+        return text[: _LONGEST_REASON - 3] + "..."
+
+
 @dataclass(frozen=True)
 class Request:
     """A step to measure among others; the fields are the arguments of `measure`."""
@@ -149,9 +173,6 @@ def measure_each(
 ) -> Iterator[Measurement]:
     """Measures several steps, as many at a time as there are cores.
 
-    Steps are traced here, one after the other, where a mesh or a configuration of the
-    caller's is in force; what takes long, the compiles, runs beside it.
-
     Args:
       requests: The steps; the next one is taken when its compile can start.
       target: Where they would run.
@@ -162,24 +183,53 @@ def measure_each(
     Raises:
       UserError: As `measure` does.
     """
+    for found in try_each(requests, target=target):
+        if isinstance(found, Failure):
+            raise found.error
+        yield found
+
+
+def try_each(
+    requests: Iterable[Request], *, target: str | Target
+) -> Iterator[Measurement | Failure]:
+    """As `measure_each`; a step that cannot be lowered or compiled ends nothing.
+
+    Steps are traced here, one after the other, where a mesh or a configuration of the
+    caller's is in force; what takes long, the compiles, runs beside it.
+
+    Args:
+      requests: The steps; the next one is taken when its compile can start.
+      target: Where they would run.
+
+    Yields:
+      What comes of each, in order.
+    """
     wanted = xla.target(target)
     workers = min(_MOST_WORKERS, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
-        running: deque[Future[Measurement]] = deque()
+        running: deque[Callable[[], Measurement | Failure]] = deque()
         for request in requests:
-            lowered = xla.lower_step(
-                request.step, request.specs, wanted, donate=request.donate
-            )
-            name = request.name or _name_of(request.step)
-            running.append(pool.submit(_finish, lowered, wanted, name))
+            try:
+                lowered = xla.lower_step(
+                    request.step, request.specs, wanted, donate=request.donate
+                )
+            except Exception as error:
+                failure = Failure(error)
+                running.append(lambda failure=failure: failure)
+            else:
+                name = request.name or _name_of(request.step)
+                running.append(pool.submit(_finish, lowered, wanted, name).result)
             if len(running) >= workers:
-                yield running.popleft().result()
+                yield running.popleft()()
         while running:
-            yield running.popleft().result()
+            yield running.popleft()()
 
 
-def _finish(lowered: xla.Lowered, target: Target, name: str) -> Measurement:
-    return read_artifact(lowered.compile(), target, name)
+def _finish(lowered: xla.Lowered, target: Target, name: str) -> Measurement | Failure:
+    try:
+        return read_artifact(lowered.compile(), target, name)
+    except Exception as error:
+        return Failure(error)
 
 
 class DoesNotFit(AssertionError):

@@ -89,7 +89,8 @@ def test_segments_that_come_later_cost_what_they_would_have_cost_at_first():
 
 def test_ends_are_layers_that_have_a_price_outside_of_the_loop():
     found = UnitPrices.__new__(UnitPrices)
-    found.beside = {("none", "full", False): None, ("dots", "none", True): None}
+    probe: Any = "measured"
+    found.beside = {("none", "full", False): probe, ("dots", "none", True): probe}
     assert found.ends([("none", 1), ("full", 3)]) == (
         (("none", 1),),
         (("full", 3),),
