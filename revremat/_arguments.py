@@ -500,8 +500,8 @@ class _State:
 
     def since(self, before: "_State", where: str) -> dict[Any, Any] | None:
         """What was written into it, None if nothing."""
-        same = lambda old, new: old.keys() == new.keys() and all(
-            old[key] is new[key] for key in old
+        same = lambda old, new: (
+            old.keys() == new.keys() and all(old[key] is new[key] for key in old)
         )
         if same(before.items, self.items):
             if before.tree == self.tree and _same_leaves(before, self):
