@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 
 from revremat import _flax
 from revremat._compat import is_tracer
@@ -322,11 +321,11 @@ class _Look:
         """What a leaf that the function wrote is to be."""
         if id(x) in self.given:
             return _Same(self.given[id(x)])
-        return self.result(x) if is_tracer(x) else _Static(x)
+        return self.result(x)
 
     def result(self, x: Any) -> Any:
         """What a leaf that the function returned is to be."""
-        if not _is_array(x):
+        if not is_tracer(x):
             return _Static(x)
         self.arrays.append(x)
         return _Array(len(self.arrays) - 1)
@@ -382,6 +381,12 @@ class Outcome:
             for filled, graph in self._pairs()
         )
 
+    @property
+    def untouched(self) -> list[int]:
+        """Numbers of the arrays that are still in modules as they were."""
+        parts = {id(p): p for m in self.modules for place in m.parts for p in place}
+        return [p.part for p in parts.values() if isinstance(p, _Same)]
+
     def write(self, values: Sequence[Any]) -> Any:
         """Writes the changes into the arguments.
 
@@ -398,9 +403,10 @@ class Outcome:
             return _Writer(self, values).write()
         except _flax.trace_errors() as error:
             raise UserError(
-                f"the function changes a Flax module outside of the transformation "
-                f"that it is called in ({error}): hand the module over as an argument "
-                "of nnx.jit, nnx.grad or whichever it is, in place of jax's"
+                "the function changes a Flax module that was made outside of the "
+                f"transformation it is called in ({_flax.first_line(error)}): write "
+                "nnx.jit, nnx.grad or nnx.value_and_grad in place of jax's, and hand "
+                "the module over as an argument"
             ) from None
 
     def _pairs(self) -> Iterator[tuple[_Filled, _Graph]]:
@@ -559,7 +565,7 @@ def _put(container: _Container, items: Mapping[Any, Any], arrays: set[Any]) -> N
     if isinstance(target, list):
         target[:] = items.values()
     elif isinstance(target, MutableMapping):
-        for key in [*target]:
+        for key in target.keys() - items.keys():
             del target[key]
         for key, value in items.items():
             target[key] = value
@@ -581,8 +587,3 @@ def _number(value: Any, old: Any, where: str, key: Any) -> Any:
 def _one_level(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The children of a tree with their paths, and how it is made of them."""
     return jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y: y is not x)
-
-
-def _is_array(x: Any) -> bool:
-    numbers = (bool, int, float, complex, np.ndarray, np.generic)
-    return isinstance(x, numbers) or (hasattr(x, "shape") and hasattr(x, "dtype"))

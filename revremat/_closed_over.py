@@ -38,9 +38,9 @@ def watched(
         yield
     except _flax.trace_errors() as error:
         raise UserError(
-            f"{label}: it changes a Flax module that is none of its arguments, or "
-            f"reaches it under a transformation of jax's ({error}); hand the module "
-            "over as an argument, and write nnx's transformations inside of the loss"
+            f"{label}: it changes a Flax module that is none of its arguments, or that "
+            "it hands to a transformation of jax's in place of nnx's "
+            f"({_flax.first_line(error)}); hand the module over as an argument"
         ) from None
     finally:
         written = [

@@ -33,6 +33,11 @@ def trace_errors() -> tuple[type[Exception], ...]:
     return () if _nnx() is None else (sys.modules["flax"].errors.TraceContextError,)
 
 
+def first_line(error: BaseException) -> str:
+    """What Flax says, without the address of its manual."""
+    return str(error).split(" (http")[0]
+
+
 @dataclass(frozen=True, eq=False)
 class Place:
     """A variable of a graph, or an array that is an attribute.

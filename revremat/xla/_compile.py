@@ -123,8 +123,9 @@ def lower_step(
     options: Mapping[str, Any] | None = None,
 ) -> Lowered:
     """Traces `step` and lowers it for `target`; see `compile_step`."""
-    step, specs, placed = _prepared(step, specs, target)
     donate = positions(donate)
+    given = step
+    step, placed = _prepared(given, specs, target, donate)
     if hasattr(step, "trace"):
         if donate:
             raise UserError(
@@ -137,8 +138,8 @@ def lower_step(
         jitted = jax.jit(step, donate_argnums=donate)
     trace_absent_kernels()
     with _elsewhere(target):
-        label = getattr(step, "__name__", "the step")
-        with arguments_told(label, step, specs), loops_told(label):
+        label = getattr(given, "__name__", "the step")
+        with arguments_told(label, given, specs), loops_told(label):
             traced = jitted.trace(*placed)
         lowered = _lower(traced, target)
     options = {**_default_options(target), **(options or {})}
@@ -146,8 +147,11 @@ def lower_step(
 
 
 def _prepared(
-    step: Callable[..., Any], specs: tuple[Any, ...], target: Target
-) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]:
+    step: Callable[..., Any],
+    specs: tuple[Any, ...],
+    target: Target,
+    donate: tuple[int, ...],
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A step that returns what it writes into its arguments; and those, placed.
 
     Without that the compiler would leave out whatever leads to nothing else.
@@ -155,19 +159,24 @@ def _prepared(
     arguments = take_apart(specs)
     placed = place(arguments.values, target)
     if hasattr(step, "trace"):  # jitted: by nnx.jit, which returns it, or by jax.jit
-        return step, specs, arguments.copy(placed).args
-    numbers = arguments.as_trees(range(len(placed)))
-    order = jax.tree.leaves(numbers)
+        return step, arguments.copy(placed).args
+    order = jax.tree.leaves(arguments.as_trees(range(len(placed))))
+    donated = {position % max(1, len(specs)) for position in donate}
 
     @functools.wraps(step)
     def whole(*trees: Any) -> Any:
-        values = dict(zip(order, jax.tree.leaves(trees), strict=True))
-        copy = arguments.copy([values[k] for k in range(len(order))])
+        found = dict(zip(order, jax.tree.leaves(trees), strict=True))
+        values = [found[k] for k in range(len(order))]
+        copy = arguments.copy(values)
         out = step(*copy.args)
         outcome, arrays = copy.outcome(out)
-        return arrays if arguments.graphs or outcome.is_change else out
+        if not (arguments.graphs or outcome.is_change):
+            return out
+        # As nnx.jit does: what is donated and stays comes back in its own memory.
+        stay = [k for k in outcome.untouched if arguments.leaves[k].argument in donated]
+        return [*arrays, *(values[k] for k in stay)]
 
-    return whole, specs, arguments.as_trees(placed)
+    return whole, arguments.as_trees(placed)
 
 
 def _check_positions(donate: tuple[int, ...], number: int) -> None:
