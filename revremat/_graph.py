@@ -11,7 +11,7 @@ from typing import Any
 from revremat._bytes import format_bytes
 from revremat._errors import UserError
 from revremat._json import parse_json
-from revremat._plan import Action, Plan, UnitPlan
+from revremat._plan import Action, Plan, UnitPlan, check_sent
 from revremat._printable import printable
 from revremat._rounding import unsteady
 
@@ -436,6 +436,13 @@ class Graph:
             for name, given in actions.items()
         }
         for name in actions:
+            scans = [one for one in self.around(name) if self[one].kind == "scan"]
+            check_sent(
+                name,
+                units[name].actions,
+                in_branch=self[name].in_branch,
+                num_scans=0 if self[name].inside in units else len(scans),
+            )
             for outer in self.around(name):
                 directly = outer == self[name].inside
                 if outer in units and not units[outer].leaves_room(

@@ -154,6 +154,35 @@ OFFLOAD = Action("offload")
 INVERT = Action("invert")
 
 
+def check_sent(
+    unit: str, actions: Iterable[Action], *, in_branch: bool, num_scans: int
+) -> None:
+    """Refuses to send to the host what compilers cannot hand on from where it is made.
+
+    Args:
+      unit: Its name.
+      actions: Of its layers.
+      in_branch: Whether it runs in a branch.
+      num_scans: How many scans around it keep what it keeps, for all of their turns.
+
+    Raises:
+      UserError: An action offloads in a branch, or inside of two scans.
+    """
+    sent = [action for action in actions if action.on_host]
+    if sent and in_branch:
+        raise UserError(
+            f"unit {unit!r} runs in a branch of lax.cond or lax.switch, and XLA hands "
+            f"on nothing in host memory from there, where {sent[0]!r} would send "
+            "values; write SAVE or RECOMPUTE."
+        )
+    if sent and num_scans > 1:
+        raise UserError(
+            f"unit {unit!r} runs inside of {num_scans} scans, which would all keep in "
+            f"host memory what {sent[0]!r} sends there, and XLA only manages one; give "
+            "RECOMPUTE to the unit around it, or write SAVE or RECOMPUTE."
+        )
+
+
 @dataclass(frozen=True)
 class UnitPlan:
     """What a plan says about one unit.

@@ -20,7 +20,7 @@ from revremat.program._buffers import (
     put,
     take,
 )
-from revremat.program._host import fetch
+from revremat.program._host import fetch, to_host
 from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
 from revremat.program._layout import as_in_a_loop, is_turned
 from revremat.program._linearize import pick
@@ -40,6 +40,10 @@ class Engine:
         self.kept: dict[Action, Kept] = {
             action: resolve(layer, action, unit) for action in set(stack.actions)
         }
+        self.num_sent = dict.fromkeys(self.kept, 0)
+        if stack.at_once:
+            self.num_sent = {a: len(k.offloaded) for a, k in self.kept.items()}
+            self.kept = {a: k.on_device() for a, k in self.kept.items()}
         self.lay = list if is_turned(layer.passes.forward) else as_in_a_loop
         self.segments = segments(stack.actions, loops=not stack.unrolled)
         if any(segment.group for segment in self.segments):
@@ -71,8 +75,32 @@ class Engine:
             pairs = zip(room, kept, strict=True)
             kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
             last = carry if self._keeps_output(segment) else None
-            saved.append((kept, last))
+            saved.append((self._send_all(segment, kept), last))
         return (_layer.wait_for(sent, carry), ys), saved
+
+    def _send_all(self, segment: Segment, kept: list[Any]) -> list[Any]:
+        """What the layers have for the host, sent there if they have not done so."""
+        split = []
+        for action, (on_device, on_host) in zip(segment.pattern, kept, strict=True):
+            own = len(on_device) - self.num_sent[action]
+            split.append(
+                (on_device[:own], [*on_host, *jax.tree.map(to_host, on_device[own:])])
+            )
+        return split
+
+    def _fetch_all(self, saved: list[Any], cotangents: list[Any]) -> tuple[Any, Any]:
+        """What was sent when all layers were done, back where they look for it."""
+        if not self.stack.at_once:
+            return saved, cotangents
+        on_host = [[host for _, host in kept] for kept, _ in saved]
+        leaves, tree = jax.tree.flatten(on_host)
+        leaves, cotangents = _layer.fetch_after(leaves, cotangents)
+        fetched = tree.unflatten(leaves)
+        back = [
+            ([([*d, *h], []) for (d, _), h in zip(kept, own, strict=True)], last)
+            for (kept, last), own in zip(saved, fetched, strict=True)
+        ]
+        return back, cotangents
 
     def _room(self, segment: Segment) -> list[list[Any]]:
         """Buffers for what the layers of a pattern save, where there are several.
@@ -197,6 +225,8 @@ class Engine:
         )
         self.ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
         self.consts, self.xs = consts, xs
+        saved, carry = self._fetch_all(saved, state.carry)
+        state = replace(state, carry=carry)
         below = [None, *map(self._on_host_at_top, self.segments, saved)]
         for segment, (kept, last), waiting in zip(
             reversed(self.segments), reversed(saved), reversed(below[:-1]), strict=True

@@ -57,6 +57,7 @@ class Site:
       chunks: The ways to split it, by number of chunks.
       layers: The body's two passes, for each mask that was asked for.
       within: Calls a function where the site stands, if that is inside `shard_map`.
+      num_scans: How many scans around it keep what it keeps, for all of their turns.
     """
 
     kind: str
@@ -75,6 +76,7 @@ class Site:
     chunks: dict[int, Chunked] = field(default_factory=dict)
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
     within: Callable[[Callable[[], Any]], Any] = _compat.here
+    num_scans: int = 0
 
     def linearized(self, unit: str) -> Layer:
         """The layer's two passes, every value named."""
@@ -336,7 +338,8 @@ def with_body(site: Site, closed: Any) -> Site:
     (op,) = site.ops
     changed = op.eqn.replace(params={**op.eqn.params, "jaxpr": closed})
     mask = site.in_mask[len(site.inputs) - len(op.inputs) :]
-    return replace(_scan_site(replace(op, eqn=changed), mask), within=site.within)
+    made = _scan_site(replace(op, eqn=changed), mask)
+    return replace(made, within=site.within, num_scans=site.num_scans)
 
 
 def _placed(found: Survey, within: Callable[[Callable[[], Any]], Any]) -> Survey:
@@ -349,6 +352,16 @@ def _placed(found: Survey, within: Callable[[Callable[[], Any]], Any]) -> Survey
         op: tuple((key, k, _placed(inside, within)) for key, k, inside in places)
         for op, places in found.inner.items()
     }
+    return replace(found, sites=sites, inner=inner)
+
+
+def _looped(found: Survey) -> Survey:
+    """The survey of a program that is a scan's body."""
+    inner = {
+        op: tuple((key, k, _looped(inside)) for key, k, inside in places)
+        for op, places in found.inner.items()
+    }
+    sites = tuple(replace(s, num_scans=s.num_scans + 1) for s in found.sites)
     return replace(found, sites=sites, inner=inner)
 
 
@@ -371,7 +384,7 @@ def _inner(op: Op, mask: Sequence[bool]) -> tuple[tuple[str, int | None, Survey]
         inside = survey(closed, carried_mask(body, mask[:n], mask[n:k], mask[k:]))
         # A block in a scan's body is part of the layer; another scan is a unit.
         scans = tuple(site for site in inside.sites if site.kind == "scan")
-        found = [("jaxpr", None, replace(inside, sites=scans))]
+        found = [("jaxpr", None, _looped(replace(inside, sites=scans)))]
     elif op.kind == "shard_map":
         inside = survey(as_closed(params["jaxpr"]), mask)
         found = [("jaxpr", None, _placed(inside, _compat.mapped_like(op.eqn)))]

@@ -51,6 +51,9 @@ class Stack:
       layers: The body's two passes, for each mask that was asked for.
       shortened: Whether there may be fewer actions than layers; the layers beyond them
         are left out. Not the same function: only for pricing a layer.
+      at_once: Whether what goes to the host goes there when all layers are done, and
+        comes back before the first of them is differentiated. Where a loop around the
+        stack keeps it, compilers cannot fetch one layer of one turn.
     """
 
     body: Program
@@ -66,6 +69,7 @@ class Stack:
     order: tuple[int, ...] | None = None
     unrolled: bool = False
     shortened: bool = False
+    at_once: bool = False
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
