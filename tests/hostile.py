@@ -119,7 +119,7 @@ def _changed(data: Any, rng: random.Random) -> Any:
             container[key] = value + rng.choice((-1, 1, 2, 10**6))
         case 8:
             deep: Any = value
-            for _ in range(rng.choice((2, 50, 400))):
+            for _ in range(rng.choice((2, 20, 60))):
                 deep = [deep]
             container[key] = deep
         case _:
