@@ -71,6 +71,12 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
             f"the plan was made for another program (fingerprint {plan.program}, this "
             f"one has {graph.fingerprint}); search again."
         )
+    for unit in plan.units:
+        if graph[unit.name].plan(unit.actions) != unit:
+            raise UserError(
+                f"the plan says of unit {unit.name!r} what its actions do not do in "
+                "this program; search again."
+            )
     lost: list[str] = []
     if plan.in_order:
         lost.append(

@@ -13,7 +13,7 @@ from revremat._compat import jax_version
 from revremat._errors import UserError
 from revremat._files import read_text, write_text
 from revremat._json import parse_json, schema_of
-from revremat._printable import printable
+from revremat._printable import printable, sentence
 
 SCHEMA_VERSION = 4
 _KNOWS_ORDER = 4
@@ -285,8 +285,8 @@ class Plan:
         """What is to be known of a plan that another JAX made; "" for this one's."""
         if self.jax_version in ("", jax_version()):
             return ""
-        return (
-            f"the plan was made with JAX {printable(self.jax_version)} and this is "
+        return sentence(
+            f"the plan was made with JAX {self.jax_version} and this is "
             f"{jax_version()}: it is taken where the program's fingerprints agree, and "
             "its bytes are the other's; 'revremat report --plan' compiles it once more"
         )
@@ -302,8 +302,8 @@ class Plan:
         """
         if self.target in ("", target):
             return ""
-        return (
-            f"the plan was made for {printable(self.target)} and is used on {target}: "
+        return sentence(
+            f"the plan was made for {self.target} and is used on {target}: "
             "its bytes are the other's; 'revremat report --plan' compiles it once more"
         )
 
@@ -449,7 +449,13 @@ def _read_units(found: list[Any]) -> tuple[UnitPlan, ...]:
 
 def _read_unit(data: dict[str, Any], most_layers: int) -> UnitPlan:
     actions, device_names, host_names = [], [], []
-    for run in _typed(data, "actions", list):
+    runs = _typed(data, "actions", list)
+    if len(runs) > most_layers:
+        raise ValueError(
+            f"'actions' has {len(runs):,} entries, and {MOST_LAYERS:,} are the most of "
+            "all units"
+        )
+    for run in runs:
         count, kind = _typed(run, "layers", int), _typed(run, "kind", str)
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no action; there are {', '.join(KINDS)}")

@@ -106,8 +106,8 @@ def check_sizes(where: str, shape: Any) -> None:
     unknown = [size for size in sizes if not isinstance(size, int | np.integer)]
     if unknown:
         raise UserError(
-            f"{where} has the shape ({', '.join(map(str, sizes))}); sizes are whole "
-            f"numbers: write one for {unknown[0]}, since bytes depend on it"
+            f"{where} has the shape {tuple(sizes)}; sizes are whole numbers: write one "
+            f"for {unknown[0]!r}, since bytes depend on it"
         )
 
 
