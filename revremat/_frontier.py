@@ -4,6 +4,8 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+from revremat._notebook import InNotebooks
+
 SCHEMA_VERSION = 1
 KINDS = ("as written", "preset", "searched", "compiled")
 
@@ -31,7 +33,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Frontier(InNotebooks):
     """Time against memory of one program on one target.
 
     Attributes:

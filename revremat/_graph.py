@@ -10,6 +10,7 @@ from typing import Any
 
 from revremat._bytes import format_bytes
 from revremat._errors import UserError
+from revremat._notebook import InNotebooks
 from revremat._plan import Action, Plan, UnitPlan
 from revremat._rounding import unsteady
 
@@ -373,7 +374,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(InNotebooks):
     """What `rr.trace` finds in a program.
 
     Attributes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from revremat._errors import UserError
 from revremat._files import write_text
+from revremat._notebook import InNotebooks
 
 SCHEMA_VERSION = 4
 _KNOWS_ORDER = 4
@@ -177,7 +178,7 @@ class UnitPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(InNotebooks):
     """How every residual of a program comes back; the answer of a search.
 
     Attributes:
