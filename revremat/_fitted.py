@@ -9,6 +9,7 @@ from typing import Any
 from revremat._bytes import format_bytes, format_us
 from revremat._graph import Graph
 from revremat._measurement import Measurement
+from revremat._notebook import InNotebooks
 from revremat._plan import SAVE, Plan
 from revremat.policies import Menu
 
@@ -71,7 +72,7 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(InNotebooks):
     """A program that was made to fit.
 
     Attributes:

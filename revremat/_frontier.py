@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 
 from revremat._json import parse_json, schema_of
+from revremat._notebook import InNotebooks
 from revremat._types import check_types
 
 SCHEMA_VERSION = 1
@@ -34,7 +35,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Frontier(InNotebooks):
     """Time against memory of one program on one target.
 
     Attributes:

@@ -11,6 +11,7 @@ from typing import Any
 from revremat._bytes import format_bytes
 from revremat._errors import UserError
 from revremat._json import parse_json
+from revremat._notebook import InNotebooks
 from revremat._plan import Action, Plan, UnitPlan, check_sent
 from revremat._printable import printable
 from revremat._rounding import unsteady
@@ -376,7 +377,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(InNotebooks):
     """What `rr.trace` finds in a program.
 
     Attributes:

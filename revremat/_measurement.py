@@ -12,6 +12,7 @@ from typing import Any, overload
 from revremat._bytes import format_bytes, format_us
 from revremat._history import Curve, Span
 from revremat._json import parse_json, schema_of
+from revremat._notebook import InNotebooks
 from revremat._printable import printable
 from revremat._types import check_types
 from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
@@ -318,7 +319,7 @@ class Time:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(InNotebooks):
     """One step on one target: what it needs, how long it takes, whether it fits.
 
     Attributes:

@@ -13,6 +13,7 @@ from revremat._compat import jax_version
 from revremat._errors import UserError
 from revremat._files import read_text, write_text
 from revremat._json import parse_json, schema_of
+from revremat._notebook import InNotebooks
 from revremat._printable import printable, sentence
 
 SCHEMA_VERSION = 4
@@ -221,7 +222,7 @@ class UnitPlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(InNotebooks):
     """How every residual of a program comes back; the answer of a search.
 
     Attributes:
