@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from revremat._errors import UserError
@@ -123,11 +122,8 @@ class Target:
                 f"{self.spec} has {self.num_devices}: write sizes that multiply to "
                 f"{self.num_devices}"
             )
-        return Mesh(
-            np.array(self.devices, dtype=object).reshape(tuple(sizes.values())),
-            tuple(sizes),
-            axis_types=(AxisType.Auto,) * len(sizes),
-        )
+        types = (AxisType.Auto,) * len(sizes)
+        return _platforms.mesh_of(self.devices, sizes, types)
 
     def missing(self) -> str:
         """What to install or change before this target can be used; "" if nothing."""
