@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax._src import config, mesh, source_info_util
 from jax._src.core import JaxprEqn, Tracer
+from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax._src.interpreters import mlir
 from jax._src.pallas.triton import gpu_info

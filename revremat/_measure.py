@@ -19,15 +19,15 @@ from revremat.xla import Artifact, Heap, Target
 
 _COARSEST_ALIGNMENT = 4096
 _MOST_WORKERS = 8  # each compile of a large program takes a gigabyte or two
-_REMAT_PASS_OFF = "XLA's own remat pass is off"
+REMAT_PASS_OFF = "XLA's own remat pass is off"
 _REMAT_PASS_ON = "XLA's own remat pass is on, as by JAX's default"
 _NOTES = {
     "cuda": (
         "compiled ahead of time without autotuning: workspaces of convolutions, "
         "products and attention are in the reserve, not in the total",
-        _REMAT_PASS_OFF,
+        REMAT_PASS_OFF,
     ),
-    "tpu": (_REMAT_PASS_OFF,),
+    "tpu": (REMAT_PASS_OFF,),
     "cpu": ("offloaded values count as device memory on CPU",),
 }
 
@@ -254,8 +254,8 @@ def assert_fits(
     limit = usable if budget is None else parse_bytes(budget, usable_bytes=usable)
     if remat_pass not in (False, True, "both"):
         raise UserError(
-            f"remat_pass={remat_pass!r} says nothing: write False (XLA's own remat pass "
-            'is off), True (it is on) or "both"'
+            f"remat_pass={remat_pass!r} says nothing: write False (XLA's own pass is "
+            'off), True (it is on) or "both"'
         )
     passes = (False, True) if remat_pass == "both" else (bool(remat_pass),)
     measured = [
@@ -346,7 +346,7 @@ def _notes(target: Target, remat_pass: bool) -> tuple[str, ...]:
     notes = _NOTES[target.platform]
     if not remat_pass:
         return notes
-    return tuple(_REMAT_PASS_ON if n == _REMAT_PASS_OFF else n for n in notes)
+    return tuple(_REMAT_PASS_ON if n == REMAT_PASS_OFF else n for n in notes)
 
 
 def remarks(measurement: Measurement) -> tuple[str, ...]:
@@ -358,6 +358,9 @@ def remarks(measurement: Measurement) -> tuple[str, ...]:
 def _name_of(step: Any) -> str:
     while not hasattr(step, "__name__") and hasattr(step, "func"):
         step = step.func
+    traced = xla.stage_of(step)
+    if isinstance(traced, jax.stages.Traced):
+        return traced.fun_name
     return getattr(step, "__name__", "step")
 
 

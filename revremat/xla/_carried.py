@@ -5,6 +5,7 @@ it is in the step's jaxpr. There it is replaced, and nothing is traced again.
 """
 
 import contextlib
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -166,3 +167,14 @@ def carried_ambient_mesh(target: Target) -> Iterator[None]:
         entered = carried if is_old else jax.set_mesh(carried)
         with entered:
             yield
+
+
+_PLATFORM = re.compile(r"AbstractMesh\([^)]*platform=(\w+)")
+_TYPES = re.compile(r"has type (\S+)(?: but .*)? has type (\S+?)\.?\s")
+
+
+def is_mixture(error: Exception) -> bool:
+    """Whether JAX refuses two meshes only because their devices are of two kinds."""
+    text = str(error)
+    alike = any(one == other for one, other in _TYPES.findall(text))
+    return alike or len(set(_PLATFORM.findall(text))) > 1

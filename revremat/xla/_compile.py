@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from revremat._compat import (
+    ShardingTypeError,
     forget_callbacks,
     lower_absent_callbacks,
     on_device,
@@ -26,10 +27,11 @@ from revremat._sources import loops_told
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._asked import traced_for
-from revremat.xla._carried import carried_ambient_mesh, carry_over
+from revremat.xla._carried import carried_ambient_mesh, carry_over, is_mixture
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
-from revremat.xla._handed import handed
+from revremat.xla._handed import Handed, handed
 from revremat.xla._no_kernels import no_kernels, quick_kernels
+from revremat.xla._specs import has_explicit_axes
 from revremat.xla._targets import Target
 from revremat.xla._tiling import (
     DISABLED_PASSES,
@@ -145,12 +147,36 @@ def lower_step(
     remat_pass: bool = False,
 ) -> Lowered:
     """Traces `step` and lowers it for `target`; see `compile_step`."""
-    given = handed(step, specs, positions(donate)).placed(target)
+    given = handed(step, specs, positions(donate))
     label = getattr(step, "__name__", "the step")
-    with _as_on(target):
+
+    def lowered(placed: Handed) -> Lowered:
         with arguments_told(label, step, specs), loops_told(label):
-            traced = given.trace()
+            traced = placed.trace()
         return _lower(traced, target, options, remat_pass)
+
+    placed = given.placed(target)
+    try:
+        with _as_on(target):
+            return lowered(placed)
+    except UserError:
+        raise
+    except (TypeError, ValueError, ShardingTypeError) as error:
+        if not has_explicit_axes((given.args, given.kwargs)):
+            raise
+        # With Explicit axes, a mesh of this machine in the program is of another type
+        # than the target's: all are traced as they are, and carried over afterwards.
+        try:
+            with traced_for(target):
+                return lowered(given.placed(target, carried=False))
+        except (TypeError, ValueError, ShardingTypeError) as other:
+            if is_mixture(error) or is_mixture(other):
+                raise UserError(
+                    f"the program mixes meshes of {target} and of this machine, which "
+                    "are of different types where their axes are Explicit: make all "
+                    "of them with target.mesh(...), or all of them here"
+                ) from None
+            raise error from None
 
 
 def lower_traced(

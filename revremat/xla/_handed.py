@@ -73,12 +73,12 @@ class Handed:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     static: frozenset[int | str] = frozenset()
 
-    def placed(self, target: Target) -> "Handed":
-        """The same with its arrays on a target's devices."""
+    def placed(self, target: Target, *, carried: bool = True) -> "Handed":
+        """The same with its arrays on a target's devices; see `place`."""
         keys = [*range(len(self.args)), *self.kwargs]
         given = [*self.args, *self.kwargs.values()]
         moved = [
-            one if key in self.static else place(one, target)
+            one if key in self.static else place(one, target, carried=carried)
             for key, one in zip(keys, given, strict=True)
         ]
         args, rest = moved[: len(self.args)], moved[len(self.args) :]

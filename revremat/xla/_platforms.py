@@ -114,9 +114,12 @@ def mesh_of(devices: Any, axes: Mapping[str, int], axis_types: Any) -> Mesh:
     return made
 
 
-class _Memory:
-    def __init__(self, kind: str):
-        self.kind = kind
+class _Memory(str):
+    """A memory that is the kind it has: JAX compares kinds with either."""
+
+    @property
+    def kind(self) -> str:
+        return str(self)
 
 
 class _NamesMemories:

@@ -21,7 +21,7 @@ from revremat.xla._platforms import mesh_of
 from revremat.xla._targets import Target
 
 
-def place(specs: Any, target: Target) -> Any:
+def place(specs: Any, target: Target, *, carried: bool = True) -> Any:
     """Every array of `specs` as a `ShapeDtypeStruct` on the target's devices.
 
     A mesh of other devices (the machine at hand, say) is carried over axis by axis, the
@@ -30,6 +30,7 @@ def place(specs: Any, target: Target) -> Any:
     Args:
       specs: A tree of arrays, `ShapeDtypeStruct`s or Python numbers.
       target: Where they would live.
+      carried: Whether meshes of other devices are; else such arrays stay there.
 
     Returns:
       The same tree of `jax.ShapeDtypeStruct`s, each with a sharding.
@@ -48,7 +49,10 @@ def place(specs: Any, target: Target) -> Any:
                 f"an argument of the step is {leaf!r}: write arrays or "
                 "jax.ShapeDtypeStructs, and bind everything else with functools.partial"
             ) from None
-        sharding: Any = carrier.sharding(getattr(leaf, "sharding", None))
+        sharding: Any = getattr(leaf, "sharding", None)
+        moved = carrier.sharding(sharding)
+        if carried or not isinstance(sharding, NamedSharding):
+            sharding = moved
         if isinstance(leaf, jax.ShapeDtypeStruct) and (layout := leaf.format.layout):
             sharding = Format(layout, sharding)
         return jax.ShapeDtypeStruct(
@@ -59,6 +63,15 @@ def place(specs: Any, target: Target) -> Any:
         )
 
     return jax.tree.map(place_leaf, specs)
+
+
+def has_explicit_axes(specs: Any) -> bool:
+    """Whether JAX's types tell the meshes of some arrays, or the one that is set."""
+    leaves = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(specs))
+    meshes = [one.mesh for one in leaves if isinstance(one, NamedSharding)]
+    ambient, _ = ambient_mesh()
+    every = meshes if ambient is None else [*meshes, ambient]
+    return any(AxisType.Explicit in mesh.axis_types for mesh in every)
 
 
 @dataclass(frozen=True)
