@@ -176,5 +176,7 @@ _TYPES = re.compile(r"has type (\S+)(?: but .*)? has type (\S+?)\.?\s")
 def is_mixture(error: Exception) -> bool:
     """Whether JAX refuses two meshes only because their devices are of two kinds."""
     text = str(error)
+    if "should match the mesh passed to shard_map" in text:
+        return True
     alike = any(one == other for one, other in _TYPES.findall(text))
     return alike or len(set(_PLATFORM.findall(text))) > 1

@@ -31,7 +31,7 @@ from revremat.xla._carried import carried_ambient_mesh, carry_over, is_mixture
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
 from revremat.xla._handed import Handed, handed
 from revremat.xla._no_kernels import no_kernels, quick_kernels
-from revremat.xla._specs import has_explicit_axes
+from revremat.xla._specs import is_typed_by_mesh
 from revremat.xla._targets import Target
 from revremat.xla._tiling import (
     DISABLED_PASSES,
@@ -162,10 +162,10 @@ def lower_step(
     except UserError:
         raise
     except (TypeError, ValueError, ShardingTypeError) as error:
-        if not has_explicit_axes((given.args, given.kwargs)):
+        if not is_typed_by_mesh((given.args, given.kwargs)):
             raise
-        # With Explicit axes, a mesh of this machine in the program is of another type
-        # than the target's: all are traced as they are, and carried over afterwards.
+        # There a mesh of this machine in the program is of another type than the
+        # target's: all are traced as they are, and carried over afterwards.
         try:
             with traced_for(target):
                 return lowered(given.placed(target, carried=False))
@@ -173,8 +173,8 @@ def lower_step(
             if is_mixture(error) or is_mixture(other):
                 raise UserError(
                     f"the program mixes meshes of {target} and of this machine, which "
-                    "are of different types where their axes are Explicit: make all "
-                    "of them with target.mesh(...), or all of them here"
+                    "are of different types where axes are Explicit or a mesh is set: "
+                    "make all of them with target.mesh(...), or all of them here"
                 ) from None
             raise error from None
 

@@ -141,4 +141,4 @@ class _NamesMemories:
         return _Memory("device")
 
     def addressable_memories(self) -> list[_Memory]:
-        return [_Memory(kind) for kind in ("device", "pinned_host", "unpinned_host")]
+        return [_Memory(kind) for kind in ("device", "pinned_host")]

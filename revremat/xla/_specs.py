@@ -49,7 +49,7 @@ def place(specs: Any, target: Target, *, carried: bool = True) -> Any:
                 f"an argument of the step is {leaf!r}: write arrays or "
                 "jax.ShapeDtypeStructs, and bind everything else with functools.partial"
             ) from None
-        sharding: Any = getattr(leaf, "sharding", None)
+        sharding = _sharding_of(leaf)
         moved = carrier.sharding(sharding)
         if carried or not isinstance(sharding, NamedSharding):
             sharding = moved
@@ -65,13 +65,23 @@ def place(specs: Any, target: Target, *, carried: bool = True) -> Any:
     return jax.tree.map(place_leaf, specs)
 
 
-def has_explicit_axes(specs: Any) -> bool:
-    """Whether JAX's types tell the meshes of some arrays, or the one that is set."""
+def _sharding_of(leaf: Any) -> Any:
+    try:
+        return getattr(leaf, "sharding", None)
+    except TypeError:  # a PartitionSpec without a mesh
+        raise UserError(
+            f"an argument's sharding is {leaf._sharding} and no mesh is set: write "
+            "jax.NamedSharding(target.mesh(...), ...), or measure within jax.set_mesh"
+        ) from None
+
+
+def is_typed_by_mesh(specs: Any) -> bool:
+    """Whether JAX compares meshes as it traces: some are Explicit, or one is set."""
     leaves = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(specs))
-    meshes = [one.mesh for one in leaves if isinstance(one, NamedSharding)]
+    meshes = (one.mesh for one in leaves if isinstance(one, NamedSharding))
     ambient, _ = ambient_mesh()
-    every = meshes if ambient is None else [*meshes, ambient]
-    return any(AxisType.Explicit in mesh.axis_types for mesh in every)
+    explicit = any(AxisType.Explicit in mesh.axis_types for mesh in meshes)
+    return explicit or ambient is not None
 
 
 @dataclass(frozen=True)
@@ -94,13 +104,11 @@ class Carrier:
         Raises:
           UserError: Its mesh does not have as many devices as the target.
         """
-        if isinstance(one, PartitionSpec):
-            one = self._of_ambient_mesh(one)
         if isinstance(one, NamedSharding) and not one.mesh.empty:
             mesh = self.mesh(one.mesh)
             if mesh is one.mesh:
                 return one
-            return NamedSharding(mesh, one.spec, memory_kind=_memory_kind(one))
+            return self._named(mesh, one.spec, _memory_kind(one))
         kind = None if one is None else _memory_kind(one)
         if len(self.devices) == 1 and kind is None:
             return SingleDeviceSharding(self.devices[0])
@@ -129,17 +137,16 @@ class Carrier:
     def _replicated(self, memory_kind: str | None) -> Sharding:
         axes = (("devices", len(self.devices)),)
         mesh = _mesh_like(axes, (AxisType.Auto,), self.devices)
-        return NamedSharding(mesh, PartitionSpec(), memory_kind=memory_kind)
+        return self._named(mesh, PartitionSpec(), memory_kind)
 
-    def _of_ambient_mesh(self, spec: PartitionSpec) -> NamedSharding:
-        mesh, _ = ambient_mesh()
-        if mesh is None:
+    def _named(self, mesh: Any, spec: Any, memory_kind: str | None) -> NamedSharding:
+        try:
+            return NamedSharding(mesh, spec, memory_kind=memory_kind)
+        except ValueError:
             raise UserError(
-                f"an argument's sharding is {spec} and no mesh is set: write "
-                "jax.NamedSharding(target.mesh(...), ...), or measure within "
-                "jax.set_mesh(target.mesh(...))"
-            )
-        return NamedSharding(mesh, spec)
+                f"{self.holder} memory of kind {memory_kind!r}, which {self.target} "
+                "has not: write memory_kind='pinned_host' or 'device'"
+            ) from None
 
 
 def _memory_kind(sharding: Sharding) -> str | None:
