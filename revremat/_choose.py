@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from revremat import policies
+from revremat import policies, xla
 from revremat._apply import apply
 from revremat._bounds import bounds
 from revremat._bytes import format_bytes
@@ -73,7 +73,8 @@ class Search(Compiled):
         self.closer: set[tuple[str, str]] = set()
         self.reference: Row | None = None
         again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
-        self.traced = trace_loss(again, problem.specs)
+        with xla.traced_for(target):
+            self.traced = trace_loss(again, problem.specs)
         if self.traced.fingerprint != self.graph.fingerprint:
             raise UserError(
                 "the loss is another program each time it is traced, so no plan can "

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from revremat import xla
 from revremat._apply import apply
 from revremat._cut import step_of
 from revremat._errors import UserError
@@ -55,7 +56,8 @@ class Compiled:
                 "write one like 12, or None for as many as it takes"
             )
         self.most_compiles = most_compiles
-        self.graph: Graph = trace(problem.loss, *problem.specs)
+        with xla.traced_for(target):
+            self.graph: Graph = trace(problem.loss, *problem.specs)
         self.rows: dict[Any, Row] = {}
         self.failed: set[Any] = set()
         self.dropped: list[Dropped] = []

@@ -17,7 +17,7 @@ from revremat._errors import UserError
 from revremat._fitted import Fit as Fit
 from revremat._fitted import Row as Row
 from revremat._frontier import Frontier, Point
-from revremat._measure import remarks
+from revremat._measure import REMAT_PASS_OFF, remarks
 from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE
@@ -101,7 +101,9 @@ def fit(
 
     Returns:
       A `Fit`: the loss to train with, its plan, what the compiler says of it, and all
-      that was compiled on the way.
+      that was compiled on the way. It was measured with XLA's own rematerialization
+      pass off: compile and run it within `fit.as_measured()`, or give
+      `fit.compiler_options` to `jax.jit`.
     """
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
@@ -299,6 +301,11 @@ def _(noun: Fit, console: Console) -> None:
         console.print(Text(str(unit)))
     if plan.in_order:
         console.print("gradients of layers outside of loops are computed in order")
+    if REMAT_PASS_OFF in best.notes:
+        console.print(
+            "measured with XLA's own remat pass off: compile and run in "
+            "`with fit.as_measured():`, or give fit.compiler_options to jax.jit"
+        )
 
 
 @print_noun.register

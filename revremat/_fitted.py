@@ -1,12 +1,15 @@
 """Fit and Row: what a search compiled whole, and what it chose of it."""
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from revremat import xla
 from revremat._bytes import format_bytes, format_us
+from revremat._compat import use_remat_pass
 from revremat._graph import Graph
 from revremat._measurement import Measurement
 from revremat._notebook import InNotebooks
@@ -111,6 +114,33 @@ class Fit(InNotebooks):
     left: tuple[str, ...] = ()
     not_sent: int = 0
     dropped: tuple[Dropped, ...] = ()
+
+    def as_measured(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it, this thread compiles programs as this one was measured.
+
+        XLA's own rematerialization pass is off, and by JAX's default it is on: it may
+        compute again what the plan keeps. Enter it before the first call of a jitted
+        function, for what is compiled already is not compiled again.
+
+        >>> import jax, jax.numpy as jnp, revremat as rr
+        >>> x = jax.ShapeDtypeStruct((6, 64, 64), jnp.float32)
+        >>> loss = lambda w: rr.stack(lambda w, x: jnp.tanh(x @ w), w, w[0]).sum()
+        >>> fit = rr.fit(loss, x, budget="1MiB", target="cpu:1")
+        >>> step = jax.jit(jax.value_and_grad(fit.loss))
+        >>> with fit.as_measured():
+        ...     value, gradients = step(jnp.zeros(x.shape))
+        >>> float(value)
+        0.0
+        """
+        return use_remat_pass(False)
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """What does the same in `jax.jit(step, compiler_options=...)`.
+
+        They stand in for passes that `XLA_FLAGS` may name in the same option.
+        """
+        return {xla.DISABLED_PASSES: xla.REMAT_PASS}
 
     def to_json(self) -> str:
         """One JSON object: the plan and the measurement as they write themselves.

@@ -160,9 +160,10 @@ class Memory:
       temp_bytes: The arena for everything in between, holes included.
       host_bytes: Arguments, results and temporaries in host memory.
       fragmentation_bytes: The part of `temp_bytes` that is holes at the peak.
-      buffers: What is alive at the peak, largest first; without host memory it adds
-        up to `total_bytes - fragmentation_bytes`. Empty where the compiler's buffer
-        assignment was not at hand (an already compiled object).
+      buffers: What is alive at the peak, largest first. On the device it adds up to
+        `total_bytes - fragmentation_bytes` and the constants (`phase="constant"`),
+        which XLA's totals leave out. Empty where the compiler's buffer assignment was
+        not at hand (an already compiled object).
       packing: What another packing of the temporaries would take, where it was asked.
       curve: Memory over the schedule; None where `buffers` is empty.
       what_if: What would fall if one thing changed, where it was asked.

@@ -23,6 +23,8 @@ _PASS = "config-assigner"
 DISABLED_PASSES = "xla_disable_hlo_passes"
 """XLA's option with the names of passes that it leaves out, with commas between."""
 
+REMAT_PASS = "rematerialization"
+
 _LIBRARY = "__cublas$"
 _UNTILED = b'"__triton_gemm"'
 _ASSIGNED = (b'"__cudnn$fusion"', b'"__custom_fusion"')
