@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-import warnings
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +12,8 @@ from revremat._plan import Plan, UnitPlan
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._rewrite import Decision
 from revremat.program._units import FoundUnit
+
+_log = logging.getLogger("revremat")
 
 
 def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
@@ -33,8 +35,7 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
       if the program is another than the one the plan was made for, or if what it would
       keep differs from what the plan says.
 
-    Warns:
-      UserWarning: Another JAX made the plan, so that its bytes are not this one's.
+    Where another JAX made the plan, the logger `revremat` says so in one line.
 
     >>> import jax, jax.numpy as jnp, revremat as rr
     >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
@@ -44,7 +45,7 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     True
     """
     if note := plan.version_note:
-        warnings.warn(note, stacklevel=2)
+        _log.warning("%s", note)
     return apply_quietly(loss, plan)
 
 

@@ -26,7 +26,7 @@ class NotRegularError(OSError):
     """A folder, a pipe or a device where a file is to be."""
 
 
-def open_regular(path: str | Path, *, follow: bool = True) -> BinaryIO:
+def open_regular(path: str | os.PathLike, *, follow: bool = True) -> BinaryIO:
     """Opens a file to read its bytes, if it is a regular one; never waits for others.
 
     Args:
@@ -49,7 +49,7 @@ def open_regular(path: str | Path, *, follow: bool = True) -> BinaryIO:
         raise
 
 
-def read_bytes(path: str | Path, *, most: int, follow: bool = True) -> bytes:
+def read_bytes(path: str | os.PathLike, *, most: int, follow: bool = True) -> bytes:
     """The bytes of a regular file, if they are few enough.
 
     Args:
@@ -68,7 +68,7 @@ def read_bytes(path: str | Path, *, most: int, follow: bool = True) -> bytes:
     return found
 
 
-def read_text(path: str | Path, *, most: int = MOST_TEXT_BYTES) -> str:
+def read_text(path: str | os.PathLike, *, most: int = MOST_TEXT_BYTES) -> str:
     """The UTF-8 text of a regular file that somebody hands over.
 
     Args:
@@ -101,7 +101,7 @@ def folder_of(variable: str, default: str) -> Path:
     return Path(home, ".cache", "revremat", default)
 
 
-def write_text(path: str | Path, text: str) -> Path:
+def write_text(path: str | os.PathLike, text: str) -> Path:
     """Writes a text file; a reader sees the old file or the new one, nothing between.
 
     A link is followed: the file that it names is written, and the link stays.
@@ -137,7 +137,7 @@ def write_text(path: str | Path, text: str) -> Path:
     return Path(path)
 
 
-def check_place(path: str | Path) -> None:
+def check_place(path: str | os.PathLike) -> None:
     """Finds out early whether `write_text` could write here.
 
     Raises:
@@ -150,7 +150,7 @@ def check_place(path: str | Path) -> None:
         raise _cannot_write(path, error) from None
 
 
-def _place(path: str | Path) -> Path:
+def _place(path: str | os.PathLike) -> Path:
     """Where a path leads, if there is a regular file or nothing yet.
 
     Raises:
@@ -169,6 +169,6 @@ def _place(path: str | Path) -> Path:
     return place
 
 
-def _cannot_write(path: str | Path, error: Exception) -> UserError:
+def _cannot_write(path: str | os.PathLike, error: Exception) -> UserError:
     reason = getattr(error, "strerror", None) or str(error)
     return UserError(f"cannot write {str(path)!r}: {reason}")

@@ -1,15 +1,17 @@
 """JSON that somebody hands over: parsed within bounds, or refused with a reason."""
 
 import json
+import re
 from typing import Any
 
 MOST_BYTES = 2**63 - 1
 """The largest number of bytes there is: XLA counts them in 64 bits, with a sign."""
 
 _MOST_DIGITS = 19  # of such a number
+_LONG = re.compile(r"\d{19}")
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str) -> Any:
     """What JSON text says, if its numbers are finite and of 64 bits.
 
     Raises:
@@ -23,9 +25,11 @@ def parse_json(text: str | bytes) -> Any:
     ...
     ValueError: it holds the number NaN, which is none
     """
+    # The check of every number is a good part of the time, and few texts need it.
+    integer = _integer if _LONG.search(text) else None
     try:
         return json.loads(
-            text, parse_int=_integer, parse_float=_float, parse_constant=_constant
+            text, parse_int=integer, parse_float=_float, parse_constant=_constant
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

@@ -23,7 +23,7 @@ MOST_UNITS = 10_000
 that are known have some hundred; a file with more is an accident, or meant to harm."""
 MOST_LAYERS = 100_000
 """Of all units of a plan that is read, for the same reason; each is an action."""
-MOST_PLAN_BYTES = 16 << 20
+MOST_PLAN_BYTES = 8 << 20
 """Of its text: JSON of that size is parsed in a fraction of a second."""
 KINDS = ("save", "recompute", "offload", "invert")
 
