@@ -181,7 +181,9 @@ def take_apart(args: Sequence[Any]) -> Arguments:
         if tree == _LEAF:
             leaves.append(Leaf(x, where, argument))
             return len(leaves) - 1
-        named = ((where + jax.tree_util.keystr(path), child) for path, child in children)
+        named = (
+            (where + jax.tree_util.keystr(path), child) for path, child in children
+        )
         parts = tuple(take(child, name, argument) for name, child in named)
         containers.append(_Container(x, where, tree, parts))
         return containers[-1]
@@ -504,8 +506,8 @@ class _State:
 
     def since(self, before: "_State", where: str) -> dict[Any, Any] | None:
         """What was written into it, None if nothing."""
-        same = lambda old, new: old.keys() == new.keys() and all(
-            old[key] is new[key] for key in old
+        same = lambda old, new: (
+            old.keys() == new.keys() and all(old[key] is new[key] for key in old)
         )
         if same(before.items, self.items):
             if before.tree == self.tree and _same_leaves(before, self):

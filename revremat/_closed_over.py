@@ -92,9 +92,10 @@ def _reached(
 
 def _named(function: Any) -> Iterator[tuple[str, Any]]:
     while isinstance(function, functools.partial):
-        yield from ((f"bound by functools.partial as {k}", v) for k, v in (
-            *enumerate(function.args), *function.keywords.items()
-        ))
+        yield from (
+            (f"bound by functools.partial as {k}", v)
+            for k, v in (*enumerate(function.args), *function.keywords.items())
+        )
         function = function.func
     owner = getattr(function, "__self__", None)
     if owner is not None and not isinstance(owner, type) and hasattr(owner, "__dict__"):

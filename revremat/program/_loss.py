@@ -120,9 +120,7 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
     )
 
 
-def _typed_strongly(
-    run: Callable[..., Any], values: Sequence[Any], closed: Any
-) -> Any:
+def _typed_strongly(run: Callable[..., Any], values: Sequence[Any], closed: Any) -> Any:
     """The same program on arguments that are no longer typed weakly, if it is the same.
 
     As long as an array is (`jnp.full((8,), 0.1)` is, what an optimizer makes of it is
