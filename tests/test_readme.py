@@ -25,6 +25,13 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "report.html").exists()
 
 
+def test_the_flax_example_runs(capsys):
+    page = (ROOT / "docs" / "search.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    exec(compile(code, "search.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("True")
+
+
 def test_the_report_is_as_wide_as_reports_are():
     (block,) = re.findall(r"```\n(\$ revremat report.*?)```", README, re.DOTALL)
     assert max(map(len, block.splitlines())) <= 100
