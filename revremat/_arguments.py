@@ -286,6 +286,7 @@ class _Look:
 
     def at(self, out: Any) -> tuple["Outcome", list[Any]]:
         # Modules come first: their nodes have the numbers of those they are copies of.
+        self.copy.nodes.admit_traced()
         flats = [self.numbers.flatten(m, "a module") for m in self.copy.modules]
         returned = self.describe(out, self.result)
         num_returned = len(self.arrays)
@@ -314,6 +315,12 @@ class _Look:
             yield part, new
 
     def fill(self, flat: Flat, value: Callable[[Any], Any]) -> "_Filled":
+        if any(is_tracer(x) for x in jax.tree.leaves([*flat.statics()])):
+            raise UserError(
+                "the function makes a container of traced values an attribute of a "
+                "Flax module, where Flax would not find them: write nnx.data(...), "
+                "nnx.List or nnx.Dict around it, or make it an nnx.Variable"
+            )
         parts = tuple(tuple(map(value, place.values)) for place in flat.places)
         return _Filled(flat, parts)
 

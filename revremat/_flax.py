@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from revremat._compat import is_tracer
 from revremat._errors import UserError
 
 
@@ -26,6 +27,11 @@ def is_node(x: Any) -> bool:
     if nnx is None or isinstance(x, jax.Array):
         return False
     return nnx.graphlib.is_graph_node(x)
+
+
+def is_module(x: Any) -> bool:
+    """Whether it has attributes."""
+    return hasattr(type(x), "_pytree__is_pytree")
 
 
 def trace_errors() -> tuple[type[Exception], ...]:
@@ -185,6 +191,19 @@ class Nodes:
             index_ref=self.by_number,
             outer_index_outer_ref=originals.by_number,
         )
+
+    def admit_traced(self) -> None:
+        """Makes traced values that are attributes values of the graph.
+
+        Flax takes them for static ones, by their types.
+        """
+        for node in self.by_number.values() if self.by_number else ():
+            known = vars(node).get("_pytree__nodes") if is_module(node) else None
+            if known is None:
+                continue
+            traced = {name: True for name, x in vars(node).items() if is_tracer(x)}
+            if traced:
+                object.__setattr__(node, "_pytree__nodes", known.update(traced))
 
     def check_may_change(self) -> None:
         """Raises what Flax does if one was made in another trace."""

@@ -151,12 +151,13 @@ def _value_and_grad(loss: Loss) -> Step:
         return out if isinstance(out, tuple) else (out, None)
 
     def step(*args: Any) -> Any:
-        transform = jax.value_and_grad
+        transform: Any = jax.value_and_grad
         if has_modules(args):
             from flax import nnx
 
-            transform = nnx.value_and_grad
-        differentiate: Any = transform(with_aux, has_aux=True, allow_int=True)
+            graph = {"graph": True, "graph_updates": True}  # whatever Flax is set to
+            transform = functools.partial(nnx.value_and_grad, **graph)
+        differentiate = transform(with_aux, has_aux=True, allow_int=True)
         (value, aux), gradients = differentiate(*args)
         is_number = lambda g: g.dtype != jax.dtypes.float0
         gradients = jax.tree.map(lambda g: g if is_number(g) else None, gradients)

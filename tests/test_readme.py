@@ -30,6 +30,13 @@ def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "report.html").exists()
 
 
+def test_the_flax_example_runs(capsys):
+    page = (ROOT / "docs" / "search.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    exec(compile(code, "search.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("True")
+
+
 def test_every_command_prints_what_the_readme_shows():
     shown = readme.shown(README)
     assert [one.command.split()[:2] for one in shown] == [["revremat", "report"]]
