@@ -167,9 +167,16 @@ def test_a_mix_of_actions_changes_no_gradient(name, form):
     check(kind, loss_of(kind, FORMS[form]), a_mix)
 
 
+# JAX itself has no derivative for an entry of an array of such scales.
+ALL_FORMS = [
+    pair
+    for pair in itertools.product(KINDS, FORMS)
+    if pair != ("scales_by_maximum", "unrolled")
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "form"), ALL_FORMS)
 def test_no_action_changes_a_gradient(name, form):
     kind = KINDS[name]()
     check(kind, loss_of(kind, FORMS[form]), every_action)
