@@ -63,7 +63,7 @@ def _evaluate(closed: Any, args: list[Any]) -> list[Any]:
             outs = _scan(eqn, values)
         elif name == "cond":
             outs = _evaluate(params["branches"][int(values[0])], values[1:])
-        elif name in ("device_put", "optimization_barrier"):
+        elif name in ("device_put", "move_to_memory", "optimization_barrier"):
             outs = values
         else:
             outs = _compat.bind(eqn, values, _compat.name_stack(eqn))

@@ -24,11 +24,26 @@ class Each:
         return cls(tuple(children))
 
 
+def again(x: Any) -> Any:
+    """The same array; keys may be used once more, as far as JAX checks that.
+
+    Rebuilding draws the same numbers again, from the same keys.
+    """
+    dtype = getattr(x, "dtype", None)
+    is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return jax.random.clone(x) if is_key else x
+
+
+def barrier(tree: Any) -> Any:
+    """The same arrays, none of which is there before all of them are."""
+    return jax.tree.map(again, lax.optimization_barrier(jax.tree.map(again, tree)))
+
+
 def at(stacked: Any, index: Any) -> Any:
     """One layer's array."""
     if isinstance(stacked, Each):
-        return stacked.items[index]
-    return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
+        return again(stacked.items[index])
+    return lax.dynamic_index_in_dim(again(stacked), index, keepdims=False)
 
 
 def at_all(tree: Any, index: Any) -> Any:
@@ -52,4 +67,4 @@ def put(buffers: Sequence[Any], items: Sequence[Any], index: Any) -> list[Any]:
 def _put_one(buffer: Any, item: Any, index: Any) -> Any:
     if isinstance(buffer, Each):
         return Each((*buffer.items[:index], item, *buffer.items[index + 1 :]))
-    return lax.dynamic_update_index_in_dim(buffer, item, index, 0)
+    return lax.dynamic_update_index_in_dim(buffer, again(item), index, 0)

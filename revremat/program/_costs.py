@@ -12,6 +12,7 @@ MOVES = {
     *("dynamic_slice", "dynamic_update_slice", "concatenate", "pad", "gather", "copy"),
     *("convert_element_type", "bitcast_convert_type", "iota", "rev", "name", "copy_p"),
     *("stop_gradient", "optimization_barrier", "device_put", "split", "select_n"),
+    "move_to_memory",
     *("sharding_constraint", "reduce_precision"),
 }
 

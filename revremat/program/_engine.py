@@ -17,6 +17,7 @@ from revremat.program._buffers import (
     Each,
     at,
     at_all,
+    barrier,
     put,
     take,
 )
@@ -132,7 +133,7 @@ class Engine:
                 room[j] = put(room[j], on_device, t)
                 on_device = []
                 if j < last:
-                    t, carry, room[j] = lax.optimization_barrier((t, carry, room[j]))
+                    t, carry, room[j] = barrier((t, carry, room[j]))
             kept.append((on_device, on_host))
         if written_out:
             # What the layer before sent to the host had a layer's time to get there.
@@ -272,7 +273,7 @@ class Engine:
         on_host = kept[-1][1]
         if not on_host:
             return [], cotangents
-        turn, cotangents = lax.optimization_barrier((jnp.int32(t), cotangents))
+        turn, cotangents = barrier((jnp.int32(t), cotangents))
         return [fetch(array, turn) for array in on_host], cotangents
 
     def _backward_step(self, segment: Segment, kept, waiting, state: "_Gradients", t):
@@ -281,7 +282,7 @@ class Engine:
             plan = self.kept[segment.pattern[j]]
             if j < last and not written_out:
                 # Or the compiler fetches every layer's weights before it needs them.
-                t, carry = lax.optimization_barrier((t, state.carry))
+                t, carry = barrier((t, state.carry))
                 state = replace(state, carry=carry)
             index, (on_device, on_host) = self._index(segment, t, j), kept[j]
             cotangents, inverts = state.carry, segment.pattern[j].kind == "invert"
@@ -449,7 +450,7 @@ def _together(state: _Gradients, index: int) -> _Gradients:
     the step, with all that they are made from.
     """
     own = [at(x, index) if isinstance(x, Each) else x for x in state.xs]
-    carry, consts, own = lax.optimization_barrier((state.carry, state.consts, own))
+    carry, consts, own = barrier((state.carry, state.consts, own))
     xs = [
         put([x], [one], index)[0] if isinstance(x, Each) else one
         for x, one in zip(state.xs, own, strict=True)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from revremat.program._buffers import again, barrier
 from revremat.program._host import to_device, to_host
 from revremat.program._keep import Kept, Layer
 from revremat.program._ops import Op, Value, needed, read, run
@@ -51,7 +52,7 @@ def recall(kept: Kept, held: dict[Value, Any], saved: Saved) -> dict[Value, Any]
     env = dict(held)
     env.update(zip(kept.saved, on_device, strict=True))
     env.update(zip(kept.offloaded, fetched, strict=True))
-    return env
+    return {v: None if x is None else again(x) for v, x in env.items()}
 
 
 def rebuild(ops: Sequence[Op], env: dict[Value, Any]) -> None:
@@ -91,7 +92,7 @@ def tie_arrays(
     """Arrays that are only there once the cotangents are; both, tied."""
     if not arrays:
         return [], list(cotangents)
-    return jax.lax.optimization_barrier((list(arrays), list(cotangents)))
+    return barrier((list(arrays), list(cotangents)))
 
 
 def wait_for(sent: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:

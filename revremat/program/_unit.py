@@ -10,6 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 from revremat._plan import Action
 from revremat.program import _layer
 from revremat.program._avals import instantiate, is_differentiable
+from revremat.program._buffers import barrier
 from revremat.program._keep import Kept, Layer, name_values, resolve
 from revremat.program._linearize import linearize, pick
 from revremat.program._ops import Program
@@ -87,7 +88,7 @@ def run_unit(unit: Unit, args: Sequence[Any]) -> list[Any]:
         pulled = _layer.pull_back(layer, kept, env, tied)
         # What was fetched for gradients put off would be held until then.
         if unit.in_order or kept.offloaded:
-            pulled = jax.lax.optimization_barrier(pulled)
+            pulled = barrier(pulled)
         gradients = iter(pulled)
         return ([next(gradients) if on else None for on in static.mask],)
 

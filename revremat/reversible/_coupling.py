@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from revremat._errors import UserError
 from revremat.program._avals import add, zero_cotangent
+from revremat.program._buffers import barrier
 from revremat.reversible._joins import Join
 
 Map = Callable[..., Any]
@@ -453,7 +453,7 @@ def in_order(*trees: Any) -> Any:
     leaves, treedef = jax.tree.flatten(trees)
     chosen = [k for k, leaf in enumerate(leaves) if _is_plain(leaf)]
     if chosen:
-        tied = lax.optimization_barrier([leaves[k] for k in chosen])
+        tied = barrier([leaves[k] for k in chosen])
         for k, value in zip(chosen, tied, strict=True):
             leaves[k] = value
     return jax.tree.unflatten(treedef, leaves)
@@ -468,7 +468,7 @@ def only_after(tree: Any, other: Any) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     places = [k for k, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
     waited_for = [leaf for leaf in jax.tree.leaves(other) if _is_plain(leaf)]
-    tied, _ = lax.optimization_barrier(([leaves[k] for k in places], waited_for))
+    tied, _ = barrier(([leaves[k] for k in places], waited_for))
     for k, value in zip(places, tied, strict=True):
         leaves[k] = value
     return jax.tree.unflatten(treedef, leaves)
