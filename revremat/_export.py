@@ -123,6 +123,7 @@ def _code(plan: Plan, graph: Graph, form: str, lost: Lost) -> str:
             where, new = "all layers", "layer"
             if len(runs) > 1:
                 where, new = f"layers {start} to {stop - 1}", f"layer_{start}"
+                where = where if stop - start > 1 else f"layer {start}"
             lines.append(f"# {where}")
             lines.append(f"{new} = {_wrapped(places, action, device, host, form)}")
     if has_tags:

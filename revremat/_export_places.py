@@ -85,8 +85,8 @@ class Places:
 
     def _chain(self, k: int) -> list[int]:
         """A value and those that may stand in for it, the nearest first."""
-        chain = [k]
-        while chain[-1] not in self.unit.residuals_of:
+        chain, wanted = [k], {*self.unit.residuals_of, *self.unit.outputs}
+        while chain[-1] not in wanted:
             following = self._users[chain[-1]]
             if len(following) != 1 or following[0].pinned:
                 break

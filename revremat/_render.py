@@ -25,6 +25,7 @@ from revremat._page import page
 from revremat._plan import Plan
 from revremat._printable import masked, printable
 from revremat._render_what_if import print_what_if
+from revremat._saved import FitRecord
 
 WIDTH = 100
 
@@ -33,8 +34,8 @@ def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
     """A noun as text.
 
     Args:
-      noun: A `Measurement`, or a list of them (one row each); a `Graph`, `Plan`, `Fit`
-        or `Frontier`.
+      noun: A `Measurement`, or a list of them (one row each); a `Graph`, `Plan`, `Fit`,
+        `FitRecord` or `Frontier`.
       width: Columns at most.
       color: With terminal colours.
 
@@ -135,6 +136,16 @@ def print_noun(noun: Any, console: Console) -> None:
 @print_noun.register(Plan)
 def _(noun: Graph | Plan, console: Console) -> None:
     console.print(Text(str(noun)))
+
+
+@print_noun.register
+def _(noun: FitRecord, console: Console) -> None:
+    table = new_table("program", "bytes", "step")
+    for row in sorted(noun.rows, key=lambda r: r.step_us):
+        table.add_row(Text(row.name), format_bytes(row.bytes), format_us(row.step_us))
+    console.print(table)
+    console.print()
+    console.print(Text(str(noun.plan)))
 
 
 @print_noun.register

@@ -12,6 +12,7 @@ from revremat._frontier import Frontier
 from revremat._graph import Graph
 from revremat._json import parse_json
 from revremat._measurement import Measurement
+from revremat._notebook import InNotebooks
 from revremat._plan import Plan
 
 _FIT_SCHEMA = 1
@@ -33,7 +34,7 @@ class TrialRecord:
 
 
 @dataclass(frozen=True)
-class FitRecord:
+class FitRecord(InNotebooks):
     """A `Fit` as it was saved: everything but the loss, which is a function.
 
     `rr.apply(loss, record.plan)` makes the loss again.

@@ -9,7 +9,7 @@ import pytest
 import revremat as rr
 from revremat._cli import main
 from revremat._lock import lock_text
-from revremat._saved import what_is
+from revremat._saved import TrialRecord, what_is
 from tests.measurements import MEASUREMENT, changed
 from tests.test_frontier import FRONTIER
 
@@ -30,7 +30,9 @@ PLAN = GRAPH.plan(
     compiled_bytes=10**8,
     in_order=True,
 )
+TRIALS = (TrialRecord("4 x full", 10**8, 900.0), TrialRecord("baseline", 10**9, 800.0))
 NOUNS = {
+    "a search's result": rr.FitRecord(PLAN, MEASUREMENT, TRIALS, {"num_compiles": 7}),
     "a plan": PLAN,
     "a report": MEASUREMENT,
     "several reports": [MEASUREMENT, changed(temp_bytes=7 * 2**30)],
@@ -44,6 +46,12 @@ def test_what_was_written_comes_back_equal(tmp_path, kind):
     path = rr.write(NOUNS[kind], tmp_path / "noun.json")
     assert rr.load(path) == NOUNS[kind]
     assert what_is(path) == kind
+
+
+def test_a_saved_search_prints_what_it_compiled_and_its_plan():
+    text = rr.render(NOUNS["a search's result"])
+    assert text.index("baseline") < text.index("4 x full")
+    assert str(PLAN).splitlines()[0] in text
 
 
 def test_a_real_measurement_comes_back_equal(tmp_path):
