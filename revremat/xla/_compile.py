@@ -20,6 +20,7 @@ from revremat._sources import loops_told
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
+from revremat.xla._literals import without_literals
 from revremat.xla._no_kernels import no_kernels, quick_kernels
 from revremat.xla._specs import place
 from revremat.xla._targets import Target
@@ -298,7 +299,7 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return Artifact(hlo, stats, seconds, False, versions(), remarks)
+    return Artifact(without_literals(hlo), stats, seconds, False, versions(), remarks)
 
 
 def _largest_dump(folder: str) -> bytes:

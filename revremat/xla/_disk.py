@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import hashlib
-import io
 import json
 import os
 import platform
@@ -19,6 +18,7 @@ import jax
 
 from revremat._compat import compile_settings
 from revremat.xla._artifact import Artifact, versions
+from revremat.xla._identity import module_digest
 from revremat.xla._targets import Target, gpu_target_config
 
 _FORMAT = 2
@@ -35,9 +35,7 @@ def cache_folder() -> Path:
 def fingerprint(
     lowered: Any, target: Target, options: Mapping[str, Any], placed: Any
 ) -> str:
-    """A hash of everything that a compile depends on, source lines included."""
-    module = io.BytesIO()
-    lowered.compiler_ir().operation.write_bytecode(module)
+    """A hash of everything that a compile depends on, or that is told of it."""
     leaves = jax.tree.leaves(placed)
     match target.platform:
         case "cuda":
@@ -56,7 +54,7 @@ def fingerprint(
         "settings": compile_settings(lowered),
         "flags": [os.environ.get(n, "") for n in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         "versions": versions(),
-        "module": hashlib.sha256(module.getvalue()).hexdigest(),
+        "module": module_digest(lowered),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
