@@ -20,6 +20,16 @@ from jax.extend.core import (
     ClosedJaxpr,  # type: ignore[reportPrivateImportUsage]
     jaxpr_as_fun,
 )
+from jaxlib.mlir import passmanager
+
+
+def without_lines(module: Any) -> Any:
+    """A copy of an MLIR module that says nothing of where its operations come from."""
+    bare = module.clone()
+    with bare.context:
+        strip = passmanager.PassManager.parse("builtin.module(strip-debuginfo)")
+        strip.run(bare.operation)
+    return bare.operation
 
 
 def name_stack(eqn: JaxprEqn) -> Any:

@@ -54,6 +54,16 @@ def is_users(file: str) -> bool:
     return not any(file.startswith(folder) for folder in _installed())
 
 
+_BEGINNINGS = ("xla/_compile.py", "program/_loss.py")
+
+
+@cache
+def begins_program(file: str) -> bool:
+    """Whether revremat traces programs there: whoever called it is no part of them."""
+    own = Path(__file__).resolve().parent
+    return file in [str(own / name) for name in _BEGINNINGS]
+
+
 @cache
 def _installed() -> tuple[str, ...]:
     paths = sysconfig.get_paths()

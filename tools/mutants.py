@@ -64,12 +64,14 @@ class Fault:
       line: Its number, from 1.
       before: The line as it is.
       after: The line with the fault.
+      test: The one that is known to notice it, "" if none is.
     """
 
     path: str
     line: int
     before: str
     after: str
+    test: str = ""
 
     @property
     def drawer(self) -> str:
@@ -199,7 +201,7 @@ def named(about: dict[str, Any]) -> list[Fault]:
         for number, line in enumerate(lines, start=1):
             if one["before"] in line:
                 changed = line.replace(one["before"], one["after"])
-                found.append(Fault(one["path"], number, line, changed))
+                found.append(Fault(one["path"], number, line, changed, one["test"]))
                 break
         else:
             print(f"{one['path']}: no line has {one['before']!r} any more")
@@ -208,6 +210,8 @@ def named(about: dict[str, Any]) -> list[Fault]:
 
 def tests_of(fault: Fault, about: dict[str, Any]) -> list[list[str]]:
     """Which tests run, one call of pytest after another."""
+    if fault.test:
+        return [[fault.test]]
     stem = Path(fault.path).stem.lstrip("_")
     of_drawer = [
         str(path.relative_to(ROOT))
@@ -219,7 +223,8 @@ def tests_of(fault: Fault, about: dict[str, Any]) -> list[list[str]]:
     is_near = lambda path: (
         Path(path).stem == f"test_{stem}" or f"{module} " in (ROOT / path).read_text()
     )
-    near = [path for path in of_drawer if is_near(path)]
+    near = [*about["near"].get(fault.path, ()), *filter(is_near, of_drawer)]
+    near = [path for path in dict.fromkeys(near) if (ROOT / path).is_file()]
     rest = [path for path in of_drawer if path not in near]
     return [calls for calls in (near, rest) if calls]
 

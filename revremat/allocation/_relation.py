@@ -20,18 +20,6 @@ class Relation:
     count: int
 
     @classmethod
-    def from_dense(cls, conflicts: np.ndarray) -> "Relation":
-        """From a square matrix of truth values, made symmetric, diagonal ignored."""
-        dense = np.array(conflicts, bool)
-        dense |= dense.T
-        np.fill_diagonal(dense, False)
-        n = len(dense)
-        padded = np.zeros((n, 64 * ((n + 63) // 64)), bool)
-        padded[:, :n] = dense
-        packed = np.packbits(padded, axis=1, bitorder="little")
-        return cls(packed.view("<u8").astype(np.uint64, copy=False), n)
-
-    @classmethod
     def from_pairs(cls, count: int, pairs: Iterable[tuple[int, int]]) -> "Relation":
         """From pairs of positions."""
         words = np.zeros((count, (count + 63) // 64), np.uint64)

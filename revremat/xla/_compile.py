@@ -27,6 +27,7 @@ from revremat.xla._asked import traced_for
 from revremat.xla._carried import carried_ambient_mesh, carry_over, is_mixture
 from revremat.xla._disk import fingerprint, read, write
 from revremat.xla._handed import Handed, handed
+from revremat.xla._literals import without_literals
 from revremat.xla._no_kernels import no_kernels, quick_kernels
 from revremat.xla._scratch import scratch_folder
 from revremat.xla._specs import is_typed_by_mesh
@@ -336,7 +337,7 @@ def _compile_in(
                 f"the compiler of {target.spec} refuses the program: {reason}"
             ) from None
         raise
-    return Artifact(hlo, stats, seconds, False, versions(), remarks)
+    return Artifact(without_literals(hlo), stats, seconds, False, versions(), remarks)
 
 
 def _largest_dump(folder: str) -> bytes:

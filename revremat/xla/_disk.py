@@ -4,7 +4,6 @@ import contextlib
 import errno
 import functools
 import hashlib
-import io
 import json
 import os
 import platform
@@ -23,6 +22,7 @@ import jax
 from revremat._compat import compile_settings
 from revremat._files import NotRegularError, folder_of, open_regular, read_bytes
 from revremat.xla._artifact import Artifact, versions
+from revremat.xla._identity import module_digest
 from revremat.xla._scratch import ABANDONED_S
 from revremat.xla._targets import Target, gpu_target_config
 
@@ -57,9 +57,7 @@ def cache_folder() -> Path:
 def fingerprint(
     lowered: Any, target: Target, options: Mapping[str, Any], placed: Any
 ) -> str:
-    """A hash of everything that a compile depends on, source lines included."""
-    module = io.BytesIO()
-    lowered.compiler_ir().operation.write_bytecode(module)
+    """A hash of everything that a compile depends on, or that is told of it."""
     leaves = jax.tree.leaves(placed)
     match target.platform:
         case "cuda":
@@ -78,7 +76,7 @@ def fingerprint(
         "settings": compile_settings(lowered),
         "flags": [os.environ.get(n, "") for n in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         "versions": versions(),
-        "module": hashlib.sha256(module.getvalue()).hexdigest(),
+        "module": module_digest(lowered),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

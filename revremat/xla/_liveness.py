@@ -75,11 +75,6 @@ class Region:
             return 0
         return max(0, self.size_bytes - self.values[0].unpadded_bytes)
 
-    def values_at(self, event: int) -> list[Value]:
-        """The values alive after `event`, the latest first."""
-        alive = [v for v in self.values if v.start <= event < v.end]
-        return sorted(alive, key=lambda v: -v.start)
-
 
 @dataclass(frozen=True)
 class Heap:
@@ -162,11 +157,6 @@ class Liveness:
     def lasting_bytes(self, space: int = DEVICE_SPACE) -> int:
         """What is taken from the first instruction to the last."""
         return sum(f.size_bytes for f in self.fixed if f.space == space)
-
-    def peak_bytes(self, space: int = DEVICE_SPACE) -> int:
-        """The highest moment of a memory space, holes left out."""
-        heaps = [h for h in self.heaps if h.space == space]
-        return self.lasting_bytes(space) + sum(h.peak_bytes for h in heaps)
 
 
 def liveness(module: Module) -> Liveness:

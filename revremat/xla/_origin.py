@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
-from revremat._sources import is_users
+from revremat._sources import begins_program, is_users
 from revremat.xla._hlo import Module
 
 # Operations that move or reshape a value without making a new one.
@@ -160,7 +161,8 @@ class Origins:
         if i.opcode == "parameter" and self.module.home[i.id] == self.module.entry.id:
             return Origin(op_name, "", "argument", op_name, "")
         scopes, op = split_op_name(op_name)
-        frames = [f for f in self.module.frames(i) if is_users(f[0])]
+        inside = takewhile(lambda f: not begins_program(f[0]), self.module.frames(i))
+        frames = [f for f in inside if is_users(f[0])]
         source = f"{frames[0][0]}:{frames[0][2]}" if frames else ""
         scope = "/".join(scopes)
         if not scope and frames:

@@ -39,7 +39,7 @@ def test_memory_is_what_xprof_shows(name, spec):
     for space in spaces:
         shown = memory_viewer(artifact.hlo, space)
         heap = memory.heap(space)
-        assert memory.peak_bytes(space) == shown.peak_bytes
+        assert peak_bytes(memory, space) == shown.peak_bytes
         assert memory.lasting_bytes(space) == shown.indefinite_bytes
         if heap is None or not heap.traced:
             assert not shown.over_time_bytes
@@ -50,6 +50,12 @@ def test_memory_is_what_xprof_shows(name, spec):
         assert shown.peak_bytes - shown.unpadded_bytes == padding
         if space == DEVICE:  # elsewhere XProf's picture leaves some out
             assert _regions(heap) == _blocks(shown)
+
+
+def peak_bytes(memory, space):
+    """The highest moment of a memory space, holes left out."""
+    heaps = [heap for heap in memory.heaps if heap.space == space]
+    return memory.lasting_bytes(space) + sum(heap.peak_bytes for heap in heaps)
 
 
 def _regions(heap):
@@ -72,7 +78,7 @@ def _blocks(shown):
 
 def test_values_on_the_host_are_no_part_of_the_device():
     memory = xla.liveness(xla.Module.from_bytes(compiled("offload", "h100:1").hlo))
-    assert memory.peak_bytes(HOST) == 6 * 512 * 128 * 4
+    assert peak_bytes(memory, HOST) == 6 * 512 * 128 * 4
     assert memory.heap().space == DEVICE
 
 
