@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.records import INSTALL
 from revremat import UserError
 
 
@@ -26,6 +27,20 @@ class Detections:
     scores: np.ndarray | None = None
 
 
+def check_installed() -> None:
+    """Before hours of training: whether what judges its result is there.
+
+    Raises:
+      UserError: If pycocotools is not installed.
+    """
+    try:
+        import pycocotools.cocoeval  # noqa: F401
+    except ImportError:
+        raise UserError(
+            f"average precision needs pycocotools: run `{INSTALL}`"
+        ) from None
+
+
 def average_precision(
     truth: Sequence[Detections], found: Sequence[Detections], image_size: int
 ) -> dict[str, float]:
@@ -42,13 +57,10 @@ def average_precision(
     Raises:
       UserError: If pycocotools is not installed.
     """
-    try:
-        from pycocotools.coco import COCO
-        from pycocotools.cocoeval import COCOeval
-    except ImportError as error:
-        raise UserError(
-            "average precision needs pycocotools: run `pip install pycocotools`"
-        ) from error
+    check_installed()
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
     classes = sorted({int(label) for one in truth for label in one.labels})
     size = {"height": image_size, "width": image_size}
     coco: Any = COCO()

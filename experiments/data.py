@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from experiments.records import INSTALL
 from experiments.scenes import Scenes
 from revremat import UserError
 
@@ -193,9 +194,8 @@ def _text(texts: Iterable[bytes], every: int, seq_len: int, source: str) -> Spli
 
 
 def _plays(path: Path | None) -> list[bytes]:
-    path = path or (
-        Path(os.environ["SHAKESPEARE"]) if "SHAKESPEARE" in os.environ else None
-    )
+    if not path and (named := os.environ.get("SHAKESPEARE", "").strip()):
+        path = Path(named)
     if path is None or not path.exists():
         raise UserError(
             f"Shakespeare's texts are not {'given' if path is None else f'at {path}'}: "
@@ -244,9 +244,7 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UserError(
-            "the digits need scikit-learn: run `pip install scikit-learn`"
-        ) from error
+        raise UserError(f"the digits need scikit-learn: run `{INSTALL}`") from error
     pixels, labels = load_digits(return_X_y=True)
     return pixels.reshape(-1, 8, 8), labels
 

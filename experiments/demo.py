@@ -1,4 +1,4 @@
-"""What revremat does, in under five minutes: `make run`.
+"""What revremat does, in under ten minutes: `make run`.
 
 Every step prints the command that it runs; each can be run by itself.
 """
@@ -8,16 +8,22 @@ import json
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+
 import revremat as rr
-from revremat import UserError
-from revremat._bytes import format_bytes
+from experiments.configs import gpt
+from experiments.step import build, mesh_axes
+from revremat import UserError, sharding
+from revremat._bytes import format_bytes, format_us
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "runs" / "demo"
@@ -104,6 +110,11 @@ def compare_planned_bytes() -> None:
     run(f"python -m experiments.demo bytes {PLAN.relative_to(ROOT)}")
 
 
+def compare_times() -> None:
+    """Plain against planned: the times of their steps, run in turn in one process."""
+    run(f"python -m experiments.demo times {PLAN.relative_to(ROOT)}")
+
+
 STEPS: tuple[Callable[[], None], ...] = (
     report_here,
     train,
@@ -111,6 +122,7 @@ STEPS: tuple[Callable[[], None], ...] = (
     search,
     train_by_plan,
     compare_planned_bytes,
+    compare_times,
     which_machine,
 )
 
@@ -125,47 +137,140 @@ def run(command: str) -> None:
         raise UserError(f"{command!r} ended with exit code {done.returncode}")
 
 
-def print_bytes(plan_file: str = "") -> None:
-    """Runs the GPT's step and compares its memory with what the compiler stated."""
-    import jax
+@dataclass(frozen=True)
+class Ready:
+    """The GPT's step, compiled, with what it runs on.
 
-    from experiments.configs import gpt
-    from experiments.step import build, mesh_axes
-    from revremat import sharding
+    Attributes:
+      step: `step(state, batch) -> (state, metrics)`; the state is donated.
+      state: A fresh one.
+      batch: Of zeros.
+      predicted_bytes: What the plan's search expected; None without a plan.
+    """
 
+    step: jax.stages.Compiled
+    state: Any
+    batch: Any
+    predicted_bytes: int | None = None
+
+
+def ready(plan_file: str = "") -> Ready:
+    """Compiles the GPT's step, by a plan if one is named, and makes its arguments."""
     jax.config.update("jax_compiler_enable_remat_pass", False)
-    device = jax.devices()[0]
-    mesh = sharding.make_mesh(mesh_axes(gpt.config, 1), [device])
+    mesh = sharding.make_mesh(mesh_axes(gpt.config, 1), jax.devices()[:1])
     program = build(gpt.config, mesh)
-    loss = program.loss
-    if plan_file:
-        plan = rr.Plan.load(plan_file)
-        loss = rr.apply(loss, plan)
-        if plan.predicted_bytes is not None:
-            print(f"a step:    predicted {format_bytes(plan.predicted_bytes)}")
+    plan = rr.Plan.load(plan_file) if plan_file else None
+    loss = program.loss if plan is None else rr.apply(program.loss, plan)
     step = jax.jit(program.make_step(loss), donate_argnums=0)
     compiled = step.lower(program.state, program.batch).compile()
-    stated: Any = compiled.memory_analysis()
-    arguments = stated.argument_size_in_bytes
-    beyond = (
-        stated.output_size_in_bytes
-        - stated.alias_size_in_bytes
-        + stated.temp_size_in_bytes
-    )
     key = jax.random.key_data(jax.random.key(0))
     state = sharding.init_sharded(program.init, program.state, key)
     batch = jax.tree.map(
         lambda s: jax.device_put(jax.numpy.zeros(s.shape, s.dtype), s.sharding),
         program.batch,
     )
-    found = sum(leaf.nbytes for leaf in jax.tree.leaves((state, batch)))
-    state, _ = compiled(state, batch)
-    jax.block_until_ready(state)
+    return Ready(compiled, state, batch, plan.predicted_bytes if plan else None)
 
-    def more() -> None:
-        jax.block_until_ready(compiled(state, batch))
 
-    grown = _growth(more, device)
+def print_times(plan_file: str) -> None:
+    """Runs the plain and the planned step in turn and prints their times."""
+    plain, planned = (_stepper(ready(file)) for file in ("", plan_file))
+    pairs = paired_seconds(plain, planned)
+    print(times_text(pairs))
+
+
+def _stepper(one: Ready) -> Callable[[], None]:
+    state = one.state
+
+    def step() -> None:
+        nonlocal state
+        state, _ = one.step(state, one.batch)
+        jax.block_until_ready(state)
+
+    return step
+
+
+def paired_seconds(
+    plain: Callable[[], None],
+    planned: Callable[[], None],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    least: int = 8,
+    most: int = 40,
+    seconds: float = 20.0,
+) -> list[tuple[float, float]]:
+    """Times of two functions run in turn, so that both meet the same busy machine.
+
+    Args:
+      plain: Run first in every other pair, to be fair to both.
+      planned: Run first in the others.
+      clock: Seconds.
+      least: Pairs that are timed in any case; one more before them is not.
+      most: No more pairs than that.
+      seconds: No further pair once so much has passed.
+
+    Returns:
+      Seconds of each pair, plain and planned.
+    """
+
+    def timed(step: Callable[[], None]) -> float:
+        began = clock()
+        step()
+        return clock() - began
+
+    plain()
+    planned()
+    began, pairs = clock(), []
+    while len(pairs) < least or (len(pairs) < most and clock() - began < seconds):
+        if len(pairs) % 2:
+            second, first = timed(planned), timed(plain)
+        else:
+            first, second = timed(plain), timed(planned)
+        pairs.append((first, second))
+    return pairs
+
+
+def times_text(pairs: Sequence[tuple[float, float]]) -> str:
+    """The fastest and the median step of each, and how many times as fast is planned.
+
+    >>> print(times_text([(0.3, 0.2), (0.4, 0.2), (0.3, 0.25)]))
+    step times of 3 pairs, run in turn in one process
+    plain      fastest  300 ms, median  300 ms
+    planned    fastest  200 ms, median  200 ms
+    the planned step is 1.50 times as fast (pair by pair: median 1.50, 1.20 to 2.00)
+    """
+    lines = [f"step times of {len(pairs)} pairs, run in turn in one process"]
+    columns = list(zip(*pairs, strict=True))
+    for name, column in zip(("plain", "planned"), columns, strict=True):
+        fastest, median = (
+            format_us(1e6 * value) for value in (min(column), statistics.median(column))
+        )
+        lines.append(f"{name:8}   fastest {fastest:>7}, median {median:>7}")
+    ratios = [plain / planned for plain, planned in pairs]
+    gain = min(columns[0]) / min(columns[1])
+    lines.append(
+        f"the planned step is {gain:.2f} times as fast (pair by pair: median "
+        f"{statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f})"
+    )
+    return "\n".join(lines)
+
+
+def print_bytes(plan_file: str = "") -> None:
+    """Runs the GPT's step and compares its memory with what the compiler stated."""
+    one = ready(plan_file)
+    if one.predicted_bytes is not None:
+        print(f"a step:    predicted {format_bytes(one.predicted_bytes)}")
+    stated: Any = one.step.memory_analysis()
+    arguments = stated.argument_size_in_bytes
+    beyond = (
+        stated.output_size_in_bytes
+        - stated.alias_size_in_bytes
+        + stated.temp_size_in_bytes
+    )
+    found = sum(leaf.nbytes for leaf in jax.tree.leaves((one.state, one.batch)))
+    step = _stepper(one)
+    step()
+    grown = _growth(step, jax.devices()[0])
     print(f"arguments: compiled {format_bytes(arguments)}, found {format_bytes(found)}")
     if grown is None:
         print("this system does not tell how far a process's memory rises in a step")
@@ -203,5 +308,8 @@ def _status(name: str) -> int:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["bytes"]:
         print_bytes(*sys.argv[2:3])
+        sys.exit(0)
+    if sys.argv[1:2] == ["times"]:
+        print_times(*sys.argv[2:3])
         sys.exit(0)
     sys.exit(main())

@@ -10,7 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-import uvloop
+try:
+    import uvloop
+except ImportError:  # Orbax does without where there is none.
+    uvloop = None
 
 _PATIENCE_S = 10.0
 
@@ -28,8 +31,10 @@ class _Loop(_EndsItsTasks, asyncio.SelectorEventLoop):
     pass
 
 
-class _UvLoop(_EndsItsTasks, uvloop.Loop):
-    pass
+if uvloop is not None:
+
+    class _UvLoop(_EndsItsTasks, uvloop.Loop):
+        pass
 
 
 async def _end(tasks: set[asyncio.Task]) -> None:
@@ -43,8 +48,8 @@ async def _end(tasks: set[asyncio.Task]) -> None:
 @contextlib.contextmanager
 def loops_that_end_their_tasks() -> Iterator[None]:
     """All loops made meanwhile are such loops."""
-    with (
-        mock.patch.object(asyncio, "new_event_loop", _Loop),
-        mock.patch.object(uvloop, "new_event_loop", _UvLoop),
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(asyncio, "new_event_loop", _Loop))
+        if uvloop is not None:
+            stack.enter_context(mock.patch.object(uvloop, "new_event_loop", _UvLoop))
         yield

@@ -14,6 +14,9 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
+
+from revremat._printable import printable_lines
 
 MIB = 2**20
 
@@ -65,7 +68,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self._progress.console.print(text, highlight=False, soft_wrap=True)
+        self._progress.console.print(Text(printable_lines(text)), soft_wrap=True)
 
     def rate(self, step: int) -> float:
         """Items a second since this process began to train."""

@@ -1,6 +1,7 @@
 """What a run leaves behind: `metrics.jsonl`, `run.json`, `loss.svg`."""
 
 import contextlib
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -106,6 +107,17 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
+
+
+INSTALL = "pip install -e '.[experiments]'"
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        return importlib.util.find_spec("matplotlib") is not None
+    except ImportError:
+        return False
 
 
 def plot_loss(rows: list[dict[str, Any]], title: str, file: Path) -> None:

@@ -102,8 +102,15 @@ def train(config: Experiment) -> None:
         f"{devices[0].device_kind}, {splits.source}; compiled in {compile_s:.1f} s; "
         + (f"going on from step {start}" if start else "from the beginning")
     )
+    if not records.can_plot():
+        display.say(
+            f"no loss.svg will be drawn: matplotlib is missing, "
+            f"{records.INSTALL} installs it"
+        )
     if plan is not None:
         display.say(f"residuals come back by {config.train.plan}: {plan}")
+        if note := plan.target_note(config.train.target):
+            display.say(note)
     for change in changes:
         display.say(f"changed since this run began: {change}")
     done = start
@@ -274,7 +281,8 @@ def finish(
     stop: StopRequest,
 ) -> None:
     """Draw the loss and say how it ended."""
-    records.plot_loss(rows, config.name, folder / "loss.svg")
+    if records.can_plot():
+        records.plot_loss(rows, config.name, folder / "loss.svg")
     if stop.requested and done < config.train.num_steps:
         print(f"{stop.requested}: saved step {done}; the same command goes on from it")
     elif rows:

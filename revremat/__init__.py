@@ -47,12 +47,17 @@ from revremat._problem import Problem as Problem
 from revremat._read import read as read
 from revremat._render import render as render
 from revremat._render import write as write
+from revremat._saved import FitRecord as FitRecord
+from revremat._saved import load as load
 from revremat._trace import trace as trace
+from revremat._version import installed_version as _installed_version
 from revremat.program._api import block as block
 from revremat.program._api import name as name
 from revremat.program._api import stack as stack
 from revremat.program._head import cross_entropy as cross_entropy
 from revremat.xla import Target as Target
 from revremat.xla import target as target
+
+__version__ = _installed_version()
 
 _xla.ignore_absent_devices()

@@ -2,16 +2,15 @@
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
-
-import jax
 
 from revremat._compat import jax_version
 from revremat._errors import UserError
 from revremat._plan import Plan, UnitPlan
 from revremat.program._loss import TracedLoss, trace_loss
-from revremat.program._rewrite import Decision, rewrite
+from revremat.program._rewrite import Decision
 from revremat.program._units import FoundUnit
 
 
@@ -34,6 +33,9 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
       if the program is another than the one the plan was made for, or if what it would
       keep differs from what the plan says.
 
+    Warns:
+      UserWarning: Another JAX made the plan, so that its bytes are not this one's.
+
     >>> import jax, jax.numpy as jnp, revremat as rr
     >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
     >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
@@ -41,6 +43,13 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     >>> bool((jax.grad(loss)(w, x) == jax.grad(rr.apply(loss, plan))(w, x)).all())
     True
     """
+    if note := plan.version_note:
+        warnings.warn(note, stacklevel=2)
+    return apply_quietly(loss, plan)
+
+
+def apply_quietly(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
+    """`apply`, where the caller says itself what is to be known of the plan."""
 
     @functools.wraps(loss)
     def applied(*args: Any, **kwargs: Any) -> Any:
@@ -48,9 +57,7 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         bound = functools.partial(loss, **kwargs)
         functools.update_wrapper(bound, loss)
         traced = trace_loss(bound, args)
-        decisions = _decide(traced, plan)
-        outs = rewrite(traced.found, decisions, jax.tree.leaves(args))
-        return traced.out_tree.unflatten(outs)
+        return traced.run(_decide(traced, plan))
 
     return applied
 

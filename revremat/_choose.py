@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from revremat import policies
+from revremat import policies, xla
 from revremat._apply import apply
 from revremat._bounds import bounds
 from revremat._bytes import format_bytes
@@ -73,7 +73,8 @@ class Search(Compiled):
         self.closer: set[tuple[str, str]] = set()
         self.reference: Row | None = None
         again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
-        self.traced = trace_loss(again, problem.specs)
+        with xla.traced_for(target):
+            self.traced = trace_loss(again, problem.specs)
         if self.traced.fingerprint != self.graph.fingerprint:
             raise UserError(
                 "the loss is another program each time it is traced, so no plan can "
@@ -162,12 +163,12 @@ class Search(Compiled):
             self.expected += sum(len(p.written_out()) for p in self.prices)
         if self.most_compiles is not None:
             self.expected = min(self.expected, self.most_compiles)
-        written = self.add("as written", None)
+        written = self.written()
         put_in_order(self)
-        for prices in self.prices:
-            prices.start(self.cuts.best(prices.unit, written.time_us))
-            prices.price_roughly()
-        self._correct()
+        self._price(written)
+        while lost := self._lost():
+            self._leave(lost)
+            self._price(written)
         drop_maxima(self)
         if self.most_compiles is None:
             write_out(self)
@@ -178,7 +179,7 @@ class Search(Compiled):
         self.budget = budget_bytes
         if not self.level:
             self.full.clear()
-        written = self.add("as written", None)
+        written = self.written()
         if (arguments := written.measurement.memory.argument_bytes) > budget_bytes:
             counts, _ = self.all_alike(REFERENCE, RECOMPUTE)
             self.try_all([(counts, UNKNOWN)])
@@ -186,6 +187,8 @@ class Search(Compiled):
             return self._answer(0.0, f"the step's arguments alone ({size})")
         if not self.priced:
             self.prepare()
+        if not self.prices:  # nothing that could be decided compiles
+            return self._answer(0.0)
         bound_us, greedy_us = 0.0, None
         choice = self._tighten()
         if choice is None and write_out(self):
@@ -225,6 +228,7 @@ class Search(Compiled):
         asked = (self.problem, self.target, self.progress, left, self.unroll)
         inner = type(self)(*asked, self.level + 1, (*self.around, *around))
         inner.rows, inner.full = self.rows, self.full
+        inner.failed, inner.dropped = self.failed, self.dropped
         inner.most_compiles = self.most_compiles
         return inner
 
@@ -232,7 +236,7 @@ class Search(Compiled):
         self,
         programs: Sequence[tuple[str, Actions | None, float]],
         in_order: bool | None = None,
-    ) -> list[Row]:
+    ) -> list[Row | None]:
         """As `Compiled` does, with what is around rebuilding everything."""
         rebuilt = {u.name: RECOMPUTE for u in self.around}
         whole = [
@@ -249,7 +253,7 @@ class Search(Compiled):
     ) -> Fit:
         best, share, times = self.best(self.budget), self.cuts.share, 1.0
         if self.reference is not None:
-            written = self.add("as written", None)
+            written = self.written()
             times = times_alive(written, self.reference, self.graph, share)
             share *= min(1.0, max(0.0, times)) if self.target.num_devices > 1 else 1.0
             times = max(1.0, times) if self.problem.step is not None else 1.0
@@ -275,6 +279,7 @@ class Search(Compiled):
             is_cut_short=self.is_cut_short and not held_by,
             left=self.left,
             not_sent=not_sent(best, self.graph, share, self.reference),
+            dropped=tuple(self.dropped),
         )
 
     @property
@@ -289,16 +294,53 @@ class Search(Compiled):
 
     # Prices ---------------------------------------------------------------------------
 
+    def _price(self, written: Row) -> None:
+        """The first prices of everything, set right."""
+        self.reference = None
+        for prices in self.prices:
+            prices.start(self.cuts.best(prices.unit, written.time_us))
+            prices.price_roughly()
+        if self.prices and all(prices.has_reference for prices in self.prices):
+            self._correct()
+
+    def _lost(self) -> list[str]:
+        """Units without the price that all others are held to; it did not compile."""
+        if self.reference is not None:
+            return []
+        without = [p.unit.name for p in self.prices if not p.has_reference]
+        return without or [p.unit.name for p in self.prices]
+
+    def _leave(self, lost: Sequence[str]) -> None:
+        """Leaves units as they are written without which the others compile.
+
+        Any one that cannot be rebuilt fails all programs that rebuild it.
+        """
+        kept: list[UnitPrices] = []
+        for prices in self.prices:
+            counts = {
+                p.unit.name: ((REFERENCE, p.unit.num_layers),) for p in [*kept, prices]
+            }
+            if self.room_for(1) and self.try_all([(counts, UNKNOWN)])[0] is not None:
+                kept.append(prices)
+        if len(kept) == len(self.prices):  # only shortened programs fail
+            kept = [p for p in kept if p.unit.name not in lost]
+        self.prices = kept
+        self.cuts = dataclasses.replace(self.cuts, units=[p.unit for p in kept])
+
     def _correct(self) -> None:
         """Sets the constant of all prices right by one whole program."""
         counts, actions = self.all_alike(REFERENCE, RECOMPUTE)
         alone = [prices for prices in self.prices if prices.cut.is_alone]
         predict = lambda: policies.predict_bytes(self.menus(), counts)
         row = self.add(self._name(counts), actions, UNKNOWN if alone else predict())
+        if row is None:
+            return
         if alone and not self._hold(row):
             for prices in alone:
                 prices.start(self.cuts.within(prices.unit))
                 prices.price_roughly()
+            if not all(prices.has_reference for prices in alone):
+                return
         correct(self.prices, row.bytes, predict)
         # Where units are priced alone, what it takes is not known before.
         self.reference = self.add(self._name(counts), actions, predict())
@@ -306,15 +348,15 @@ class Search(Compiled):
     def _hold(self, reference: Row) -> bool:
         """Whether prices are the program's, or there is no room for other ones."""
         rebuilt = reference.measurement
-        written = self.add("as written", None).measurement
+        written = self.written().measurement
         needed = sum(p.num_first_compiles for p in self.prices if p.cut.is_alone)
         # All kept, the prices, and a choice by them.
         if hold(self.prices, written, rebuilt) or not self.room_for(1 + needed + 1):
             return True
         # As written it need not keep everything.
         counts, actions = self.all_alike(KEEP_ALL, SAVE)
-        kept = self.add(self._name(counts), actions).measurement
-        return hold(self.prices, kept, rebuilt)
+        kept = self.add(self._name(counts), actions)
+        return kept is None or hold(self.prices, kept.measurement, rebuilt)
 
     def all_alike(self, name: str, action: Action) -> tuple[Counts, Actions]:
         """Every layer of the program the same."""
@@ -342,17 +384,20 @@ class Search(Compiled):
           The first choice.
         """
         limit, first = float(self.budget), None
+        failed: list[policies.Support] = []
         for _ in range(_MOST_TIGHTENINGS):
             if first and not self.room_for(1):
                 break
-            choice = self.choose(limit, without=without)
+            choice = self.choose(limit, without=without, excluding=failed)
             if choice is None and first is None:  # Prices may be a little too high.
                 least = self.choose(None, without=without)
                 choice = least if least and least.bytes <= NEAR * self.budget else None
             if choice is None:
                 break
             first = first or choice
-            row = self.try_mix(choice)
+            if (row := self.try_mix(choice)) is None:
+                failed.append(choice.support)
+                continue
             error = row.bytes - choice.bytes
             if row.bytes > self.budget:
                 less = self.budget - error
@@ -454,20 +499,35 @@ class Search(Compiled):
             prices.refine(few)
         return True
 
-    def try_mix(self, choice: Choice) -> Row:
+    def try_mix(self, choice: Choice) -> Row | None:
         return self.try_all([(choice.counts, choice.bytes)])[0]
 
-    def try_all(self, mixes: Sequence[tuple[Counts, float]]) -> list[Row]:
-        """Compiles mixes whole; each with the bytes expected of it."""
-        programs = []
-        for counts, predicted in mixes:
+    def try_all(self, mixes: Sequence[tuple[Counts, float]]) -> list[Row | None]:
+        """Compiles mixes whole, each with the bytes expected of it; None if one fails.
+
+        Mixes of candidates that were dropped since they were made are left out.
+        """
+        programs, places = [], []
+        for place, (counts, predicted) in enumerate(mixes):
+            if not self._are_there(counts):
+                continue
             actions = {}
             for unit, runs in counts.items():
                 choices = self.choices[unit]
                 listed = (choices[name].action for name, n in runs for _ in range(n))
                 actions[unit] = tuple(listed)
             programs.append((self._name(counts), actions, predicted))
-        return self.add_all(programs)
+            places.append(place)
+        rows = dict(zip(places, self.add_all(programs), strict=True))
+        return [rows.get(place) for place in range(len(mixes))]
+
+    def _are_there(self, counts: Counts) -> bool:
+        """Whether no candidate of a mix was dropped since it was made."""
+        return all(
+            name in self.choices[unit]
+            for unit, runs in counts.items()
+            for name, _ in runs
+        )
 
     def _name(self, counts: Counts) -> str:
         around = {u.name: ((REFERENCE, u.num_layers),) for u in self.around}

@@ -10,17 +10,27 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from revremat import xla
-from revremat._apply import apply
+from revremat._apply import apply_quietly
 from revremat._bytes import format_bytes
 from revremat._cli_diff import Diff, read_rules
 from revremat._cli_export import Export
+from revremat._cli_progress import progress
 from revremat._cli_search import Compare, Search
+from revremat._cli_words import (
+    Budget,
+    OptionalCount,
+    OptionalFile,
+    OptionalWord,
+    Overrides,
+    Program,
+    Rules,
+    TargetNames,
+)
 from revremat._errors import UserError
 from revremat._files import check_place, write_text
 from revremat._largest import largest
@@ -36,11 +46,20 @@ from revremat._lock import check_lock, lock_text, read_lock
 from revremat._measure import measure
 from revremat._measurement import Measurement, categories
 from revremat._plan import Plan
+from revremat._printable import parsing, say
 from revremat._problem import Problem
 from revremat._read import is_dump, read
 from revremat._render import new_table, render, render_targets, write
+from revremat._saved import load_plan
 from revremat._trace import choices
+from revremat._version import installed_version
 from revremat.xla import Target
+
+_ABOUT = """Reversible networks and rematerialization for JAX.
+
+PROGRAM, in every command: `package.module:problem` or `file.py:problem`, a function
+`problem(target)` that returns `revremat.Problem(loss=..., specs=(...))`. Begin with
+`revremat report PROGRAM --target h100:8`. `revremat --version` prints the version."""
 
 FAILED = 1
 MISTAKE = 2
@@ -50,47 +69,42 @@ MISTAKE = 2
 class Report:
     """What a training step takes on a target: bytes, who holds them, and time.
 
-    PROGRAM is `package.module:problem` or `file.py:problem`, a function
-    `problem(target, **overrides)` that returns a `revremat.Problem`; or what a compile
-    left behind: the folder given to XLA's `--xla_dump_to`, or an `*.hlo.pb` file of it.
+    PROGRAM is `package.module:problem` or `file.py:problem`: a function of a target
+    and of what `--set` gives it. It returns a `revremat.Problem`. Or PROGRAM is what a
+    compile left behind: the folder given to XLA's `--xla_dump_to`, or one HLO file.
     """
 
-    program: Annotated[str, tyro.conf.Positional]
+    program: Program
     """What to measure, or a dump."""
-    target: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """`local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`; repeat it for a table."""
-    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
-    module: str = ""
+    target: tyro.conf.UseAppendAction[TargetNames] = ()
+    """`local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`; several make a table."""
+    set: tyro.conf.UseAppendAction[Overrides] = ()
+    """An argument for the problem, as in `--set num_layers=24`."""
+    module: OptionalWord = ""
     """Part of a module's name, where a dump has several."""
-    json: Path | None = None
+    json: OptionalFile = None
     """Also write everything as JSON to this file."""
-    html: Path | None = None
+    html: OptionalFile = None
     """Also write a page to this file."""
-    lock: Path | None = None
+    lock: OptionalFile = None
     """Write the bytes to this file, for `--check`."""
-    check: Path | None = None
+    check: OptionalFile = None
     """Fail (exit code 1) when bytes grew past this file's tolerance."""
     packing: bool = False
     """Also pack the temporaries anew, and say how much less they could take."""
     what_if: bool = False
-    """Also say what would fall without a residual or with a donation, and whether
-    checkpoints free what they compute again."""
-    rule: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Also add up by a category of your own, as in `--rule attention=attn`: a regular
-    expression over phase/scope/op and source line; may be repeated."""
-    plan: Path | None = None
+    """Also say what a donation, an offload or a checkpoint would free."""
+    rule: tyro.conf.UseAppendAction[Rules] = ()
+    """Add up by your own categories, too, as in `--rule attention=attn`."""
+    plan: OptionalFile = None
     """Apply the plan in this file first, one that `search --out` wrote."""
-    largest_batch: str = ""
-    """Find the largest value of this argument of the problem that fits, by compiles,
-    and report that one; `--set` says where to begin, else the argument's default."""
-    budget: str = ""
-    """What the largest batch has to stay within: `60GiB`, or `75%` of what is usable;
-    by default all of that."""
-    step: int | None = None
-    """The largest batch is a multiple of this; by default of the devices it is split
-    over."""
-    tolerance: float = 0.01
+    largest_batch: OptionalWord = ""
+    """Report the largest value of this argument that fits; `--set` is the start."""
+    budget: Budget = ""
+    """What the largest batch stays within: `60GiB`, `75%`; default all usable."""
+    step: OptionalCount = None
+    """The largest batch is a multiple of N; default the devices it is split over."""
+    tolerance: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.01
     """Growth that the lock lets pass, as a share."""
 
     def run(self) -> int:
@@ -106,7 +120,7 @@ class Report:
             write_text(self.lock, lock_text(found, self.tolerance))
         grown = check_lock(found, self.check) if self.check is not None else []
         for sentence in (*refused, *grown):
-            print(f"revremat: {sentence}", file=sys.stderr)
+            say(f"revremat: {sentence}", error=True)
         return FAILED if refused or grown else 0
 
     def _check_places(self) -> None:
@@ -140,7 +154,7 @@ class Report:
                 "a program: leave it out"
             )
         rules = self._rules()
-        plan = Plan.load(self.plan) if self.plan is not None else None
+        plan = load_plan(self.plan) if self.plan is not None else None
         targets = start_targets(self.target or ("local",))
         overrides = dict(read_override(text) for text in self.set)
         found, refused = [], []
@@ -160,22 +174,29 @@ class Report:
     ) -> Measurement:
         if self.largest_batch:
             overrides = self._largest(target, overrides)
-        problem = load(self.program, target, overrides)
-        if plan is not None:
-            problem = planned(problem, plan, target)
-        with users_errors(f"{self.program} does not compile for {target}"):
-            step, specs = problem.make_step()
-            m = measure(
-                step,
-                *specs,
-                target=target,
-                donate=problem.donate,
-                name=problem.name or self.program,
-                packing=self.packing,
-                what_if=self.what_if,
-                rules=rules,
-            )
-            return dataclasses.replace(m, notes=(*m.notes, *_choices(problem, target)))
+        failed = users_errors(f"{self.program} does not compile for {target}")
+        with progress(f"report {self.program} on {target}") as report:
+            report("making the problem", 0, 0)
+            problem = load(self.program, target, overrides)
+            told: list[str] = []
+            if plan is not None:
+                problem = planned(problem, plan, target)
+                told = plan_notes(plan, target)
+            report("tracing and compiling", 0, 0)
+            with failed:
+                step, specs = problem.make_step()
+                m = measure(
+                    step,
+                    *specs,
+                    target=target,
+                    donate=problem.donate,
+                    name=problem.name or self.program,
+                    packing=self.packing,
+                    what_if=self.what_if,
+                    rules=rules,
+                )
+                told += _choices(problem, target)
+                return dataclasses.replace(m, notes=(*m.notes, *told))
 
     def _read(self) -> list[Measurement]:
         if not self.target:
@@ -209,9 +230,16 @@ class Report:
                 f"--largest-batch {name}: its value is {start!r}, no whole number; "
                 f"write where to begin, as in --set {name}=8"
             )
-        with users_errors(f"{self.program} does not compile for {target}"):
+        title = f"report {self.program} on {target}"
+        failed = users_errors(f"{self.program} does not compile for {target}")
+        with failed, progress(title) as report:
+
+            def make(size: int) -> Problem:
+                report(f"tracing and compiling {name}={size}", 0, 0)
+                return load(self.program, target, {**overrides, name: size})
+
             found = largest(
-                lambda size: load(self.program, target, {**overrides, name: size}),
+                make,
                 start=start,
                 target=target,
                 budget=self.budget or None,
@@ -227,7 +255,7 @@ class Report:
             raise UserError(
                 f"no {name} fits {limit} on {target}, not even {found.trials[0].size}"
             )
-        print(f"{name}={found.size} is the largest that fits {limit} on {target}\n")
+        say(f"{name}={found.size} is the largest that fits {limit} on {target}\n")
         return {**overrides, name: found.size}
 
     def _rules(self) -> dict[str, str]:
@@ -255,7 +283,13 @@ def planned(problem: Problem, plan: Plan, target: Target) -> Problem:
                 "apart from its own: choose a GPU or TPU target, or search again for "
                 "this one"
             )
-    return dataclasses.replace(problem, loss=apply(problem.loss, plan))
+    return dataclasses.replace(problem, loss=apply_quietly(problem.loss, plan))
+
+
+def plan_notes(plan: Plan, target: Target) -> list[str]:
+    """What is to be known of a plan that was made elsewhere; it is measured here."""
+    notes = (plan.version_note, plan.target_note(target.spec))
+    return [note for note in notes if note]
 
 
 def _choices(problem: Problem, target: Target) -> list[str]:
@@ -333,13 +367,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
       mistake in what was written.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"revremat {installed_version()}")
+        return 0
     try:
-        command: Any = tyro.cli(
-            _commands(words),
-            prog="revremat",
-            description="Reversible networks and rematerialization for JAX.",
-            args=words,
-        )
+        with parsing(words):
+            command: Any = tyro.cli(
+                _commands(words), prog="revremat", description=_ABOUT, args=words
+            )
         if words[:1] == ["allocate"]:
             from revremat.allocation._command import run
 
@@ -349,7 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"revremat: {error}", file=sys.stderr)
+        say(f"revremat: {error}", error=True)
         return FAILED if isinstance(error, ProgramError) else MISTAKE
     except BrokenPipeError:  # the reader has seen enough
         with contextlib.suppress(OSError):

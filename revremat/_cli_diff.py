@@ -1,4 +1,4 @@
-"""The command that compares two reports: `revremat diff`."""
+"""The command that compares two reports or two plans: `revremat diff`."""
 
 import json
 import sys
@@ -11,14 +11,24 @@ import tyro
 from rich.text import Text
 
 from revremat._bytes import format_bytes, format_us
+from revremat._cli_diff_plans import diff_plans, plans_text
+from revremat._cli_words import OptionalFile, Rules
 from revremat._errors import UserError
 from revremat._files import check_place, write_text
 from revremat._measurement import Measurement
+from revremat._plan import Plan
+from revremat._printable import printable
 from revremat._render import new_table, render
+from revremat._saved import load, what_is
 
 DIFF_SCHEMA = 1
 _TOTALS = ("total", "argument", "output", "alias", "temp", "host", "fragmentation")
 _KEYS = ("phase", "module", "scope", "op", "source", "dtype")
+
+
+_By = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY")]
+_Before = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="BEFORE")]
+_After = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="AFTER")]
 
 
 @dataclass(frozen=True)
@@ -26,20 +36,18 @@ class Diff:
     """What grew between two reports, by who holds it at the peak.
 
     BEFORE and AFTER are files that `revremat report --json` wrote: of two plans, two
-    commits, two targets.
+    commits, two targets. Of two files with plans: in which layers they differ.
     """
 
-    before: Annotated[Path, tyro.conf.Positional]
-    """The older report."""
-    after: Annotated[Path, tyro.conf.Positional]
+    before: _Before
+    """The older report or plan."""
+    after: _After
     """The newer one."""
-    by: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Add up by `phase`, `module`, `scope`, `op`, `source` or `dtype`; may be
-    repeated. Without it, by phase and module."""
-    rule: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Add up by categories of your own, as in `--rule attention=attn`: a regular
-    expression over phase/scope/op and source line; may be repeated."""
-    json: Path | None = None
+    by: tyro.conf.UseAppendAction[_By] = ()
+    """Add up by phase, module (default both), scope, op, source or dtype."""
+    rule: tyro.conf.UseAppendAction[Rules] = ()
+    """Add up by your own categories, as in `--rule attention=attn`."""
+    json: OptionalFile = None
     """Also write everything as JSON to this file."""
 
     def run(self) -> int:
@@ -50,12 +58,38 @@ class Diff:
         if self.json is not None:
             check_place(self.json)
         rules = read_rules(self.rule)
-        before, after = (load_measurement(p) for p in (self.before, self.after))
-        data = diff(before, after, by=self.by or ("phase", "module"), rules=rules)
-        sys.stdout.write(_text(data))
+        before, after = self._nouns()
+        if isinstance(before, Plan) and isinstance(after, Plan):
+            if self.by or self.rule:
+                raise UserError(
+                    "--by and --rule add up the bytes of reports, and these are plans: "
+                    "leave them out"
+                )
+            data = diff_plans(before, after)
+            text = plans_text(data)
+        else:
+            assert isinstance(before, Measurement)
+            assert isinstance(after, Measurement)
+            data = diff(before, after, by=self.by or ("phase", "module"), rules=rules)
+            text = _text(data)
+        sys.stdout.write(text)
         if self.json is not None:
             write_text(self.json, json.dumps(data, indent=1) + "\n")
         return 0
+
+    def _nouns(self) -> tuple[Measurement | Plan, Measurement | Plan]:
+        """Two reports or two plans, whatever the files are."""
+        before, after = (_read(path) for path in (self.before, self.after))
+        if isinstance(before, Plan) != isinstance(after, Plan):
+            plan, report = self.before, self.after
+            if isinstance(after, Plan):
+                plan, report = report, plan
+            raise UserError(
+                f"{str(plan)!r} is a plan and {str(report)!r} is a report: compare two "
+                "of a kind; 'revremat report PROGRAM --plan FILE --json FILE' writes a "
+                "plan's report"
+            )
+        return before, after
 
 
 def read_rules(texts: tuple[str, ...]) -> dict[str, str]:
@@ -71,24 +105,21 @@ def read_rules(texts: tuple[str, ...]) -> dict[str, str]:
     return rules
 
 
-def load_measurement(path: Path) -> Measurement:
-    """One report that `--json` wrote.
+def _read(path: Path) -> Measurement | Plan:
+    """One report that `--json` wrote, or one plan.
 
     Raises:
-      UserError: There is none, or it holds several.
+      UserError: There is none, it holds several, or it is something else.
     """
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{str(path)!r} is no JSON: it is not text") from None
-    if text.lstrip().startswith("["):
+    found = load(path)
+    if isinstance(found, list):
         raise UserError(f"{str(path)!r} holds several reports: write one target each")
-    try:
-        return Measurement.from_json(text)
-    except ValueError as error:
-        raise UserError(f"{str(path)!r}: {error}") from None
+    if not isinstance(found, Measurement | Plan):
+        raise UserError(
+            f"{str(path)!r} is {what_is(path)}, and diff compares reports or plans: "
+            "write 'revremat report PROGRAM --json FILE' for a report"
+        )
+    return found
 
 
 def diff(
@@ -151,7 +182,7 @@ def _text(data: dict) -> str:
             _change(b - a),
         )
     names = [
-        f"{data[side]['program']} on {data[side]['target']}"
+        printable(f"{data[side]['program']} on {data[side]['target']}")
         for side in ("before", "after")
     ]
     head = f"before: {names[0]}\nafter:  {names[1]}\n\n"

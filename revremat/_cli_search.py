@@ -6,19 +6,26 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from revremat._bytes import format_bytes, format_us, parse_bytes
+from revremat._cli_progress import Report, progress
+from revremat._cli_words import (
+    Budget,
+    Budgets,
+    OptionalCount,
+    OptionalFile,
+    Overrides,
+    Program,
+    TargetName,
+)
 from revremat._errors import UserError
 from revremat._files import check_place
 from revremat._fit import Fit, Row, fit, frontier, presets
-from revremat._fit import Progress as Report
 from revremat._load import load, read_override, start_targets, users_errors
+from revremat._printable import say
 from revremat._problem import Problem
 from revremat._render import new_table, render, write
 from revremat.xla import Target
@@ -28,30 +35,31 @@ from revremat.xla import Target
 class Search:
     """Finds a plan that stays within a budget, proven by the target's compiler.
 
-    PROGRAM is `package.module:problem` or `file.py:problem`, as for `report`. Exit code
-    1 when no plan fits; the smallest one is written all the same.
+    PROGRAM is `package.module:problem` or `file.py:problem`, as for `report`. The exit
+    code is 1 when no plan fits; the smallest one is written all the same.
     """
 
-    program: Annotated[str, tyro.conf.Positional]
+    program: Program
     """What to fit."""
-    budget: str = ""
+    budget: Budget = ""
     """Bytes on each device: `60GiB`, or `75%` of what is usable."""
-    target: str = "local"
+    target: TargetName = "local"
     """Where it will run: `local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`."""
-    pareto: Path | None = None
-    """Search at eight budgets instead, and draw time against memory: `*.html`, or
-    `*.json` with every plan."""
-    out: Path | None = None
-    """Write the plan to this file, for `rr.Plan.load`."""
-    compiles: int | None = None
-    """Compile no more than so many programs; 12 are enough for one kind of layer."""
+    pareto: OptionalFile = None
+    """Search at eight budgets; draw (`*.html`) or write (`*.json`) all plans."""
+    out: OptionalFile = None
+    """Write the plan to this file, for `--plan`, `export` and `rr.load`."""
+    compiles: OptionalCount = None
+    """Compile at most so many programs; 12 are enough for one kind of layer."""
     unroll: bool = True
-    """Whether layers of a loop may be written out, which takes longer to compile."""
-    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
+    """Whether layers of a loop may be unrolled, which takes longer to compile."""
+    set: tyro.conf.UseAppendAction[Overrides] = ()
+    """An argument for the problem, as in `--set num_layers=24`."""
 
     def run(self) -> int:
-        target, problem = _load(self.program, self.target, self.set)
+        with progress(f"search {self.program}") as report:
+            report("making the problem", 0, 0)
+            target, problem = _load(self.program, self.target, self.set)
         if self.pareto is not None:
             return self._draw(target, problem, self.pareto)
         if not self.budget:
@@ -61,19 +69,19 @@ class Search:
         parse_bytes(self.budget, usable_bytes=target.usable_bytes)
         if self.out is not None:
             check_place(self.out)
-        with _reporting(f"search {self.program} on {target}") as progress:
+        with _reporting(f"search {self.program} on {target}") as report:
             found = fit(
                 problem,
                 budget=self.budget,
                 target=target,
                 most_compiles=self.compiles,
                 unroll=self.unroll,
-                progress=progress,
+                progress=report,
             )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
         if self.out is not None:
             found.plan.save(self.out)
-            print(f"plan written to {self.out}")
+            say(f"plan written to {self.out}")
         return 0 if found.plan.fits else 1
 
     def _draw(self, target: Target, problem: Problem, path: Path) -> int:
@@ -90,39 +98,41 @@ class Search:
         if path.suffix not in (".html", ".json"):
             raise UserError(f"cannot write {str(path)!r}: write *.html or *.json")
         check_place(path)
-        with _reporting(f"search {self.program} on {target}") as progress:
+        with _reporting(f"search {self.program} on {target}") as report:
             found = frontier(
-                problem, target=target, unroll=self.unroll, progress=progress
+                problem, target=target, unroll=self.unroll, progress=report
             )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
-        print(f"written to {write(found, path)}")
+        say(f"written to {write(found, path)}")
         return 0
 
 
 @dataclass(frozen=True)
 class Compare:
-    """The program as written, under every preset, and under searched plans.
+    """The program without a plan, under every preset, and under searched plans.
 
     PROGRAM is `package.module:problem` or `file.py:problem`, as for `report`.
     """
 
-    program: Annotated[str, tyro.conf.Positional]
+    program: Program
     """What to compare."""
-    budget: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """Search for a plan within these bytes, too: `60GiB`, `75%`; may be repeated."""
-    target: str = "local"
+    budget: tyro.conf.UseAppendAction[Budgets] = ()
+    """Search for a plan within these bytes, too: `60GiB`, `75%`."""
+    target: TargetName = "local"
     """Where it will run: `local`, `cpu:8`, `h100:8`, `a100:280x8`, `v5e:4x4`."""
-    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """An argument for the problem, as in `--set num_layers=24`; may be repeated."""
+    set: tyro.conf.UseAppendAction[Overrides] = ()
+    """An argument for the problem, as in `--set num_layers=24`."""
 
     def run(self) -> int:
-        target, problem = _load(self.program, self.target, self.set)
+        with progress(f"compare {self.program}") as report:
+            report("making the problem", 0, 0)
+            target, problem = _load(self.program, self.target, self.set)
         for budget in self.budget:
             parse_bytes(budget, usable_bytes=target.usable_bytes)
-        with _reporting(f"compare {self.program} on {target}") as progress:
-            rows = list(presets(problem, target=target, progress=progress))
+        with _reporting(f"compare {self.program} on {target}") as report:
+            rows = list(presets(problem, target=target, progress=report))
             for budget in self.budget:
-                found = fit(problem, budget=budget, target=target, progress=progress)
+                found = fit(problem, budget=budget, target=target, progress=report)
                 rows.append(_searched(found, budget))
         table = new_table("program", "bytes", "step", "fits the card")
         for row in rows:
@@ -150,19 +160,6 @@ def _load(program: str, spec: str, texts: tuple[str, ...]) -> tuple[Target, Prob
 
 @contextlib.contextmanager
 def _reporting(title: str) -> Iterator[Report]:
-    """Shows on stderr what is compiled, how many are done and how long it has taken."""
-    bar = Progress(
-        TextColumn("{task.completed}/{task.total}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with users_errors(f"{title} failed"), bar:
-        task = bar.add_task(title, total=None)
-
-        def report(name: str, done: int, total: int) -> None:
-            bar.update(task, description=name, completed=done, total=total)
-
+    """Shows what is compiled; what the user's program raises is its own traceback."""
+    with users_errors(f"{title} failed"), progress(title) as report:
         yield report

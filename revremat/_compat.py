@@ -8,10 +8,11 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import ad_util, config, mesh, source_info_util
 from jax._src.core import JaxprEqn, Tracer
+from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
-from jax._src.mesh import abstract_device_from
+from jax._src.interpreters import mlir
 from jax._src.pallas.triton import gpu_info
 from jax._src.state.types import AbstractRef
 from jax.extend import backend
@@ -138,12 +139,34 @@ def eval_jaxpr(jaxpr: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(jaxpr_as_fun(close(jaxpr))(*args))
 
 
-def varying_like(x: Any, aval: Any) -> Any:
-    """An array that inside of `shard_map` varies over the axes that `aval` does."""
-    kind = getattr(aval, "manual_axis_type", None)
-    known = getattr(aval, "vma", None) if kind is None else kind.varying
-    over = tuple(known or ())
-    return jax.lax.pcast(x, over, to="varying") if over else x
+def zeros_of(aval: Any) -> Any:
+    """What changes no sum of values of a type; always in the device's memory."""
+    with _mesh_of(aval):
+        return ad_util.zeros_like_aval(aval)
+
+
+def empty_of(aval: Any) -> Any:
+    """An array of a type, its entries yet to be written."""
+    with _mesh_of(aval):
+        return ad_util.empty_like_aval(aval)
+
+
+def _mesh_of(aval: Any) -> contextlib.AbstractContextManager[Any]:
+    mesh = aval.sharding.mesh
+    if mesh.empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
+def add_cotangents(a: Any, b: Any) -> Any:
+    """The sum of two cotangents, as differentiation itself would add them."""
+    return ad_util.add_jaxvals(a, b)
+
+
+def lowered_to_memory(ctx: Any, x: Any, kind: str) -> list[Any]:
+    """A value of a program that is being lowered, in a memory of the device."""
+    (aval,) = ctx.avals_out
+    return [mlir.wrap_with_memory_kind(ctx.module_context, x, kind, aval)]
 
 
 def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
@@ -197,9 +220,9 @@ def compile_settings(lowered: Any) -> list[str]:
       lowered: A `jax.stages.Lowered`.
     """
     lowering = lowered._lowering
-    # The compiler_options of jax.jit, and the devices in the order of the program.
+    # The compiler_options of jax.jit.
     options = getattr(lowering, "_compiler_options_kvs", None) or ()
-    devices = getattr(lowering, "_device_list", None) or ()
+    devices = devices_of_lowered(lowered)
     names = (
         "jax_optimization_level",
         "jax_memory_fitting_level",
@@ -208,6 +231,11 @@ def compile_settings(lowered: Any) -> list[str]:
     )
     settings = [f"{name}={jax.config.values.get(name)}" for name in names]
     return [*settings, str(sorted(options)), str([d.id for d in devices])]
+
+
+def devices_of_lowered(lowered: Any) -> tuple[Any, ...]:
+    """The devices that a `jax.stages.Lowered` is for, in the order of the program."""
+    return tuple(getattr(lowered._lowering, "_device_list", None) or ())
 
 
 def jax_version() -> str:
@@ -266,6 +294,52 @@ def trace_absent_kernels() -> None:
         gpu_info._get_device_arch_name = _arch_or(gpu_info._get_device_arch_name)
 
 
+@functools.cache
+def lower_absent_callbacks() -> None:
+    """Callbacks may be lowered for an NVIDIA device where JAX has no such platform.
+
+    JAX compares the names of platforms by looking among those that it started.
+    """
+    backend_of = mlir.ModuleContext.get_backend
+
+    def get_backend(self: Any, optional: bool = False) -> Any:
+        try:
+            return backend_of(self, optional)
+        except RuntimeError:
+            if getattr(self.backend, "_raw_platform", None) not in self.platforms:
+                raise
+            return self.backend
+
+    mlir.ModuleContext.get_backend = get_backend
+
+
+def forget_callbacks(lowered: Any) -> None:
+    """Drops the host's side of callbacks; a program that only compiles never calls."""
+    lowered._lowering.compile_args["host_callbacks"] = ()
+
+
+def ambient_mesh() -> tuple[Any, bool]:
+    """The mesh of `jax.set_mesh` or of the older `with mesh:`; whether by the latter.
+
+    Returns:
+      None in place of the mesh where none is set.
+    """
+    new, old = mesh.get_concrete_mesh(), mesh.thread_resources.env.physical_mesh
+    if new is not None and not new.empty:
+        return new, False
+    return (None, False) if old.empty else (old, True)
+
+
+def use_remat_pass(on: bool) -> contextlib.AbstractContextManager[Any]:
+    """Within it, this thread's compiles run XLA's own remat pass, or do not."""
+    return config.enable_remat_opt_pass(on)
+
+
+def without_compilation_cache() -> contextlib.AbstractContextManager[Any]:
+    """Within it, this thread reads no executables that JAX wrote to the disk."""
+    return config.enable_compilation_cache(False)
+
+
 def _arch_or(arch_of: Callable[[str], str]) -> Callable[[str], str]:
     """The capability of a card that Pallas does not know by its name."""
 
@@ -297,8 +371,9 @@ def on_device(device: Any, capability: str) -> Iterator[None]:
       capability: Of NVIDIA's cards, what they can do: `9.0a`; else empty.
     """
     trace_absent_kernels()
-    mesh = jax.sharding.get_abstract_mesh()
-    known = mesh.update(abstract_device=abstract_device_from(device))
+    known = jax.sharding.get_abstract_mesh().update(
+        abstract_device=mesh.abstract_device_from(device)
+    )
     token = _capability.set(_parts(capability) if capability else None)
     try:
         with jax.sharding.use_abstract_mesh(known):

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from revremat import xla
 from revremat._apply import apply
 from revremat._cut import step_of
 from revremat._errors import UserError
-from revremat._fitted import UNKNOWN, Row
+from revremat._fitted import UNKNOWN, Dropped, Row
 from revremat._graph import Graph
-from revremat._measure import Request, measure_each
+from revremat._measure import Failure, Request, try_each
 from revremat._measurement import Measurement
 from revremat._plan import Action, Plan
 from revremat._problem import Problem
@@ -33,6 +34,8 @@ class Compiled:
 
     Attributes:
       rows: Every whole program, by its actions; None is the program as written.
+      failed: Those that could not be compiled.
+      dropped: What could not be compiled, shortened programs included.
       in_order: Whether programs compute gradients in order, where nothing else is said.
       done: Programs compiled or read from the cache, cut ones included.
       expected: About how many there will be.
@@ -53,8 +56,11 @@ class Compiled:
                 "write one like 12, or None for as many as it takes"
             )
         self.most_compiles = most_compiles
-        self.graph: Graph = trace(problem.loss, *problem.specs)
+        with xla.traced_for(target):
+            self.graph: Graph = trace(problem.loss, *problem.specs)
         self.rows: dict[Any, Row] = {}
+        self.failed: set[Any] = set()
+        self.dropped: list[Dropped] = []
         self.in_order = False
         self.done, self.expected, self.is_cut_short = 0, 0, False
         self._used = False
@@ -66,9 +72,13 @@ class Compiled:
         self.is_cut_short = True
         return False
 
-    def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement]:
+    def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement | Failure]:
         """Steps on the target, by its compiler."""
-        return list(measure_each(map(self._begun, steps), target=self.target))
+        found = list(try_each(map(self._begun, steps), target=self.target))
+        for (name, _), one in zip(steps, found, strict=True):
+            if isinstance(one, Failure):
+                self.dropped.append(Dropped(name, one.reason))
+        return found
 
     def _begun(self, named: tuple[str, Request]) -> Request:
         name, request = named
@@ -77,13 +87,23 @@ class Compiled:
         self.done += 1
         return request
 
+    def written(self) -> Row:
+        """The program as it was written.
+
+        Raises:
+          Exception: It does not compile; whatever JAX or XLA raises.
+        """
+        row = self.add("as written", None)
+        assert row is not None
+        return row
+
     def add(
         self,
         name: str,
         actions: Actions | None,
         predicted: float = UNKNOWN,
         in_order: bool | None = None,
-    ) -> Row:
+    ) -> Row | None:
         """Compiles a whole program, unless it has been."""
         return self.add_all([(name, actions, predicted)], in_order)[0]
 
@@ -91,8 +111,8 @@ class Compiled:
         self,
         programs: Sequence[tuple[str, Actions | None, float]],
         in_order: bool | None = None,
-    ) -> list[Row]:
-        """Compiles whole programs, unless they have been."""
+    ) -> list[Row | None]:
+        """Compiles whole programs, unless they have been; None for what does not."""
         ordered = self.in_order if in_order is None else in_order
         keys = [
             None if actions is None else (ordered, *sorted(self._listed(actions)))
@@ -106,7 +126,7 @@ class Compiled:
                     new = dataclasses.replace(known, predicted_bytes=predicted)
                     self.rows[key] = new
                 continue
-            if key in missing:
+            if key in missing or key in self.failed:
                 continue
             plan = None
             if actions is not None:
@@ -118,15 +138,21 @@ class Compiled:
         for (key, (name, plan, predicted)), m in zip(
             missing.items(), self.ask(steps), strict=True
         ):
+            if isinstance(m, Failure):
+                if plan is None:
+                    raise m.error
+                self.failed.add(key)
+                continue
             marked = name + IN_ORDER if plan is not None and plan.in_order else name
             self.rows[key] = Row(marked, plan, m, predicted)
-        if steps and any(plan for _, plan, _ in missing.values()) and not self._used:
+        planned = [k for k, (_, plan, _) in missing.items() if plan and k in self.rows]
+        if planned and not self._used:
             raise UserError(
                 "Problem.step does not use the loss it is given, so no plan changes "
                 "anything: write `lambda loss: (step, specs)` with a step that "
                 "differentiates this loss, not one it closes over"
             )
-        return [self.rows[key] for key in keys]
+        return [self.rows.get(key) for key in keys]
 
     def _listed(self, actions: Actions) -> Iterator[tuple[str, tuple[Action, ...]]]:
         """Units, each with the actions of its layers."""

@@ -19,7 +19,7 @@ from revremat.program._alone import alone
 from revremat.program._costs import num_operations
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._ops import Value
-from revremat.program._rewrite import Decision, rewrite
+from revremat.program._rewrite import Decision
 from revremat.program._sites import Site
 from revremat.xla import Target
 
@@ -174,8 +174,7 @@ def shorten(
             _first_layers(traced, graph, name, given, in_order)
             for name, given in actions.items()
         ]
-        outs = rewrite(traced.found, decisions, jax.tree.leaves(args))
-        return traced.out_tree.unflatten(outs)
+        return traced.run(decisions)
 
     return shortened
 

@@ -7,12 +7,18 @@ from typing import Any
 
 import jax
 
+from revremat._printable import sentence
+
 
 class UserError(ValueError):
     """What was written, what is wrong with it, and what to write instead.
 
-    The command line prints its message as one sentence and no traceback.
+    The command line prints its message as one sentence and no traceback. Whatever it is
+    made of, the message is one line of at most 400 printable characters.
     """
+
+    def __init__(self, message: str = ""):
+        super().__init__(sentence(message))
 
 
 @contextlib.contextmanager

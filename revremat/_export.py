@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from revremat._errors import UserError
-from revremat._graph import Graph, Unit
+from revremat._export_places import Lost, Places, users_place
+from revremat._graph import Graph, Operation
 from revremat._plan import SAVE, Action, Plan, UnitPlan
 
 FORMS = ("jax", "nnx", "maxtext")
@@ -18,8 +19,6 @@ MAXTEXT_NAMES = (
     *("qkv_proj", "out_proj", "query_wa_proj", "kv_wa_proj", "mla_q", "mla_kv"),
     *("attention_out", "engram"),
 )
-# Their derivatives keep a form of their result that a tag on it does not reach.
-_KEEP_THEIR_RESULT = {"tanh", "exp", "exp2", "sqrt", "rsqrt", "cbrt", "logistic"}
 
 
 @dataclass(frozen=True)
@@ -71,53 +70,68 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
             f"the plan was made for another program (fingerprint {plan.program}, this "
             f"one has {graph.fingerprint}); search again."
         )
-    lost: list[str] = []
+    for unit in plan.units:
+        if graph[unit.name].plan(unit.actions) != unit:
+            raise UserError(
+                f"the plan says of unit {unit.name!r} what its actions do not do in "
+                "this program; search again."
+            )
+    lost = Lost()
     if plan.in_order:
-        lost.append(
-            "computing layers' gradients in order: without, the compiler may put "
-            "those of weights off and hold what they are made of; use `rr.apply`"
+        lost.add(
+            "the gradient barrier: without it the compiler may put gradients of "
+            "weights off and hold what they are made of; use `rr.apply`"
         )
     if form == "maxtext":
         text = _maxtext(plan, graph, lost)
     else:
         text = _code(plan, graph, form, lost)
-    return Export(form, text, tuple(dict.fromkeys(lost)))
+    return Export(form, text, lost.sentences())
 
 
 # JAX and Flax -------------------------------------------------------------------------
 
 
-def _code(plan: Plan, graph: Graph, form: str, lost: list[str]) -> str:
+def _code(plan: Plan, graph: Graph, form: str, lost: Lost) -> str:
     head = ["import jax"] if form == "jax" else ["import jax", "from flax import nnx"]
-    lines = [*head, "", "policies = jax.checkpoint_policies"]
+    lines = ["", "policies = jax.checkpoint_policies"]
     if plan.units:
         lines.append("# `layer` is what it was without any remat of its own.")
+    has_tags = False
     for unit_plan in plan.units:
         unit = graph[unit_plan.name]
-        sources = (op.source for op in unit.operations)
-        begins = next((f", beginning at {one}" for one in sources if one), "")
+        places = Places(unit)
+        begins = next(
+            (f", beginning at {one}" for op in unit.operations if (one := _line(op))),
+            "",
+        )
         lines += ["", f"# Unit {unit.name!r}, {_count(unit.num_layers)}{begins}."]
-        lines += _tags(unit, unit_plan)
+        tags = _tags(places, unit_plan)
+        lines += tags
+        has_tags = has_tags or bool(tags)
         runs = list(_runs(unit_plan))
         if len(runs) > 1 and unit.kind == "scan":
-            lost.append(
-                f"unit {unit.name!r} is one scan whose layers differ: write a scan for "
-                "each run; slicing its stacked weights copies them, which `rr.apply` "
-                "does not"
+            lost.add(
+                "one scan whose layers differ: write a scan for each run; slicing its "
+                "stacked weights copies them, which `rr.apply` does not",
+                unit.name,
             )
         elif len(runs) > 1:
-            lost.append(
-                f"unit {unit.name!r} has layers that differ: call each by the name of "
-                "its run"
-            )
+            lost.add("layers that differ: call each by the name of its run", unit.name)
         for start, stop, action, device, host in runs:
-            lost += _inexpressible(unit, action, [*device, *host])
+            _note_lost(places, action, [*device, *host], lost)
             where, new = "all layers", "layer"
             if len(runs) > 1:
                 where, new = f"layers {start} to {stop - 1}", f"layer_{start}"
             lines.append(f"# {where}")
-            lines.append(f"{new} = {_wrapped(unit, action, device, host, form)}")
-    return "\n".join(lines)
+            lines.append(f"{new} = {_wrapped(places, action, device, host, form)}")
+    if has_tags:
+        head.append("from jax.ad_checkpoint import checkpoint_name")
+    return "\n".join([*head, *lines])
+
+
+def _line(op: Operation) -> str:
+    return users_place(op.source)
 
 
 def _runs(plan: UnitPlan) -> Iterator[tuple[int, int, Action, list[str], list[str]]]:
@@ -130,14 +144,14 @@ def _runs(plan: UnitPlan) -> Iterator[tuple[int, int, Action, list[str], list[st
 
 
 def _wrapped(
-    unit: Unit, action: Action, device: list[str], host: list[str], form: str
+    places: Places, action: Action, device: list[str], host: list[str], form: str
 ) -> str:
+    unit = places.unit
     if _as_written(action):
         return "layer  # as it is: unwrapped keeps less than everything_saveable"
     inputs = {v.name for v in unit.values if v.role == "input"}
-    beyond = _of_the_derivative(unit)
-    saved = [name for name in device if name not in inputs | beyond]
-    host = [name for name in host if name not in beyond]
+    saved = _reached(places, [name for name in device if name not in inputs])
+    host = _reached(places, host)
     listed = ", ".join(f'"{name}"' for name in saved)
     if host:
         moved = ", ".join(f'"{name}"' for name in host)
@@ -159,77 +173,77 @@ def _wrapped(
     return f"{wrap}(\n    layer,\n    policy={policy},\n    prevent_cse={prevent},\n)"
 
 
-def _tags(unit: Unit, plan: UnitPlan) -> list[str]:
-    """Comments that say which values are to be tagged first."""
+def _reached(places: Places, names: list[str]) -> list[str]:
+    """What a policy names for these: their tags, or those that stand in."""
+    tags = (places.tag(name) for name in names)
+    return list(dict.fromkeys(tag.name for tag in tags if tag))
+
+
+def _tags(places: Places, plan: UnitPlan) -> list[str]:
+    """Comments that say which values are to be tagged first, and where."""
     if all(map(_as_written, plan.actions)):
         return []
+    unit = places.unit
     moved = {n for names in plan.host_names for n in names}
     runs = list(_runs(plan))
     used = moved.union(*(run[3] for run in runs if not _as_written(run[2])))
-    beyond = _of_the_derivative(unit)
-    residuals = {r.name: r for r in unit.residuals}
-    lines = []
-    for name in sorted(used):
-        value = unit.values[unit.position[name]]
-        is_input = value.role == "input"
-        if value.given or (is_input and name not in moved) or name in beyond:
-            continue
-        source = residuals[name].source if name in residuals else ""
-        at = f" made at {source}" if source else " the layer is given" * is_input
-        shape = f"{value.dtype}{list(value.shape)}"
-        lines.append(
-            f'# Tag first: checkpoint_name(x, "{name}") on the {shape}{at}; '
-            "from jax.ad_checkpoint import checkpoint_name"
-        )
-    return lines
+    inputs = {v.name for v in unit.values if v.role == "input"}
+    wanted = {}
+    for name in sorted(used - (inputs - moved)):
+        tag = places.tag(name)
+        if tag is not None and not tag.given:
+            wanted[tag.name] = tag
+    return [
+        f'# Tag first: checkpoint_name(x, "{tag.name}") on the {tag.array} {tag.where}'
+        for tag in wanted.values()
+    ]
 
 
-def _of_the_derivative(unit: Unit) -> set[str]:
-    """Values that the layer itself never makes, such as the cosine for a sine."""
-    needed = set(unit.outputs)
-    for op in reversed(unit.operations):
-        if needed.intersection(op.outputs):
-            needed.update(op.inputs)
-    made = {k for op in unit.operations for k in op.outputs}
-    return {unit.values[k].name for k in made - needed}
-
-
-def _inexpressible(unit: Unit, action: Action, names: list[str]) -> Iterator[str]:
+def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> None:
+    unit = places.unit.name
     if action.kind == "invert":
-        yield (
-            f"unit {unit.name!r}: INVERT rebuilds a layer's input from its output; "
-            "write a jax.custom_vjp around the whole stack, or use `rr.apply`"
+        lost.add(
+            "INVERT rebuilds a layer's input from its output; write a jax.custom_vjp "
+            "around the whole stack, or use `rr.apply`",
+            unit,
         )
     if action.ahead:
-        yield f"unit {unit.name!r}: rebuilding {', '.join(action.ahead)} a layer early"
+        ahead = [repr(name) for name in action.ahead]
+        lost.add("recomputing {names} a layer early; use `rr.apply`", unit, ahead)
     if action.chunks != 1:
-        yield f"unit {unit.name!r}: computing it in {action.chunks} chunks"
+        lost.add(f"computing it in {action.chunks} chunks; use `rr.apply`", unit)
     if action.every != 1:
-        yield (
-            f"unit {unit.name!r}: keeping the input of every {action.every}th layer "
-            "alone; write a scan of checkpointed scans, or use `rr.apply`"
+        lost.add(
+            f"keeping the input of every {action.every}th layer alone; write a scan of "
+            "checkpointed scans, or use `rr.apply`",
+            unit,
         )
     if action.unroll:
-        yield (
-            f"unit {unit.name!r}: writing layers out; give `unroll=` to their "
-            "jax.lax.scan, or call them in a Python loop"
+        lost.add(
+            "unrolling; give `unroll=` to its jax.lax.scan, or call its layers in a "
+            "Python loop",
+            unit,
         )
-    beyond = _of_the_derivative(unit)
+    inputs = {v.name for v in places.unit.values if v.role == "input"}
     for name in () if _as_written(action) else names:
-        if name in beyond:
-            yield (
-                f"unit {unit.name!r}: {name!r} is made by the derivative alone, where "
-                "no tag can be put; jax.checkpoint rebuilds it"
+        if name in places.of_the_derivative:
+            reason = (
+                "{names} exist in the derivative alone, where no tag can be put; "
+                "jax.checkpoint recomputes them, `rr.apply` does not"
             )
-            continue
-        maker = unit.maker.get(unit.position[name])
-        kind = "" if maker is None else maker.kind
-        if kind in _KEEP_THEIR_RESULT:
-            yield (
-                f"unit {unit.name!r}: {name!r} is the result of {kind}, whose "
-                "derivative keeps another form of it than a tag does; jax.checkpoint "
-                "rebuilds it all the same"
+            lost.add(reason, unit, [repr(name)])
+        elif kind := places.kept_otherwise(name):
+            reason = (
+                "of {names} the derivative keeps another form than a tag does; "
+                "jax.checkpoint recomputes them, `rr.apply` does not"
             )
+            lost.add(reason, unit, [f"{name!r} ({kind})"])
+        elif name not in inputs and places.tag(name) is None:
+            reason = (
+                "{names} cannot be expressed there, being made inside of library "
+                "calls; jax.checkpoint recomputes them, use `rr.apply`"
+            )
+            lost.add(reason, unit, [repr(name)])
 
 
 def _as_written(action: Action) -> bool:
@@ -243,42 +257,50 @@ def _count(layers: int) -> str:
 # MaxText ------------------------------------------------------------------------------
 
 
-def _maxtext(plan: Plan, graph: Graph, lost: list[str]) -> str:
+def _maxtext(plan: Plan, graph: Graph, lost: Lost) -> str:
     if not plan.units:
         return "remat_policy=minimal_with_context"
     unit_plan = max(plan.units, key=lambda u: len(u.actions))
     unit = graph[unit_plan.name]
     for other in plan.units:
         if other is not unit_plan:
-            lost.append(f"unit {other.name!r}: MaxText decides its decoder layers only")
+            lost.add("MaxText decides its decoder layers only", other.name)
     layers = zip(
         unit_plan.actions, unit_plan.device_names, unit_plan.host_names, strict=True
     )
     counts = Counter(layers)
     (action, device, host), number = counts.most_common(1)[0]
     if len(counts) > 1:
-        lost.append(
+        lost.add(
             f"MaxText gives every layer the same: these are the flags of {number} of "
             f"{len(unit_plan.actions)} layers"
         )
-    lost += _inexpressible(unit, action(unroll=False), [*device, *host])
+    places = Places(unit)
+    _note_lost(places, action(unroll=False), [*device, *host], lost)
     loops = ["scan_layers=False"] if action.unroll else []
     if _as_written(action):
-        lost.append(
+        lost.add(
             "MaxText keeps no layer whole; minimal_with_context keeps the results of "
             "its matrix products and of its attention"
         )
         return " ".join(["remat_policy=minimal_with_context", *loops])
     inputs = {v.name for v in unit.values if v.role == "input"}
-    places = dict.fromkeys(sorted(set(device) - inputs), "device")
-    places |= dict.fromkeys(sorted(set(host) - inputs), "offload")
-    for name in sorted(set(places) - set(MAXTEXT_NAMES)):
-        lost.append(f"{name!r} is no tensor that MaxText has a setting for")
-        del places[name]
+    kept = dict.fromkeys(sorted(set(device) - inputs), "device")
+    kept |= dict.fromkeys(sorted(set(host) - inputs), "offload")
+    for name in sorted(set(kept) - set(MAXTEXT_NAMES)):
+        where, tag = kept.pop(name), places.tag(name)
+        if tag is not None and tag.name in MAXTEXT_NAMES:
+            kept.setdefault(tag.name, where)
+        else:
+            lost.add(
+                "MaxText has no setting for {names}; it recomputes them",
+                "",
+                [repr(name)],
+            )
     layer_input = "offload" if inputs & set(host) else "device"
-    if not places and layer_input == "device":
+    if not kept and layer_input == "device":
         return " ".join(["remat_policy=full", *loops])
-    flags = [f"{name}={where}" for name, where in places.items()]
+    flags = [f"{name}={where}" for name, where in kept.items()]
     return " ".join(
         ["remat_policy=custom", f"decoder_layer_input={layer_input}", *flags, *loops]
     )

@@ -88,7 +88,7 @@ def _unpriced(search: "Search", prices: UnitPrices) -> list[Candidate]:
         found += [twin_of(c) for c in found if c.action.can_unroll]
     by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
-    known = {c.action for c in choices}
+    known = {c.action for c in choices} | prices.dropped
     return [
         c
         for c in by_name.values()

@@ -17,7 +17,7 @@ from revremat._errors import UserError
 from revremat._fitted import Fit as Fit
 from revremat._fitted import Row as Row
 from revremat._frontier import Frontier, Point
-from revremat._measure import remarks
+from revremat._measure import REMAT_PASS_OFF, remarks
 from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE
@@ -101,7 +101,9 @@ def fit(
 
     Returns:
       A `Fit`: the loss to train with, its plan, what the compiler says of it, and all
-      that was compiled on the way.
+      that was compiled on the way. It was measured with XLA's own rematerialization
+      pass off: compile and run it within `fit.as_measured()`, or give
+      `fit.compiler_options` to `jax.jit`.
     """
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
@@ -141,10 +143,10 @@ def presets(
     # Presets that are one and the same here are compiled once, and each has its name.
     names = ("as written", *policies.PRESETS)
     rows = zip(names, _presets(search), strict=True)
-    return tuple(dataclasses.replace(row, name=name) for name, row in rows)
+    return tuple(dataclasses.replace(r, name=n) for n, r in rows if r is not None)
 
 
-def _presets(search: Search) -> tuple[Row, ...]:
+def _presets(search: Search) -> tuple[Row | None, ...]:
     unknown = float("nan")
     uniform = [
         (
@@ -190,8 +192,8 @@ def frontier(
     search = Search(problem, wanted, progress, unroll=unroll)
     search.prepare()
     search.expected += 4 * num_budgets
-    uniform = {id(row.measurement) for row in _presets(search)}
-    plain = search.add("as written", None).bytes
+    uniform = {id(row.measurement) for row in _presets(search) if row is not None}
+    plain = search.written().bytes
     # The prices may be a little low: the smallest is asked for with something to spare.
     least = policies.smallest_bytes(search.menus(), search.host_bytes)
     smallest = min(1.01 * least, 0.999 * plain)
@@ -251,8 +253,15 @@ def _(noun: Fit, console: Console) -> None:
             "chosen" if chosen else "",
             style="bold" if chosen else "",
         )
+    for one in noun.dropped:
+        table.add_row(Text(one.name), "", "", "", "dropped", Text(one.reason))
     console.print(table)
     console.print()
+    if noun.dropped:
+        console.print(
+            f"{len(noun.dropped)} programs could not be compiled, and what they were "
+            "to try was dropped"
+        )
     if not plan.fits:
         console.print(Text(_sentence(noun)))
     if noun.greedy_us is not None and noun.bound_us > 0:
@@ -292,6 +301,11 @@ def _(noun: Fit, console: Console) -> None:
         console.print(Text(str(unit)))
     if plan.in_order:
         console.print("gradients of layers outside of loops are computed in order")
+    if REMAT_PASS_OFF in best.notes:
+        console.print(
+            "measured with XLA's own remat pass off: compile and run in "
+            "`with fit.as_measured():`, or give fit.compiler_options to jax.jit"
+        )
 
 
 @print_noun.register

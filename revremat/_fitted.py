@@ -1,14 +1,18 @@
 """Fit and Row: what a search compiled whole, and what it chose of it."""
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from revremat import xla
 from revremat._bytes import format_bytes, format_us
+from revremat._compat import use_remat_pass
 from revremat._graph import Graph
 from revremat._measurement import Measurement
+from revremat._notebook import InNotebooks
 from revremat._plan import SAVE, Plan
 from revremat.policies import Menu
 
@@ -58,7 +62,20 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Fit:
+class Dropped:
+    """A program that could not be lowered or compiled, and was left out.
+
+    Attributes:
+      name: What it does, as for `Row`; of a shortened one, the unit first.
+      reason: The first line of what JAX or XLA said, at most 120 characters.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fit(InNotebooks):
     """A program that was made to fit.
 
     Attributes:
@@ -79,6 +96,8 @@ class Fit:
       left: Units with so few bytes that they were left as they are written.
       not_sent: Bytes on each device that the plan sends to the host and the compiler
         leaves where they are, as TPU's does outside of loops.
+      dropped: Programs that could not be compiled; what they would have told of is
+        left out.
     """
 
     loss: Callable[..., Any]
@@ -94,6 +113,34 @@ class Fit:
     is_cut_short: bool = False
     left: tuple[str, ...] = ()
     not_sent: int = 0
+    dropped: tuple[Dropped, ...] = ()
+
+    def as_measured(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it, this thread compiles programs as this one was measured.
+
+        XLA's own rematerialization pass is off, and by JAX's default it is on: it may
+        compute again what the plan keeps. Enter it before the first call of a jitted
+        function, for what is compiled already is not compiled again.
+
+        >>> import jax, jax.numpy as jnp, revremat as rr
+        >>> x = jax.ShapeDtypeStruct((6, 64, 64), jnp.float32)
+        >>> loss = lambda w: rr.stack(lambda w, x: jnp.tanh(x @ w), w, w[0]).sum()
+        >>> fit = rr.fit(loss, x, budget="1MiB", target="cpu:1")
+        >>> step = jax.jit(jax.value_and_grad(fit.loss))
+        >>> with fit.as_measured():
+        ...     value, gradients = step(jnp.zeros(x.shape))
+        >>> float(value)
+        0.0
+        """
+        return use_remat_pass(False)
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """What does the same in `jax.jit(step, compiler_options=...)`.
+
+        They stand in for passes that `XLA_FLAGS` may name in the same option.
+        """
+        return {xla.DISABLED_PASSES: xla.REMAT_PASS}
 
     def to_json(self) -> str:
         """One JSON object: the plan and the measurement as they write themselves.
@@ -118,6 +165,7 @@ class Fit:
                 "is_cut_short": self.is_cut_short,
                 "left": self.left,
                 "not_sent": self.not_sent,
+                "dropped": [asdict(one) for one in self.dropped],
             },
             indent=1,
         )

@@ -4,6 +4,10 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
+from revremat._json import parse_json, schema_of
+from revremat._notebook import InNotebooks
+from revremat._types import check_types
+
 SCHEMA_VERSION = 1
 KINDS = ("as written", "preset", "searched", "compiled")
 
@@ -31,7 +35,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class Frontier(InNotebooks):
     """Time against memory of one program on one target.
 
     Attributes:
@@ -77,10 +81,12 @@ class Frontier:
           ValueError: The text is no frontier, or one of a newer schema.
         """
         try:
-            data = json.loads(text)
-            if data.pop("schema") > SCHEMA_VERSION:
-                raise ValueError("a newer schema: update revremat")
+            data = parse_json(text)
+            schema_of(data, SCHEMA_VERSION)
+            del data["schema"]
             points = tuple(Point(**point) for point in data.pop("points"))
-            return Frontier(**data, points=points)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            found = Frontier(**data, points=points)
+            check_types(found)
+            return found
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a frontier: {error}") from None

@@ -10,7 +10,10 @@ from typing import Any
 
 from revremat._bytes import format_bytes
 from revremat._errors import UserError
-from revremat._plan import Action, Plan, UnitPlan
+from revremat._json import parse_json
+from revremat._notebook import InNotebooks
+from revremat._plan import Action, Plan, UnitPlan, check_sent
+from revremat._printable import printable
 from revremat._rounding import unsteady
 
 
@@ -366,14 +369,15 @@ class Choice:
 
     def __str__(self) -> str:
         runs = [f"{len(list(run))} x {key!r}" for key, run in groupby(self.actions)]
+        kept, plain = map(format_bytes, (self.kept_bytes, self.plain_bytes))
         return (
-            f"{self.unit.name}: {', '.join(runs)} keeps {format_bytes(self.kept_bytes)}"
-            f" where plain autodiff keeps {format_bytes(self.plain_bytes)}"
+            f"{printable(self.unit.name)}: {', '.join(runs)} keeps {kept}"
+            f" where plain autodiff keeps {plain}"
         )
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(InNotebooks):
     """What `rr.trace` finds in a program.
 
     Attributes:
@@ -433,6 +437,13 @@ class Graph:
             for name, given in actions.items()
         }
         for name in actions:
+            scans = [one for one in self.around(name) if self[one].kind == "scan"]
+            check_sent(
+                name,
+                units[name].actions,
+                in_branch=self[name].in_branch,
+                num_scans=0 if self[name].inside in units else len(scans),
+            )
             for outer in self.around(name):
                 directly = outer == self[name].inside
                 if outer in units and not units[outer].leaves_room(
@@ -458,7 +469,7 @@ class Graph:
     @classmethod
     def from_json(cls, text: str) -> "Graph":
         """The graph that `to_json` wrote."""
-        data = json.loads(text)
+        data = parse_json(text)
         units = tuple(_unit(unit) for unit in data["units"])
         choices = tuple(
             Choice(
@@ -473,12 +484,12 @@ class Graph:
         for unit in self.units:
             plain = sum(r.num_bytes for r in unit.residuals if r.plain)
             lines.append(
-                f"{unit.name} ({unit.kind}, {unit.num_layers} layers, plain autodiff "
-                f"keeps {plain:,} bytes a layer)"
+                f"{printable(unit.name)} ({unit.kind}, {unit.num_layers} layers, "
+                f"plain autodiff keeps {plain:,} bytes a layer)"
             )
             lines += [
-                f"  {r.name:24} {r.dtype}{list(r.shape)} {r.num_bytes:,} bytes, "
-                f"{r.rebuild_flops:,} FLOPs to rebuild"
+                f"  {printable(r.name):24} {r.dtype}{list(r.shape)} "
+                f"{r.num_bytes:,} bytes, {r.rebuild_flops:,} FLOPs to rebuild"
                 + (" (plain)" if r.plain else "")
                 + (f", kept: {r.pinned}" if r.pinned else "")
                 for r in unit.residuals

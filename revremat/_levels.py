@@ -52,7 +52,7 @@ def _instead(search: "Search") -> float:
     if inner is None:
         return math.inf
     inner.expected = search.done + len(_FIRST)
-    bound_us = _decide(inner, _all_alike(inner), search.add("as written", None))
+    bound_us = _decide(inner, _all_alike(inner), search.written())
     _come_back(search, inner)
     return bound_us
 
@@ -129,7 +129,8 @@ def _all_alike(inner: "Search", most: int = len(_FIRST) + 1) -> list[Row]:
     ]
     while programs[:most] and not inner.room_for(len(programs[:most])):
         programs.pop()
-    return inner.add_all(programs[:most], in_order=False)
+    rows = inner.add_all(programs[:most], in_order=False)
+    return [row for row in rows if row is not None]
 
 
 def _inner(search: "Search", around: Sequence[Unit]) -> "Search | None":

@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from revremat._errors import UserError
+from revremat._printable import printable_lines
 from revremat._problem import Problem
+from revremat._saved import what_is
 from revremat.xla import Target, request_cpu_devices, target
 
 FORM = "'package.module:problem' or 'path/to/file.py:problem'"
@@ -22,6 +24,9 @@ FORM = "'package.module:problem' or 'path/to/file.py:problem'"
 
 class ProgramError(UserError):
     """The user's own program raised; the message is its own traceback."""
+
+    def __init__(self, message: str = ""):
+        Exception.__init__(self, printable_lines(message))
 
 
 def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:
@@ -64,6 +69,11 @@ def default_of(program: str, argument: str) -> Any:
 
 def _function(program: str) -> Callable[..., Any]:
     place, _, function_name = program.rpartition(":")
+    if told := what_is(program):
+        raise UserError(
+            f"{program!r} is {told}, no program: write {FORM}; a plan is given beside "
+            "the program with --plan, reports are compared by 'revremat diff'"
+        )
     if not place or not function_name:
         raise UserError(f"{program!r} names no program: write {FORM}")
     module = _import(place, program)

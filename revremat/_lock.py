@@ -8,6 +8,8 @@ from typing import Any
 
 from revremat._bytes import format_bytes
 from revremat._errors import UserError
+from revremat._files import read_text
+from revremat._json import parse_json
 from revremat._measurement import Measurement
 
 _SCHEMA = 1
@@ -58,12 +60,14 @@ def read_lock(path: Path) -> Lock:
       UserError: There is no lock, or another schema.
     """
     try:
-        data = json.loads(path.read_text())
+        data = parse_json(read_text(path))
         schema, tolerance = data["schema"], float(data["tolerance"])
         if schema != _SCHEMA:
             raise UserError(
-                f"{str(path)!r} has schema {schema}, this revremat reads {_SCHEMA}"
+                f"{str(path)!r} has schema {schema!r}, this revremat reads {_SCHEMA}"
             )
+        if tolerance < 0:
+            raise ValueError("a tolerance is no share")
         entries = {(e["program"], e["target"]): _entry(e) for e in data["entries"]}
     except OSError as error:
         raise UserError(
@@ -97,7 +101,9 @@ def check_lock(measurements: Sequence[Measurement], path: Path) -> list[str]:
 
 def _entry(data: dict[str, Any]) -> Entry:
     parts = {str(name): int(size) for name, size in data["parts"].items()}
-    return Entry(int(data["total_bytes"]), str(data["versions"]), parts)
+    if (total := int(data["total_bytes"])) <= 0:
+        raise ValueError("a program takes bytes")
+    return Entry(total, str(data["versions"]), parts)
 
 
 def _growth(m: Measurement, entry: Entry, tolerance: float) -> list[str]:

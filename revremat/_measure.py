@@ -3,10 +3,10 @@
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -19,13 +19,15 @@ from revremat.xla import Artifact, Heap, Target
 
 _COARSEST_ALIGNMENT = 4096
 _MOST_WORKERS = 8  # each compile of a large program takes a gigabyte or two
+REMAT_PASS_OFF = "XLA's own remat pass is off"
+_REMAT_PASS_ON = "XLA's own remat pass is on, as by JAX's default"
 _NOTES = {
     "cuda": (
         "compiled ahead of time without autotuning: workspaces of convolutions, "
         "products and attention are in the reserve, not in the total",
-        "XLA's own remat pass is off",
+        REMAT_PASS_OFF,
     ),
-    "tpu": ("XLA's own remat pass is off",),
+    "tpu": (REMAT_PASS_OFF,),
     "cpu": ("offloaded values count as device memory on CPU",),
 }
 
@@ -37,6 +39,7 @@ def measure(
     donate: tuple[int, ...] = (),
     name: str = "",
     options: Mapping[str, Any] | None = None,
+    remat_pass: bool = False,
     cache: bool = True,
     packing: bool = False,
     what_if: bool = False,
@@ -48,14 +51,18 @@ def measure(
     compiled once and afterwards read from disk.
 
     Args:
-      step: The training step: a function, the result of `jax.jit`, a `Problem`, or a
-        `jax.stages.Lowered` or `Compiled` (whose buffers XLA no longer tells, so that
-        only totals and time come out).
-      *specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s with shardings.
+      step: The training step: a function, the result of `jax.jit` or `nnx.jit`, a
+        `functools.partial` of one, a `Problem`, or what JAX, Flax or Equinox made of it
+        on the way: traced, lowered for the target's own devices, or compiled for them
+        (then XLA no longer tells buffers, so that only totals and time come out).
+      *specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s with shardings. A mesh
+        of this machine is carried over to the target, here and within the program.
       target: Where it would run; see `revremat.target`.
       donate: Positions of the arguments whose memory the step may reuse.
       name: What reports call it; by default the function's name.
       options: More compiler options, by XLA's names.
+      remat_pass: Whether XLA's own rematerialization pass runs, as by JAX's default; it
+        may compute again what the program keeps, to get below the device's memory.
       cache: Read and write the compile cache.
       packing: Also pack the temporaries anew, and say how much less they could take.
       what_if: Also say what would fall without a residual or with a donation, and
@@ -88,20 +95,25 @@ def measure(
             )
         name, donate = name or step.name, step.donate
         step, specs = step.make_step()
-    elif isinstance(step, jax.stages.Compiled | jax.stages.Lowered):
-        _refuse(step, specs, donate, options)
-    elif not callable(step):
+    stage = xla.stage_of(step)
+    if stage is not None:
+        artifact = _measured_stage(
+            stage, specs, donate, wanted, options, remat_pass, cache
+        )
+    elif callable(step):
+        artifact = xla.compile_step(
+            step,
+            specs,
+            wanted,
+            donate=donate,
+            options=options,
+            remat_pass=remat_pass,
+            cache=cache,
+        )
+    else:
         raise UserError(
             f"a step is a function, a jitted one or a Problem; this is a "
             f"{type(step).__name__}"
-        )
-    if isinstance(step, jax.stages.Compiled):
-        artifact = xla.read_compiled(step)
-    elif isinstance(step, jax.stages.Lowered):
-        artifact = xla.Lowered(step, wanted, options or {}).compile(cache=cache)
-    else:
-        artifact = xla.compile_step(
-            step, specs, wanted, donate=donate, options=options, cache=cache
         )
     return read_artifact(
         artifact,
@@ -113,10 +125,17 @@ def measure(
     )
 
 
-def _refuse(step: Any, specs: Any, donate: Any, options: Any) -> None:
-    """What can no longer change a step that was lowered or compiled before."""
-    is_compiled = isinstance(step, jax.stages.Compiled)
-    state = "compiled" if is_compiled else "lowered"
+def _measured_stage(
+    stage: Any,
+    specs: Any,
+    donate: Any,
+    target: Target,
+    options: Mapping[str, Any] | None,
+    remat_pass: bool,
+    cache: bool,
+) -> Artifact:
+    """A step that was traced, lowered or compiled before."""
+    state = type(stage).__name__.lower()
     if specs:
         raise UserError(
             f"arguments were given with a step that is already {state} for its own: "
@@ -127,11 +146,46 @@ def _refuse(step: Any, specs: Any, donate: Any, options: Any) -> None:
             f"donate={donate} was given with a step that is already {state}: write "
             "donate_argnums in its jax.jit instead"
         )
-    if is_compiled and options:
-        raise UserError(
-            f"options={dict(options)} were given with a step that is already compiled: "
-            "give them to its compile(compiler_options=) instead"
+    if isinstance(stage, jax.stages.Traced):
+        lowered = xla.lower_traced(
+            stage, target, options=options, remat_pass=remat_pass
         )
+        return lowered.compile(cache=cache)
+    xla.check_stage(stage, target)
+    if isinstance(stage, jax.stages.Lowered):
+        lowered = xla.Lowered(stage, target, options or {}, (), remat_pass)
+        return lowered.compile(cache=cache)
+    if options or remat_pass:
+        given = f"options={dict(options)}" if options else "remat_pass=True"
+        raise UserError(
+            f"{given} was given with a step that is already compiled: "
+            "give options to its compile(compiler_options=) instead"
+        )
+    return xla.read_compiled(stage)
+
+
+_LONGEST_REASON = 120
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A program that could not be lowered or compiled.
+
+    Attributes:
+      error: What JAX or XLA raised.
+    """
+
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """One line for people: the error's kind, and the first line it says."""
+        lines = str(self.error).strip().splitlines()
+        text = f"{type(self.error).__name__}: {lines[0] if lines else 'no message'}"
+        text = "".join(c for c in text if c.isprintable())
+        if len(text) <= _LONGEST_REASON:
+            return text
+        return text[: _LONGEST_REASON - 3] + "..."
 
 
 @dataclass(frozen=True)
@@ -149,9 +203,6 @@ def measure_each(
 ) -> Iterator[Measurement]:
     """Measures several steps, as many at a time as there are cores.
 
-    Steps are traced here, one after the other, where a mesh or a configuration of the
-    caller's is in force; what takes long, the compiles, runs beside it.
-
     Args:
       requests: The steps; the next one is taken when its compile can start.
       target: Where they would run.
@@ -162,24 +213,53 @@ def measure_each(
     Raises:
       UserError: As `measure` does.
     """
+    for found in try_each(requests, target=target):
+        if isinstance(found, Failure):
+            raise found.error
+        yield found
+
+
+def try_each(
+    requests: Iterable[Request], *, target: str | Target
+) -> Iterator[Measurement | Failure]:
+    """As `measure_each`; a step that cannot be lowered or compiled ends nothing.
+
+    Steps are traced here, one after the other, where a mesh or a configuration of the
+    caller's is in force; what takes long, the compiles, runs beside it.
+
+    Args:
+      requests: The steps; the next one is taken when its compile can start.
+      target: Where they would run.
+
+    Yields:
+      What comes of each, in order.
+    """
     wanted = xla.target(target)
     workers = min(_MOST_WORKERS, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
-        running: deque[Future[Measurement]] = deque()
+        running: deque[Callable[[], Measurement | Failure]] = deque()
         for request in requests:
-            lowered = xla.lower_step(
-                request.step, request.specs, wanted, donate=request.donate
-            )
-            name = request.name or _name_of(request.step)
-            running.append(pool.submit(_finish, lowered, wanted, name))
+            try:
+                lowered = xla.lower_step(
+                    request.step, request.specs, wanted, donate=request.donate
+                )
+            except Exception as error:
+                failure = Failure(error)
+                running.append(lambda failure=failure: failure)
+            else:
+                name = request.name or _name_of(request.step)
+                running.append(pool.submit(_finish, lowered, wanted, name).result)
             if len(running) >= workers:
-                yield running.popleft().result()
+                yield running.popleft()()
         while running:
-            yield running.popleft().result()
+            yield running.popleft()()
 
 
-def _finish(lowered: xla.Lowered, target: Target, name: str) -> Measurement:
-    return read_artifact(lowered.compile(), target, name)
+def _finish(lowered: xla.Lowered, target: Target, name: str) -> Measurement | Failure:
+    try:
+        return read_artifact(lowered.compile(), target, name)
+    except Exception as error:
+        return Failure(error)
 
 
 class DoesNotFit(AssertionError):
@@ -192,6 +272,7 @@ def assert_fits(
     target: str | Target,
     budget: int | str | None = None,
     donate: tuple[int, ...] = (),
+    remat_pass: bool | Literal["both"] = False,
 ) -> Measurement:
     """Fails a test when a step takes more than its budget on a target.
 
@@ -202,12 +283,15 @@ def assert_fits(
       budget: Bytes on each device: an int, `"60GiB"`, or `"75%"` of what is usable; by
         default all that is usable.
       donate: Positions of the arguments whose memory the step may reuse.
+      remat_pass: Whether XLA's own rematerialization pass runs: False as within
+        `Fit.as_measured`, True as by JAX's default, `"both"` if it must fit either way.
 
     Returns:
-      The `Measurement`.
+      The `Measurement`; of two the larger.
 
     Raises:
       DoesNotFit: With what holds most of the memory.
+      UserError: An argument is none of these.
 
     Example:
       >>> import jax, jax.numpy as jnp, revremat as rr
@@ -218,17 +302,29 @@ def assert_fits(
     wanted = xla.target(target)
     usable = wanted.usable_bytes
     limit = usable if budget is None else parse_bytes(budget, usable_bytes=usable)
-    found = measure(step, *specs, target=wanted, donate=donate)
+    if remat_pass not in (False, True, "both"):
+        raise UserError(
+            f"remat_pass={remat_pass!r} says nothing: write False (XLA's own pass is "
+            'off), True (it is on) or "both"'
+        )
+    passes = (False, True) if remat_pass == "both" else (bool(remat_pass),)
+    measured = [
+        measure(step, *specs, target=wanted, donate=donate, remat_pass=on)
+        for on in passes
+    ]
+    found = max(measured, key=lambda m: m.memory.total_bytes)
     total = found.memory.total_bytes
     if total > limit:
         largest = ", ".join(
             f"{'/'.join(filter(None, key))} {format_bytes(size)}"
             for key, size in list(found.memory.by("phase", "scope").items())[:3]
         )
+        on = passes[measured.index(found)]
+        told = f" with XLA's own remat pass {'on' if on else 'off'}" * bool(remat_pass)
         raise DoesNotFit(
             f"{found.program} takes {format_bytes(total)} on each device of "
-            f"{wanted.spec}, {format_bytes(total - limit)} more than the budget of "
-            f"{format_bytes(limit)}; most is held by {largest}"
+            f"{wanted.spec}{told}, {format_bytes(total - limit)} more than the budget "
+            f"of {format_bytes(limit)}; most is held by {largest}"
         )
     return found
 
@@ -288,23 +384,34 @@ def read_artifact(
         cached=artifact.cached,
         versions=artifact.versions,
         notes=(
-            *_NOTES[target.platform],
+            *_notes(target, artifact.remat_pass),
             *artifact.remarks,
             *(_SAME_WORK.format(target.num_devices),) * idle,
             *(_OPAQUE,) * xla.has_opaque_kernels(module),
+            *_unmodeled(xla.unmodeled_calls(module, target.card)),
         ),
     )
 
 
+def _notes(target: Target, remat_pass: bool) -> tuple[str, ...]:
+    notes = _NOTES[target.platform]
+    if not remat_pass:
+        return notes
+    return tuple(_REMAT_PASS_ON if n == REMAT_PASS_OFF else n for n in notes)
+
+
 def remarks(measurement: Measurement) -> tuple[str, ...]:
     """Notes that are not of every compile: what was done differently than asked."""
-    usual = {note for notes in _NOTES.values() for note in notes}
+    usual = {_REMAT_PASS_ON, *(note for notes in _NOTES.values() for note in notes)}
     return tuple(note for note in measurement.notes if note not in usual)
 
 
 def _name_of(step: Any) -> str:
     while not hasattr(step, "__name__") and hasattr(step, "func"):
         step = step.func
+    traced = xla.stage_of(step)
+    if isinstance(traced, jax.stages.Traced):
+        return traced.fun_name
     return getattr(step, "__name__", "step")
 
 
@@ -313,11 +420,29 @@ _OPAQUE = (
     "some kernels of the program's own (Pallas) are timed by what they read and write: "
     "their arithmetic is not known"
 )
+_MOST_CALLS = 4
 _SAME_WORK = (
     "no argument is split over the {0} devices and they exchange nothing: each does "
     "the whole step; give arguments a sharding, such as "
     "jax.NamedSharding(rr.target(...).mesh({{'data': {0}}}), jax.P('data')) for a batch"
 )
+
+
+def _unmodeled(calls: Mapping[str, int]) -> tuple[str, ...]:
+    """The note on what the estimate leaves out; none where it has everything."""
+    if not calls:
+        return ()
+    told = [
+        f"{count} call{'s' * (count > 1)} of {name[:60]}"
+        for name, count in calls.items()
+    ]
+    if len(told) > _MOST_CALLS:
+        told[_MOST_CALLS:] = [f"{len(told) - _MOST_CALLS} more kinds"]
+    is_one = sum(calls.values()) == 1
+    return (
+        f"{', '.join(told)} {'has' if is_one else 'have'} no time model: of their time "
+        "only reading operands and writing results once is in the estimate",
+    )
 
 
 def _pack(heap: Heap) -> Packing:

@@ -11,6 +11,9 @@ from typing import Any, overload
 
 from revremat._bytes import format_bytes, format_us
 from revremat._history import Curve, Span
+from revremat._json import parse_json, schema_of
+from revremat._notebook import InNotebooks
+from revremat._printable import printable
 from revremat._types import check_types
 from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
 
@@ -157,9 +160,10 @@ class Memory:
       temp_bytes: The arena for everything in between, holes included.
       host_bytes: Arguments, results and temporaries in host memory.
       fragmentation_bytes: The part of `temp_bytes` that is holes at the peak.
-      buffers: What is alive at the peak, largest first; without host memory it adds
-        up to `total_bytes - fragmentation_bytes`. Empty where the compiler's buffer
-        assignment was not at hand (an already compiled object).
+      buffers: What is alive at the peak, largest first. On the device it adds up to
+        `total_bytes - fragmentation_bytes` and the constants (`phase="constant"`),
+        which XLA's totals leave out. Empty where the compiler's buffer assignment was
+        not at hand (an already compiled object).
       packing: What another packing of the temporaries would take, where it was asked.
       curve: Memory over the schedule; None where `buffers` is empty.
       what_if: What would fall if one thing changed, where it was asked.
@@ -316,7 +320,7 @@ class Time:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(InNotebooks):
     """One step on one target: what it needs, how long it takes, whether it fits.
 
     Attributes:
@@ -350,7 +354,8 @@ class Measurement:
     def __repr__(self) -> str:
         size, took = self.memory.total_bytes, self.time.step_us
         return (
-            f"<Measurement of {self.program!r} on {self.target}: {format_bytes(size)} "
+            f"<Measurement of {self.program!r} on {printable(self.target)}: "
+            f"{format_bytes(size)} "
             f"of {format_bytes(self.usable_bytes)}, {format_us(took)} a step>"
         )
 
@@ -383,13 +388,9 @@ class Measurement:
           ValueError: The text is no measurement, or one of a newer schema.
         """
         try:
-            data: dict[str, Any] = json.loads(text)
-            schema = data.pop("schema")
-            if schema > SCHEMA_VERSION:
-                raise ValueError(
-                    f"this measurement has schema {schema}, but this revremat reads up "
-                    f"to {SCHEMA_VERSION}: update revremat"
-                )
+            data: dict[str, Any] = parse_json(text)
+            schema_of(data, SCHEMA_VERSION)
+            del data["schema"]
             memory = data.pop("memory")
             memory.pop("total_bytes")
             packing = memory.pop("packing", None)
@@ -418,7 +419,7 @@ class Measurement:
             )
             check_types(found)
             return found
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a measurement: {error}") from None
 
 

@@ -28,11 +28,15 @@ def put_in_order(search: "Search") -> None:
         return
     counts, _ = search.all_alike(REFERENCE, RECOMPUTE)
     (rebuilt,) = search.try_all([(counts, UNKNOWN)])
+    if rebuilt is None:
+        return
     if not rebuilt.measurement.memory.where(phase="recompute").bytes:
         return
     search.in_order = True
     (in_order,) = search.try_all([(counts, UNKNOWN)])
-    search.in_order = in_order.bytes < (1 - _WORTH_IT) * rebuilt.bytes
+    search.in_order = False
+    if in_order is not None:
+        search.in_order = in_order.bytes < (1 - _WORTH_IT) * rebuilt.bytes
     search.cuts = dataclasses.replace(search.cuts, in_order=search.in_order)
 
 
@@ -47,5 +51,7 @@ def try_without_order(search: "Search", bound_us: float) -> float:
         return bound_us
     name = best.name.removesuffix(IN_ORDER)
     row = search.add(name, best.plan.actions, in_order=False)
+    if row is None:
+        return bound_us
     fits = row.bytes <= search.budget
     return 0.0 if fits and row.time_us < bound_us else bound_us

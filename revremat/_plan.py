@@ -2,18 +2,29 @@
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from revremat._compat import jax_version
 from revremat._errors import UserError
-from revremat._files import write_text
+from revremat._files import read_text, write_text
+from revremat._json import parse_json, schema_of
+from revremat._notebook import InNotebooks
+from revremat._printable import printable, sentence
 
 SCHEMA_VERSION = 4
 _KNOWS_ORDER = 4
-MOST_LAYERS = 1_000_000
+MOST_UNITS = 10_000
+"""Of a plan that is read. A program of so many is traced for hours, and the largest
+that are known have some hundred; a file with more is an accident, or meant to harm."""
+MOST_LAYERS = 100_000
+"""Of all units of a plan that is read, for the same reason; each is an action."""
+MOST_PLAN_BYTES = 16 << 20
+"""Of its text: JSON of that size is parsed in a fraction of a second."""
 KINDS = ("save", "recompute", "offload", "invert")
 
 
@@ -62,6 +73,11 @@ class Action:
     def __post_init__(self):
         if not isinstance(self.unroll, bool):
             raise UserError(f"unroll={self.unroll!r} is neither True nor False")
+        if type(self.chunks) is not int or self.chunks < 1:
+            raise UserError(
+                f"chunks={self.chunks!r} is no number of pieces: write 1 for the "
+                "whole, or how many"
+            )
         if isinstance(self.every, bool) or not isinstance(self.every, int):
             raise UserError(
                 f"every={self.every!r} is no number of layers; write 2 or 8"
@@ -139,6 +155,35 @@ OFFLOAD = Action("offload")
 INVERT = Action("invert")
 
 
+def check_sent(
+    unit: str, actions: Iterable[Action], *, in_branch: bool, num_scans: int
+) -> None:
+    """Refuses to send to the host what compilers cannot hand on from where it is made.
+
+    Args:
+      unit: Its name.
+      actions: Of its layers.
+      in_branch: Whether it runs in a branch.
+      num_scans: How many scans around it keep what it keeps, for all of their turns.
+
+    Raises:
+      UserError: An action offloads in a branch, or inside of two scans.
+    """
+    sent = [action for action in actions if action.on_host]
+    if sent and in_branch:
+        raise UserError(
+            f"unit {unit!r} runs in a branch of lax.cond or lax.switch, and XLA hands "
+            f"on nothing in host memory from there, where {sent[0]!r} would send "
+            "values; write SAVE or RECOMPUTE."
+        )
+    if sent and num_scans > 1:
+        raise UserError(
+            f"unit {unit!r} runs inside of {num_scans} scans, which would all keep in "
+            f"host memory what {sent[0]!r} sends there, and XLA only manages one; give "
+            "RECOMPUTE to the unit around it, or write SAVE or RECOMPUTE."
+        )
+
+
 @dataclass(frozen=True)
 class UnitPlan:
     """What a plan says about one unit.
@@ -173,11 +218,11 @@ class UnitPlan:
 
     def __str__(self) -> str:
         runs = [f"{len(list(run))} x {key!r}" for key, run in groupby(self.actions)]
-        return f"{self.name}: " + ", ".join(runs)
+        return f"{printable(self.name)}: " + ", ".join(runs)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(InNotebooks):
     """How every residual of a program comes back; the answer of a search.
 
     Attributes:
@@ -236,6 +281,33 @@ class Plan:
         """From unit to the action of each layer."""
         return {unit.name: unit.actions for unit in self.units}
 
+    @property
+    def version_note(self) -> str:
+        """What is to be known of a plan that another JAX made; "" for this one's."""
+        if self.jax_version in ("", jax_version()):
+            return ""
+        return sentence(
+            f"the plan was made with JAX {self.jax_version} and this is "
+            f"{jax_version()}: it is taken where the program's fingerprints agree, and "
+            "its bytes are the other's; 'revremat report --plan' compiles it once more"
+        )
+
+    def target_note(self, target: str) -> str:
+        """What is to be known of a plan that was made for another target.
+
+        Args:
+          target: The one that it is used on, as targets are written.
+
+        Returns:
+          One sentence; "" for the plan's own target, or where it names none.
+        """
+        if self.target in ("", target):
+            return ""
+        return sentence(
+            f"the plan was made for {self.target} and is used on {target}: "
+            "its bytes are the other's; 'revremat report --plan' compiles it once more"
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, in whole or not at all.
 
@@ -257,12 +329,17 @@ class Plan:
         """Read what `save` wrote; nothing in the file is executed.
 
         Raises:
-          UserError: The file is missing, damaged, or of a newer schema.
+          UserError: The file is missing, damaged, too large, or of a newer schema.
         """
         try:
-            text = Path(path).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot read a plan from it ({error}).") from None
+            text = read_text(path, most=MOST_PLAN_BYTES)
+        except UnicodeDecodeError:
+            raise UserError(
+                f"{path}: cannot read a plan from it (it is not text)."
+            ) from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{path}: cannot read a plan from it ({reason}).") from None
         return cls.from_json(text, source=str(path))
 
     def to_json(self) -> str:
@@ -281,30 +358,29 @@ class Plan:
         Raises:
           UserError: The text is damaged, or of a newer schema.
         """
+        if len(text) > MOST_PLAN_BYTES:
+            raise UserError(
+                f"{source} is not a plan: it has {len(text):,} characters, and plans "
+                f"have at most {MOST_PLAN_BYTES:,}."
+            )
         try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+            data = parse_json(text)
+        except ValueError as error:
             raise UserError(
                 f"{source} is not a plan: it is not JSON ({error})."
             ) from None
-        if not isinstance(data, dict) or type(data.get("schema")) is not int:
-            raise UserError(f"{source} is not a plan: it has no schema version.")
-        if data["schema"] > SCHEMA_VERSION:
-            raise UserError(
-                f"{source} has schema version {data['schema']} and this revremat reads "
-                f"versions up to {SCHEMA_VERSION}; install a newer revremat."
-            )
+        try:
+            schema = schema_of(data, SCHEMA_VERSION)
+        except ValueError as error:
+            raise UserError(f"{source} is not a plan: {error}.") from None
         try:
             fields = {
                 key: _typed(data, key, kind) for key, kind in _PLAN_FIELDS.items()
             }
-            if "in_order" not in data and data["schema"] >= _KNOWS_ORDER:
+            if "in_order" not in data and schema >= _KNOWS_ORDER:
                 raise ValueError("'in_order' is missing")
             fields["in_order"] = _flag(data, "in_order")
-            units = tuple(_read_unit(unit) for unit in _typed(data, "units", list))
-            names = [unit.name for unit in units]
-            if twice := {name for name in names if names.count(name) > 1}:
-                raise ValueError(f"unit {min(twice)!r} is there twice")
+            units = _read_units(_typed(data, "units", list))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
         return cls(units=units, **fields)
@@ -312,9 +388,9 @@ class Plan:
     def __str__(self) -> str:
         size = "" if self.total_bytes is None else f", {self.total_bytes:,} bytes"
         budget = "" if self.budget_bytes is None else f" of {self.budget_bytes:,}"
-        head = f"plan for {self.target or 'any target'}{size}{budget}"
+        head = f"plan for {printable(self.target) or 'any target'}{size}{budget}"
         if not self.fits:
-            head += f" (does not fit: {self.held_by or 'see the units'})"
+            head += f" (does not fit: {printable(self.held_by) or 'see the units'})"
         if self.in_order:
             head += ", gradients in order"
         return "\n".join([head, *(f"  {unit}" for unit in self.units)])
@@ -357,17 +433,43 @@ def _write_unit(unit: UnitPlan) -> dict[str, Any]:
     return {"name": unit.name, "fingerprint": unit.fingerprint, "actions": runs}
 
 
-def _read_unit(data: dict[str, Any]) -> UnitPlan:
+def _read_units(found: list[Any]) -> tuple[UnitPlan, ...]:
+    if len(found) > MOST_UNITS:
+        raise ValueError(
+            f"it has {len(found):,} units, and {MOST_UNITS:,} are the most"
+        )
+    units, left = [], MOST_LAYERS
+    for one in found:
+        units.append(_read_unit(one, left))
+        left -= len(units[-1].actions)
+    (name, number), *_ = (*Counter(u.name for u in units).most_common(1), ("", 0))
+    if number > 1:
+        raise ValueError(f"unit {name!r} is there twice")
+    return tuple(units)
+
+
+def _read_unit(data: dict[str, Any], most_layers: int) -> UnitPlan:
     actions, device_names, host_names = [], [], []
-    for run in _typed(data, "actions", list):
+    runs = _typed(data, "actions", list)
+    if len(runs) > most_layers:
+        raise ValueError(
+            f"'actions' has {len(runs):,} entries, and {MOST_LAYERS:,} are the most of "
+            "all units"
+        )
+    for run in runs:
         count, kind = _typed(run, "layers", int), _typed(run, "kind", str)
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no action; there are {', '.join(KINDS)}")
-        if not 0 < count <= MOST_LAYERS:
+        if count < 1:
             raise ValueError(f"'layers' is {count}")
+        if len(actions) + count > most_layers:
+            raise ValueError(
+                f"'layers' is {count}, and {MOST_LAYERS:,} are the most of all units"
+            )
         chunks, every = _typed(run, "chunks", int), run.get("every", 1)
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"'every' is {every!r}")
+        for key, number in (("chunks", chunks), ("every", every)):
+            if type(number) is not int or number < 1:
+                raise ValueError(f"{key!r} is {number!r}")
         unroll = _flag(run, "unroll")
         names = {key: _names(run, key) for key in ("save", "offload", "ahead")}
         action = Action(kind, chunks=chunks, every=every, unroll=unroll, **names)

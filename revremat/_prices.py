@@ -24,12 +24,12 @@ from dataclasses import dataclass
 
 from revremat._cut import DEPTHS, UnitCut
 from revremat._graph import Unit
-from revremat._measure import Request
+from revremat._measure import Failure, Request
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE, Action
 from revremat.policies import Candidate, Counts, Menu, Price, Runs
 
-Ask = Callable[[Sequence[tuple[str, Request]]], list[Measurement]]
+Ask = Callable[[Sequence[tuple[str, Request]]], list[Measurement | Failure]]
 """Compiles steps on the target; texts say what they are, for people."""
 
 REFERENCE, KEEP_ALL = "full", "none"
@@ -128,6 +128,7 @@ class UnitPrices:
       ask: Compiles steps.
 
     Attributes:
+      dropped: What candidates do that were dropped: they do not compile.
       passed_over: Candidates that are not worth a price written out: a twin is faster.
       slower_maxima: Maxima of a softmax that are better not kept.
     """
@@ -137,6 +138,7 @@ class UnitPrices:
     ):
         self.unit, self.ask = unit, ask
         self.choices = {c.name: c for c in choices}
+        self.dropped: set[Action] = set()
         self.passed_over: set[str] = set()
         self.slower_maxima: set[str] = set()
         self.start(cut)
@@ -146,7 +148,12 @@ class UnitPrices:
         self.cut, self.correction = cut, 0.0
         self.deep: dict[str, Probe] = {}
         self.shallow: dict[str, Probe] = {}
-        self.beside: dict[tuple[str, str, bool], Probe] = {}
+        self.beside: dict[tuple[str, str, bool], Probe | None] = {}
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is the price of rebuilding everything."""
+        return REFERENCE in self.deep and REFERENCE in self.shallow
 
     @property
     def names(self) -> dict[Action, str]:
@@ -204,6 +211,7 @@ class UnitPrices:
             if candidate.action.can_unroll
             and not candidate.action.unroll
             and unrolled(name) not in self.choices
+            and candidate.action(unroll=True) not in self.dropped
             and name not in self.passed_over
         ]
 
@@ -242,15 +250,21 @@ class UnitPrices:
             asked.append((label, actions))
         for name, probe in zip(missing, self._compile(asked), strict=True):
             self.beside[name, beside, last] = probe
-        return {name: self._edge(name, beside, last) for name in names}
+        known = [n for n in names if self.beside[n, beside, last] is not None]
+        return {name: self._edge(name, beside, last) for name in known}
 
     def known_edges(self, beside: str, last: bool) -> list[Price]:
         """Those prices of the first or the last layer that have been asked for."""
-        known = [n for n, b, end in self.beside if (b, end) == (beside, last)]
+        known = [
+            n
+            for (n, b, end), probe in self.beside.items()
+            if (b, end) == (beside, last) and probe is not None
+        ]
         return [self._edge(name, beside, last) for name in known]
 
     def _edge(self, name: str, beside: str, last: bool) -> Price:
         probe, many = self.beside[name, beside, last], self.deep[beside]
+        assert probe is not None
         return Price(
             name,
             probe.bytes - many.bytes,
@@ -276,7 +290,7 @@ class UnitPrices:
     def _stands_alone(self, runs: Runs, last: bool) -> bool:
         beside, stands_alone = neighbour(runs, last)
         name = runs[-1 if last else 0][0]
-        return stands_alone and (name, beside, last) in self.beside
+        return stands_alone and self.beside.get((name, beside, last)) is not None
 
     def layers_us(self, runs: Runs) -> float:
         """Time of all layers by their prices, of ends that stand alone by theirs."""
@@ -329,19 +343,32 @@ class UnitPrices:
             actions = self._cuts(self.choices[name].action)[which]
             asked.append((f"{len(actions)} x {name}", actions))
         for (name, which), probe in zip(missing, self._compile(asked), strict=True):
-            tables[which][name] = probe
+            if probe is not None:
+                tables[which][name] = probe
+            elif name != REFERENCE:
+                self._drop(name)
         if not self._has_two_cuts:
             self.shallow = self.deep
         elif len(self._cuts(RECOMPUTE)) == 1 and REFERENCE in self.deep:
             self.shallow[REFERENCE] = self.deep[REFERENCE]
 
-    def _compile(self, cuts: Sequence[tuple[str, tuple[Action, ...]]]) -> list[Probe]:
+    def _drop(self, name: str) -> None:
+        """Forgets a candidate that does not compile."""
+        if (candidate := self.choices.pop(name, None)) is not None:
+            self.dropped.add(candidate.action)
+
+    def _compile(
+        self, cuts: Sequence[tuple[str, tuple[Action, ...]]]
+    ) -> list[Probe | None]:
         steps = [
             (f"{self.unit.name}: {label}", self.cut.step(actions))
             for label, actions in cuts
         ]
         probes = []
         for (_, actions), m in zip(cuts, self.ask(steps), strict=True):
+            if isinstance(m, Failure):
+                probes.append(None)
+                continue
             num_layers = sum(action != RECOMPUTE for action in actions)
             num_layers = num_layers or len(actions)
             probes.append(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from revremat._arguments import has_modules
 from revremat._errors import UserError
 
 Loss = Callable[..., Any]
@@ -26,9 +27,10 @@ class Problem:
         where the target has more than one device.
       step: Turns a loss (this one, or a rewritten one with the same signature) into
         `(step_fn, step_specs)`: the function that is compiled and run, and its
-        arguments. By default `jax.value_and_grad(loss)` on `specs`; with auxiliary
-        values where the loss returns any, and nothing for integers among the
-        parameters.
+        arguments. By default `jax.value_and_grad(loss)` on `specs`, or
+        `nnx.value_and_grad` where Flax modules are among them; with auxiliary values
+        where the loss returns any, and nothing for integers among the parameters. A
+        step may change the modules that it is given, as one under `nnx.jit` does.
       donate: Positions among the step's arguments whose buffers it may reuse.
       name: What reports call it.
     """
@@ -90,6 +92,25 @@ def positions(donate: Any) -> tuple[int, ...]:
         ) from None
 
 
+def check_sizes(where: str, shape: Any) -> None:
+    """Refuses an array whose size is not known.
+
+    Args:
+      where: What messages call the array.
+      shape: Its sizes, if it has a shape at all.
+
+    Raises:
+      UserError: One is no whole number, such as a symbol of `jax.export`.
+    """
+    sizes = shape if isinstance(shape, tuple | list) else ()
+    unknown = [size for size in sizes if not isinstance(size, int | np.integer)]
+    if unknown:
+        raise UserError(
+            f"{where} has the shape {tuple(sizes)}; sizes are whole numbers: write one "
+            f"for {unknown[0]!r}, since bytes depend on it"
+        )
+
+
 def check_value(label: str, out: Any) -> None:
     """Refuses what a loss returns if there is no number to differentiate.
 
@@ -104,6 +125,8 @@ def check_value(label: str, out: Any) -> None:
 
     value: Any = out[0] if isinstance(out, tuple) and len(out) == 2 else out
     got, instead = "a tree of arrays", "the mean or the sum"
+    if isinstance(value, bool | int | float | complex):
+        value = np.asarray(value)
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         kind = functools.partial(jax.numpy.issubdtype, value.dtype)
         if value.shape == () and kind(jax.numpy.floating):
@@ -128,7 +151,12 @@ def _value_and_grad(loss: Loss) -> Step:
         return out if isinstance(out, tuple) else (out, None)
 
     def step(*args: Any) -> Any:
-        differentiate = jax.value_and_grad(with_aux, has_aux=True, allow_int=True)
+        transform = jax.value_and_grad
+        if has_modules(args):
+            from flax import nnx
+
+            transform = nnx.value_and_grad
+        differentiate: Any = transform(with_aux, has_aux=True, allow_int=True)
         (value, aux), gradients = differentiate(*args)
         is_number = lambda g: g.dtype != jax.dtypes.float0
         gradients = jax.tree.map(lambda g: g if is_number(g) else None, gradients)

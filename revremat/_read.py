@@ -19,7 +19,12 @@ _FOREIGN = (
 
 def is_dump(text: str) -> bool:
     """Whether what stands on a command line is a dump rather than a program."""
-    return text.endswith((".pb", ".txt")) or Path(text).is_dir()
+    if text.endswith((".pb", ".pb.gz", ".txt")):
+        return True
+    try:
+        return Path(text).is_dir()
+    except (OSError, ValueError):  # a name too long, or with zero bytes
+        return False
 
 
 def read(
@@ -38,7 +43,8 @@ def read(
     `XLA_FLAGS="--xla_dump_to=DIR --xla_dump_hlo_as_proto"` until it has compiled.
 
     Args:
-      path: The folder XLA dumped to, or its `*after_optimizations.hlo.pb` file.
+      path: The folder XLA dumped to, or its `*after_optimizations.hlo.pb` file, also
+        `.hlo.pb.gz` (`--xla_dump_compress_protos`).
       target: The machine it is for; its card's memory is the budget.
       module: Part of the file's name, where a folder holds several modules.
       name: What reports call it; by default the module's name.

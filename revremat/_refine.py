@@ -104,7 +104,9 @@ def fill(search: "Search", best: Row) -> tuple[Row, bool]:
             mix = {**mix, **{u: (*a, *mix[u], *b) for u, (a, b) in ends.items()}}
             expected += best.bytes - predict_bytes(search.menus(), counts)
         (row,) = search.try_all([(mix, expected)])
-        if row.bytes > search.budget:
+        if row is None:  # it does not compile
+            slower.append(choice.support)
+        elif row.bytes > search.budget:
             misses.append(_Miss(newcomer, choice, row.bytes))
         elif row.time_us < best.time_us:
             best, counts = row, choice.counts
@@ -325,7 +327,7 @@ def trim_ends(search: "Search", start: Row) -> float:
             rows = search.try_all(
                 [(option, row.bytes + size) for _, size, option in tried]
             )
-            fitting += [r for r in rows if r.bytes <= search.budget]
+            fitting += [r for r in rows if r and r.bytes <= search.budget]
             if len(fitting) > fits:
                 break
         row = min(fitting, key=lambda r: r.time_us, default=row)

@@ -5,12 +5,14 @@ import io
 import os
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderHook, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +23,7 @@ from revremat._graph import Graph
 from revremat._measurement import PHASES, Buffer, Measurement
 from revremat._page import page
 from revremat._plan import Plan
+from revremat._printable import masked, printable
 from revremat._render_what_if import print_what_if
 
 WIDTH = 100
@@ -48,10 +51,31 @@ def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
         force_terminal=color,
         color_system="standard" if color else None,
         highlight=False,
+        markup=False,  # brackets in names are brackets
+        emoji=False,
         legacy_windows=False,
     )
+    console.push_render_hook(_MaskEverything())
     print_noun(noun, console)
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
+
+
+class _MaskEverything(RenderHook):
+    """Takes control characters from whatever is printed; colours are added later."""
+
+    def process_renderables(self, renderables: list[Any]) -> list[Any]:
+        return [_Masked(one) for one in renderables]
+
+
+@dataclass(frozen=True)
+class _Masked:
+    renderable: Any
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
+        for segment in console.render(self.renderable, options):
+            yield Segment(masked(segment.text), segment.style)
 
 
 def write(noun: Any, path: str | Path) -> Path:
@@ -253,6 +277,7 @@ def _(noun: Table, console: Console) -> None:
 
 
 def _line(console: Console, head: str, rest: str) -> None:
+    head, rest = printable(head), printable(rest)
     if cell_len(head) + 2 + cell_len(rest) <= console.width:
         console.print(Text.assemble((head, "bold"), "  ", rest))
         return

@@ -45,6 +45,7 @@ def _offer_smaller(search: "Search") -> bool:
         unit = prices.unit
         size = lambda candidate, unit=unit: unit.kept(candidate.action).device_bytes
         pool = search.pools[unit.name].worth_compiling(offload=search.can_send(unit))
+        pool = [c for c in pool if c.action not in prices.dropped]
         least = min(pool, key=size)
         is_news = size(least) < min(map(size, prices.choices.values()))
         if is_news and search.room_for(num_to_offer([least]) + _AFTER_OFFER):

@@ -28,7 +28,9 @@ def drop_maxima(search: "Search") -> None:
             twins = [without_maxima(one, [maximum])]
             if not search.room_for(num_to_offer(twins) + _AFTER_TWINS):
                 break
-            (twin,) = price(prices, twins)
+            if not (priced := price(prices, twins)):
+                continue
+            (twin,) = priced
             if prices.difference(twin)[1] < prices.difference(one.name)[1]:
                 slower.add(maximum)
         prices.slower_maxima |= slower
@@ -65,8 +67,13 @@ def write_out(search: "Search", support: Collection[tuple[str, str]] = ()) -> bo
 
 
 def price(prices: UnitPrices, twins: Sequence[Candidate]) -> list[str]:
-    """Prices more candidates; under another's name those that are no news."""
-    known = prices.names
+    """Prices more candidates; under another's name those that are no news.
+
+    Returns:
+      What each is called; those that do not compile are left out.
+    """
+    known = prices.names.keys() | prices.dropped
     missing = {t.action: t for t in twins if t.action not in known}
     prices.offer([*missing.values()])
-    return [prices.names[twin.action] for twin in twins]
+    names = prices.names
+    return [names[twin.action] for twin in twins if twin.action in names]

@@ -22,6 +22,17 @@ def _own_caches(tmp_path_factory):
         del os.environ[name]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _silent_commands():
+    """What a command prints must not depend on how busy the machine is."""
+    from revremat import _cli_progress
+
+    before = _cli_progress.FIRST_LINE_SECONDS
+    _cli_progress.FIRST_LINE_SECONDS = 3600.0
+    yield
+    _cli_progress.FIRST_LINE_SECONDS = before
+
+
 @pytest.fixture(scope="module")
 def quick_compiles():
     """Where values are compared and nothing is measured: compiling takes the time."""

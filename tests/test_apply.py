@@ -95,6 +95,38 @@ def test_gradients_are_the_same(loss, unit, in_order):
     assert_same_gradient(loss, rr.apply(loss, plan), *args)
 
 
+def of_branches(*forms):
+    """A loss that takes one of several branches, each a scan of another width."""
+
+    def branch(scale):
+        body = lambda x, w: (jnp.sin(jnp.tanh(x @ w["a"]) @ w["b"]) * scale, None)
+        return lambda w, x: jax.lax.scan(body, x, w)[0].sum()
+
+    def loss(w, x, which):
+        return jax.lax.switch(which, [branch(float(k + 2)) for k in forms], w, x)
+
+    return loss
+
+
+@pytest.mark.parametrize("planned_branches", [(0,), (1,), (0, 1), (0, 2), (0, 1, 2)])
+def test_in_every_branch_that_a_plan_speaks_of_layers_are_rebuilt(planned_branches):
+    loss, (w, x) = of_branches(0, 1, 2), arguments()
+    units = [f"cond_0/branch_{k}/scan_0" for k in planned_branches]
+    graph = rr.trace(loss, w, x, 0)
+    plan = graph.plan(dict.fromkeys(units, RECOMPUTE))
+    planned = rr.apply(loss, plan)
+    (cond,) = jax.make_jaxpr(planned)(w, x, 0).jaxpr.eqns[-1:]
+    ours = ["custom_vjp" in str(one) for one in cond.params["branches"]]
+    assert ours == [k in planned_branches for k in range(3)]
+    for which in range(3):
+        assert_same_gradient(
+            lambda *a, which=which: loss(*a, which),
+            lambda *a, which=which: planned(*a, which),
+            w,
+            x,
+        )
+
+
 def kept_shapes(loss, *args):
     pullback = jax.eval_shape(
         lambda *a: jax.vjp(lambda w: loss(w, *a[1:]), a[0])[1], *args
@@ -405,6 +437,42 @@ def test_a_large_vocabulary_is_never_held_whole():
     text = jax.jit(jax.grad(planned)).lower(w, h, labels).as_text()
     assert "2x2x64x" in text
     assert "2x16x64x" not in text
+
+
+@pytest.mark.parametrize(
+    ("size", "splits"),
+    [
+        (1, ()),
+        (2, (2,)),
+        (6, (2, 6)),
+        (7, (7,)),
+        (12, (2, 4, 12)),
+        (16, (2, 4, 8, 16)),
+        (256, (2, 4, 8, 16, 32, 64, 128, 256)),
+        (512, (2, 4, 8, 16, 32, 64, 128, 256)),  # no more than 256
+        (257, ()),
+    ],
+)
+def test_chunks_are_powers_of_two_or_of_one_row_each(size, splits):
+    def loss(w, x):
+        head = lambda w, x: jnp.tanh(x @ w).sum()
+        return rr.block(head, "head", split=(None, 0))(w, x)
+
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    assert rr.trace(loss, array(2, 2), array(size, 2))["head"].splits == splits
+
+
+@pytest.mark.parametrize("chunks", [2, 6])
+def test_a_block_in_chunks_of_one_row_has_the_same_gradient(chunks):
+    def loss(w, x):
+        head = lambda w, x: jnp.tanh(x @ w).sum()
+        return rr.block(head, "head", split=(None, 0))(w, x)
+
+    rng = np.random.default_rng(0)
+    array = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+    w, x = array(WIDTH, WIDTH), array(6, WIDTH)
+    plan = rr.trace(loss, w, x).plan({"head": RECOMPUTE(chunks=chunks)})
+    assert_same_gradient(loss, rr.apply(loss, plan), w, x)
 
 
 def test_a_block_in_chunks_may_close_over_arrays():

@@ -108,6 +108,25 @@ def test_a_mix_too_large_is_followed_by_one_that_is_smaller_by_as_much(
     assert [counts["offload"] for counts in search.tried] == offloaded
 
 
+@pytest.mark.parametrize(
+    ("error", "offloaded"),
+    [
+        (-0.3, [3]),  # not worth a compile
+        (-0.4, [3]),  # worth one, which chooses the same
+        (-1.0, [3, 2]),
+        (-2.0, [3, 1]),
+        (-5.0, [3, 0]),
+    ],
+)
+def test_a_mix_that_came_out_smaller_is_followed_by_one_that_uses_what_is_left(
+    error, offloaded
+):
+    search = Tightened(107.2, error)
+    search._tighten()
+    tried = [counts.get("offload", 0) for counts in search.tried]
+    assert list(dict.fromkeys(tried)) == offloaded
+
+
 def test_where_none_is_smaller_by_as_much_smaller_ones_are_tried():
     search = Tightened(107.2, 4.0)
     search._tighten()

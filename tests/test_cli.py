@@ -448,7 +448,9 @@ def test_standard_error_stays_empty_with_no_device_at_hand(folder):
     code, out, err = command(
         folder, "report", "program.py:problem", "--target", "h100:8"
     )
-    assert (code, err) == (0, "")
+    # On a busy machine it takes long enough to say that it is still at work.
+    told = [line for line in err.splitlines() if not line.endswith(" s")]
+    assert (code, told) == (0, [])
     assert out.startswith("small on h100:8")
 
 

@@ -139,7 +139,7 @@ def test_prices_are_those_within_the_program(name, alone):
         prices.price_roughly()
         prices.refine(few)
         found.append({n: prices._price(n) for n in few})
-    layers_us = search.add("as written", None).time_us / 4
+    layers_us = search.written().time_us / 4
     for one in ("none", "dots"):
         alone_bytes, within_bytes = (p[one].kept_bytes for p in found)
         assert alone_bytes == pytest.approx(within_bytes, rel=0.02)

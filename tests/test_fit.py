@@ -10,6 +10,7 @@ import pytest
 
 import revremat as rr
 from revremat._fit import fit, presets
+from revremat._saved import what_is
 from revremat.policies import PRESETS
 
 DEPTH, WIDTH, ROWS = 9, 64, 1024
@@ -106,6 +107,20 @@ def test_what_was_found_is_written_whole(searched, tmp_path):
     measured = rr.Measurement.from_json(json.dumps(data["measurement"]))
     assert measured == found[0.6].measurement
     assert len(data["rows"]) == len(found[0.6].rows)
+
+
+def test_a_fit_comes_back_as_a_record_of_it(searched, tmp_path):
+    """All but the loss, which is a function."""
+    fit = searched[1][0.6]
+    path = rr.write(fit, tmp_path / "fit.json")
+    record = rr.load(path)
+    assert isinstance(record, rr.FitRecord)
+    assert (record.plan, record.measurement) == (fit.plan, fit.measurement)
+    trials = [(row.name, row.bytes, row.step_us) for row in record.rows]
+    assert trials == [(row.name, row.bytes, row.time_us) for row in fit.rows]
+    assert record.facts["num_compiles"] == fit.num_compiles
+    assert rr.write(record, tmp_path / "again.json").read_text() == path.read_text()
+    assert what_is(path) == "a search's result"
 
 
 def test_prediction_is_close_before_the_last_compile(searched):

@@ -162,7 +162,7 @@ def test_what_is_no_measurement_is_refused(text):
 
 def test_a_newer_schema_is_refused():
     newer = json.loads(MEASUREMENT.to_json()) | {"schema": 99}
-    with pytest.raises(ValueError, match="has schema 99, but this revremat reads up"):
+    with pytest.raises(ValueError, match="schema version 99 and this revremat reads"):
         rr.Measurement.from_json(json.dumps(newer))
 
 

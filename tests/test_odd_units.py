@@ -70,7 +70,7 @@ def test_blocks_whose_results_are_used_again_are_mixed_by_true_prices():
     problem = rr.Problem(loss, ([shape(128, 128)] * LAYERS, shape(2048, 128)))
     search = Search(problem, rr.target("cpu:1"))
     search.prepare()
-    plain = search.add("as written", None).bytes
+    plain = search.written().bytes
     found = search.fit(int(0.8 * plain))
     kept, saved = rr.RECOMPUTE(save=["tanh_0"]), rr.SAVE
     by_hand = search.add("by hand", {"layer": (kept, kept, saved, saved)})

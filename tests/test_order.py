@@ -57,7 +57,7 @@ def made_of(step=None):
     """A search that has seen the program as it is written."""
     problem = rr.Problem(loss, (WEIGHTS, array(ROWS, WIDTH)), step)
     search = Search(problem, rr.target("h100:1"))
-    search.add("as written", None)
+    search.written()
     return search
 
 
@@ -81,7 +81,7 @@ def test_over_microbatches_plans_in_order_go_where_none_went():
 
     kept = all_alike(search, rr.RECOMPUTE(save=["dot_general_0"]))
     search.add("in order", kept)
-    search.budget = search.add("as written", None).bytes - 1
+    search.budget = search.written().bytes - 1
     # Its prices are of programs in order: what is faster without has no bound.
     assert try_without_order(search, math.inf) == 0.0
     best = search.best(search.budget)

@@ -9,7 +9,7 @@ import pytest
 
 import revremat as rr
 from revremat._cut import UnitCut
-from revremat._prices import UnitPrices, hold
+from revremat._prices import UnitPrices, hold, neighbour
 from revremat.policies import Candidate, preset
 
 OWN, OF_A_LAYER = 1000, 7
@@ -89,7 +89,8 @@ def test_segments_that_come_later_cost_what_they_would_have_cost_at_first():
 
 def test_ends_are_layers_that_have_a_price_outside_of_the_loop():
     found = UnitPrices.__new__(UnitPrices)
-    found.beside = {("none", "full", False): None, ("dots", "none", True): None}
+    probe: Any = "measured"
+    found.beside = {("none", "full", False): probe, ("dots", "none", True): probe}
     assert found.ends([("none", 1), ("full", 3)]) == (
         (("none", 1),),
         (("full", 3),),
@@ -102,6 +103,50 @@ def test_ends_are_layers_that_have_a_price_outside_of_the_loop():
         (("full", 1), ("none", 4)),
         (),
     )
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [("full", 9)],
+        [("full", 8), ("none", 1)],
+        [("none", 1), ("full", 8)],
+        [("none", 1), ("full", 7), ("none", 1)],
+        [("none", 1), ("full", 7), ("dots", 1)],
+        [("full", 4), ("none", 5)],  # no end stands alone
+        [("full", 4), ("none", 4), ("dots", 1)],
+    ],
+    ids=str,
+)
+def test_ends_cost_what_they_cost_beside_the_loop_and_not_in_it(runs):
+    """The first layer takes 3 us more than one of a loop, the last one 20 us less."""
+    layer = lambda x, w: (x + jnp.tanh(jnp.sin(x @ w)) @ w, None)
+    loss = lambda w, x: jax.lax.scan(layer, x, w)[0].sum()
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    (unit,) = rr.trace(loss, array(9, 8, 8), array(4, 8)).units
+    few = {name: preset(unit, name) for name in ("full", "none", "dots")}
+    took = {few["full"].action: 70, few["none"].action: 50, few["dots"].action: 60}
+
+    def measured(actions) -> Any:
+        step_us = 500 + sum(took[action] for action in actions)
+        step_us += 3 * (actions[0] != actions[1]) - 20 * (actions[-1] != actions[-2])
+        memory = SimpleNamespace(total_bytes=100 + len(actions), host_bytes=0)
+        return SimpleNamespace(memory=memory, time=SimpleNamespace(step_us=step_us))
+
+    ask = lambda steps: [measured(actions) for _, actions in steps]
+    same: Any = lambda actions: actions
+    found = UnitPrices(unit, list(few.values()), UnitCut(same, False, 0.0, 1.0), ask)
+    found.price_roughly()
+    found.refine(list(few))
+    for last in (False, True):
+        beside, stands_alone = neighbour(runs, last)
+        if stands_alone:
+            found.edges([runs[-1 if last else 0][0]], beside, last)
+    actions = [few[name].action for name, n in runs for _ in range(n)]
+    first_us = 3 * (runs[0][1] == 1)
+    last_us = -20 * (runs[-1][1] == 1)
+    expected = sum(took[action] for action in actions) + first_us + last_us
+    assert found.layers_us(runs) == pytest.approx(expected)
 
 
 def test_at_an_end_stands_what_a_single_layer_can_be():

@@ -1,6 +1,7 @@
 """Dumps from elsewhere: read as our own compiles are, or refused in one sentence."""
 
 import functools
+import gzip
 import random
 
 import jax
@@ -57,6 +58,31 @@ def test_a_real_folder_of_dumps_is_read(tmp_path, capsys):
     assert small_one.memory.total_bytes == 2 * 64 * 64 * 4
     assert main(["report", str(tmp_path), "--target", "h100:1"]) == 0
     assert "the largest" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["scan", "donation", "offload"])
+def test_a_compressed_dump_says_what_the_plain_one_says(tmp_path, capsys, name):
+    hlo = compiled(name).hlo
+    (tmp_path / FILE).write_bytes(hlo)
+    plain = rr.read(tmp_path, target="h100:1")
+    (tmp_path / FILE).unlink()
+    file = tmp_path / f"{FILE}.gz"
+    file.write_bytes(gzip.compress(hlo))
+    for place in (tmp_path, file):
+        assert rr.read(place, target="h100:1").memory == plain.memory
+    assert main(["report", str(file), "--target", "h100:1"]) == 0
+    assert "on each device" in capsys.readouterr().out
+
+
+def test_of_compressed_dumps_the_largest_is_read_as_well(tmp_path):
+    large, small = (compiled(name).hlo for name in ("scan", "called"))
+    large, small = sorted((large, small), key=len, reverse=True)
+    (tmp_path / f"large.{FILE}.gz").write_bytes(gzip.compress(large))
+    (tmp_path / f"small.{FILE}").write_bytes(small)
+    (tmp_path / f"broken.{FILE}.gz").write_bytes(b"\x1f\x8b")
+    m = rr.read(tmp_path, target="h100:1")
+    assert m.memory == rr.read(tmp_path / f"large.{FILE}.gz", target="h100:1").memory
+    assert any("of 3 modules in the folder" in note for note in m.notes)
 
 
 def test_out_of_memory_comes_with_a_reason_and_a_way_out(tmp_path):

@@ -454,3 +454,25 @@ def test_what_a_loss_gets_wrong_inside_is_its_own_error():
 
     with pytest.raises(TypeError, match="dot_general"):
         rr.trace(loss, *specs())
+
+
+SYMBOLIC = {
+    "one symbol": ("b, 4", "b"),
+    "a product": ("3, 2*b", r"2\*b"),
+    "a sum": ("b + 1, b", r"b \+ 1"),
+}
+VERBS = {
+    "trace": lambda loss, x: rr.trace(loss, x),
+    "measure": lambda loss, x: rr.measure(loss, x, target="cpu:1"),
+    "search": lambda loss, x: rr.search(loss, x, budget="1GiB", target="cpu:1"),
+    "apply": lambda loss, x: jax.eval_shape(rr.apply(loss, rr.Plan((), "")), x),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("case", SYMBOLIC)
+def test_sizes_that_are_symbols_are_refused(case, verb):
+    shape, named = SYMBOLIC[case]
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), jnp.float32)
+    with pytest.raises(UserError, match=f"whole numbers: write one for {named},"):
+        VERBS[verb](lambda x: jnp.sin(x).sum(), x)

@@ -30,7 +30,7 @@ def budgets_of(search: Search, number: int) -> list[int]:
       search: Prepared.
       number: How many, 2 or more.
     """
-    plain = _JUST_UNDER * search.add("as written", None).bytes
+    plain = _JUST_UNDER * search.written().bytes
     limit = _TO_SPARE * policies.smallest_bytes(search.menus())
     host_bytes = search.target.host_bytes
     choice = policies.choose(search.menus(), limit, host_budget_bytes=host_bytes)
@@ -46,7 +46,7 @@ def arena_of(search: Search) -> Arena:
 
     Plans that keep the same are compiled once, whatever their names.
     """
-    rows: dict[Any, Row] = {}
+    rows: dict[Any, Row | None] = {}
     menus: list[Menu] = []
 
     def compile(name: str, actions: Actions | None) -> Row | None:
@@ -126,7 +126,7 @@ class Searched:
         self.tell, self.unroll = tell, unroll
         self.search = Search(problem, target, lambda *_: stop(), unroll=unroll)
         self.search.prepare()
-        self.plain = self.search.add("as written", None)
+        self.plain = self.search.written()
         self.alone: dict[int, dict[str, Any]] = {}
 
     def say(self, what: str) -> None:

@@ -90,7 +90,7 @@ def main(options: Options) -> int:
     target = rr.target(program.target)
     problem = gpt.problem(target, **program.overrides)
     search = Search(problem, target)
-    plain = search.add("as written", None)
+    plain = search.written()
     print(f"as written: {format_bytes(plain.bytes)}, {format_us(plain.time_us)}")
     results = []
     for share in options.budgets or program.budgets:
@@ -204,7 +204,7 @@ def alone(search: Search, way: str, budget: int) -> Row | None:
         if choice is None:
             break
         row = search.try_mix(choice)
-        if row.bytes <= budget:
+        if row is None or row.bytes <= budget:
             break
         limit -= row.bytes - budget + 1e-3 * budget
     fitting = [

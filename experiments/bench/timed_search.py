@@ -7,6 +7,7 @@ Layers are priced by them, in programs cut short; of a whole program the sum is 
 steps take.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections import defaultdict
@@ -22,7 +23,7 @@ from revremat._apply import apply
 from revremat._choose import Search
 from revremat._cut import step_of
 from revremat._fitted import Row
-from revremat._measure import Request
+from revremat._measure import Failure, Request
 from revremat._measurement import Measurement, Time
 from revremat.xla._kernel_key import kernel_key
 
@@ -40,11 +41,12 @@ class TimedSearch(Search):
         self._settled: set[Any] = set()
         super().__init__(*args, **kwargs)
 
-    def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement]:
+    def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement | Failure]:
         """Steps by the target's compiler, each with the times of its own kernels."""
         found = []
         for name, request in steps:
-            self._time(request)
+            with contextlib.suppress(Exception):  # the search says what fails, and how
+                self._time(request)
             found += super().ask([(name, request)])
         return found
 
@@ -68,7 +70,9 @@ class TimedSearch(Search):
                 loss = loss if row.plan is None else apply(loss, row.plan)
                 request = step_of(self.problem, loss)
                 self._time(request)
-                times[key].append(super().ask([(row.name, request)])[0].time)
+                (found,) = super().ask([(row.name, request)])
+                assert not isinstance(found, Failure)
+                times[key].append(found.time)
         for key in new:
             row = self.rows[key]
             median = sorted(times[key], key=lambda t: t.step_us)[_ROUNDS // 2]

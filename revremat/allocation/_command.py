@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from revremat._errors import UserError
+from revremat._printable import say
 from revremat.allocation._allocate import Progress, allocate
 from revremat.allocation._csv import read_problem, write_offsets
 from revremat.allocation._dependencies import join_streams, read_waits
@@ -19,25 +20,28 @@ FOUND, NOT_FOUND, MISTAKE = 0, 1, 2
 """Exit codes. A capacity that is proved too small is a mistake in the request."""
 
 
+_File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+
+
 @dataclass(frozen=True)
 class AllocateOptions:
     """Packs buffers with known lifetimes into as little memory as possible."""
 
-    file: tyro.conf.Positional[Path]
-    """CSV file with columns id, lower, upper (exclusive), size; optionally alignment,
-    group (members lie back to back) and stream (whose clock lower and upper count)."""
+    file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
+    """CSV file with columns id, lower, upper (exclusive), size, and more if needed."""
 
-    capacity: int | None = None
+    capacity: Annotated[
+        int | None, tyro.conf.arg(metavar="BYTES", help_behavior_hint="")
+    ] = None
     """Fit into this many bytes. By default, take as little as possible."""
 
-    out: Path | None = None
+    out: _File = None
     """Write the rows here, with an offset column."""
 
-    deps: Path | None = None
-    """CSV file of what streams wait for: columns stream, step, after_stream,
-    after_step; optionally reads, ids of buffers separated by spaces."""
+    deps: _File = None
+    """CSV file of what streams wait for: stream, step, after_stream, after_step."""
 
-    svg: Path | None = None
+    svg: _File = None
     """Draw the packing here."""
 
     seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 60.0
@@ -54,7 +58,7 @@ def run(options: AllocateOptions) -> int:
     try:
         return _run(options)
     except UserError as error:
-        print(error, file=sys.stderr)
+        say(str(error), error=True)
         return MISTAKE
 
 
@@ -71,7 +75,7 @@ def _run(options: AllocateOptions) -> int:
     if isinstance(answer, Infeasible):
         raise UserError(str(answer))
     if isinstance(answer, Undecided):
-        print(answer, file=sys.stderr)
+        say(str(answer), error=True)
         return NOT_FOUND
     _print(answer, len(problem.buffers), time.monotonic() - began)
     if options.out:

@@ -5,9 +5,9 @@ import io
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from revremat._errors import UserError
+from revremat._files import read_text, write_text
 from revremat.allocation._problem import AllocationProblem, Buffer
 
 _NEEDED = ("id", "lower", "upper", "size")
@@ -78,7 +78,7 @@ def read_rows(
       UserError: What cannot be read, in one sentence.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except UnicodeDecodeError:
         raise UserError(f"{path} is no UTF-8 text; give a CSV file") from None
     except OSError as error:
@@ -148,7 +148,7 @@ def write_offsets(
     Raises:
       UserError: A file that cannot be written.
     """
-    text = Path(source).read_text(encoding="utf-8-sig")
+    text = read_text(source)
     reader = csv.reader(io.StringIO(text, newline=""))
     header = next(reader)
     old = [i for i, name in enumerate(header) if name.strip() == "offset"]
@@ -156,28 +156,6 @@ def write_offsets(
     kept = [name for i, name in enumerate(header) if i not in old]
     lines = [[*kept, "offset"]]
     lines += [[*row, str(offset)] for row, offset in zip(rows, offsets, strict=True)]
-
-    def write(file):
-        csv.writer(file, lineterminator="\n").writerows(lines)
-
-    write_whole(path, write)
-
-
-def write_whole(path: str | os.PathLike, write) -> None:
-    """Writes a text file through a temporary one, so that it is whole or not there.
-
-    Raises:
-      UserError: A file that cannot be written.
-    """
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            write(file)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"{path} cannot be written ({error.strerror}); "
-            "name a file in a folder that can be written to"
-        ) from None
+    written = io.StringIO(newline="")
+    csv.writer(written, lineterminator="\n").writerows(lines)
+    write_text(path, written.getvalue())

@@ -11,15 +11,8 @@ import numpy as np
 from revremat.allocation._blocks import Blocks
 from revremat.allocation._fill import fill
 from revremat.allocation._joining import join
-from revremat.allocation._search import (
-    FAILED,
-    FEWEST,
-    LIMIT,
-    LOWEST,
-    SOLVED,
-    WEIGHTED,
-    search,
-)
+from revremat.allocation._search import FAILED, LIMIT, SOLVED, search
+from revremat.allocation._skyline import FEWEST, LOWEST, WEIGHTED
 
 LANES = 2
 """Searches that run side by side. Fixed, so that answers do not depend on the machine;

@@ -4,7 +4,7 @@ import html
 import os
 from collections.abc import Sequence
 
-from revremat.allocation._csv import write_whole
+from revremat._files import write_text
 from revremat.allocation._problem import AllocationProblem
 from revremat.allocation._solution import Allocation
 
@@ -97,8 +97,7 @@ def write_drawing(
     Raises:
       UserError: A file that cannot be written.
     """
-    text = draw(problem, allocation, title)
-    write_whole(path, lambda file: file.write(text))
+    write_text(path, draw(problem, allocation, title))
 
 
 def format_bytes(count: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from revremat.program._linearize import is_inexact
+from revremat.program._avals import is_floating
 from revremat.program._ops import Value
 from revremat.program._rewrite import Decision, Step, steps_of
 from revremat.program._sites import Site
@@ -41,12 +41,12 @@ def alone(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         held = {value for value, _, held in taken if held}
         known.update(new)
         results = [out for site in part for out in site.outputs if out not in used]
-        fresh = [v for v in new if v not in held and is_inexact(v.aval)]
-        results = [out for out in results if is_inexact(out.aval)]
+        fresh = [v for v in new if v not in held and is_floating(v.aval)]
+        results = [out for out in results if is_floating(out.aval)]
         turns.append(_Turn(step, list(new), fresh, results))
     given = [value for turn in turns for value in turn.given]
-    wanted = [v for v in given if v in differentiated and is_inexact(v.aval)]
-    others = [v for v in given if v not in differentiated or not is_inexact(v.aval)]
+    wanted = [v for v in given if v in differentiated and is_floating(v.aval)]
+    others = [v for v in given if v not in differentiated or not is_floating(v.aval)]
     results = [out for turn in turns for out in turn.results]
 
     def loss(arrays: Any, beside: Any, cotangents: Any, one: jax.Array) -> jax.Array:

@@ -5,12 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-
-from revremat import _compat
 
 
 @jax.tree_util.register_pytree_node_class
@@ -58,30 +53,3 @@ def _put_one(buffer: Any, item: Any, index: Any) -> Any:
     if isinstance(buffer, Each):
         return Each((*buffer.items[:index], item, *buffer.items[index + 1 :]))
     return lax.dynamic_update_index_in_dim(buffer, item, index, 0)
-
-
-def zeros(aval: Any, lead: tuple[int, ...] = ()) -> Any:
-    """Zeros of a shape and dtype, sharded where the mesh wants it said.
-
-    Args:
-      aval: Shape, dtype and where it lies.
-      lead: Further dimensions, in front.
-    """
-    shape, sharding = (*lead, *aval.shape), getattr(aval, "sharding", None)
-    if sharding is None or sharding.mesh.empty or not has_explicit(sharding.mesh):
-        return _compat.varying_like(jnp.zeros(shape, aval.dtype), aval)
-    spec = PartitionSpec(*[None] * len(lead), *sharding.spec)
-    sharding = NamedSharding(sharding.mesh, spec)
-    return jnp.zeros(shape, aval.dtype, device=sharding)
-
-
-def instantiate(cotangent: Any) -> Any:
-    """A cotangent as an array, where it may be a symbolic zero."""
-    if isinstance(cotangent, SymbolicZero):
-        return zeros(cotangent.aval)
-    return cotangent
-
-
-def has_explicit(mesh: Any) -> bool:
-    """Whether a mesh has axes whose sharding is part of the types."""
-    return AxisType.Explicit in mesh.axis_types

@@ -12,17 +12,15 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat._errors import UserError
 from revremat._plan import Action
-from revremat.program import _layer
+from revremat.program import _avals, _layer
 from revremat.program._buffers import (
     Each,
     at,
     at_all,
-    instantiate,
     put,
     take,
-    zeros,
 )
-from revremat.program._host import fetch
+from revremat.program._host import fetch, to_host
 from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
 from revremat.program._layout import as_in_a_loop, is_turned
 from revremat.program._linearize import pick
@@ -42,6 +40,10 @@ class Engine:
         self.kept: dict[Action, Kept] = {
             action: resolve(layer, action, unit) for action in set(stack.actions)
         }
+        self.num_sent = dict.fromkeys(self.kept, 0)
+        if stack.at_once:
+            self.num_sent = {a: len(k.offloaded) for a, k in self.kept.items()}
+            self.kept = {a: k.on_device() for a, k in self.kept.items()}
         self.lay = list if is_turned(layer.passes.forward) else as_in_a_loop
         self.segments = segments(stack.actions, loops=not stack.unrolled)
         if any(segment.group for segment in self.segments):
@@ -60,37 +62,56 @@ class Engine:
     def forward(self, consts, init, xs):
         stack, carry = self.stack, list(init)
         y_avals = [a.aval for a in self.layer.passes.forward.outputs[stack.num_carry :]]
-        ys = [zeros(a, (stack.length,)) for a in y_avals]
+        ys = [_avals.room(_avals.stacked(a, stack.length)) for a in y_avals]
         saved, sent = [], []
         for segment in self.segments:
             if not self._is_written_out(segment, segment.repeats):
                 carry, sent = _layer.wait_for(sent, carry), []
             forward = self._forward_group if segment.group else self._forward_step
             step = partial(forward, segment, consts, xs)
-            turns = range(segment.repeats)
-            room = self._room(segment, step, carry, ys)
-            state, kept = self._loop(segment, step, (carry, ys, room, sent), turns)
+            first = (carry, ys, self._room(segment), sent)
+            state, kept = self._loop(segment, step, first, range(segment.repeats))
             carry, ys, room, sent = state
             pairs = zip(room, kept, strict=True)
             kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
             last = carry if self._keeps_output(segment) else None
-            saved.append((kept, last))
+            saved.append((self._send_all(segment, kept), last))
         return (_layer.wait_for(sent, carry), ys), saved
 
-    def _room(self, segment: Segment, step, carry, ys) -> list[list[Any]]:
+    def _send_all(self, segment: Segment, kept: list[Any]) -> list[Any]:
+        """What the layers have for the host, sent there if they have not done so."""
+        split = []
+        for action, (on_device, on_host) in zip(segment.pattern, kept, strict=True):
+            own = len(on_device) - self.num_sent[action]
+            split.append(
+                (on_device[:own], [*on_host, *jax.tree.map(to_host, on_device[own:])])
+            )
+        return split
+
+    def _fetch_all(self, saved: list[Any], cotangents: list[Any]) -> tuple[Any, Any]:
+        """What was sent when all layers were done, back where they look for it."""
+        if not self.stack.at_once:
+            return saved, cotangents
+        on_host = [[host for _, host in kept] for kept, _ in saved]
+        leaves, tree = jax.tree.flatten(on_host)
+        leaves, cotangents = _layer.fetch_after(leaves, cotangents)
+        fetched = tree.unflatten(leaves)
+        back = [
+            ([([*d, *h], []) for (d, _), h in zip(kept, own, strict=True)], last)
+            for (kept, last), own in zip(saved, fetched, strict=True)
+        ]
+        return back, cotangents
+
+    def _room(self, segment: Segment) -> list[list[Any]]:
         """Buffers for what the layers of a pattern save, where there are several.
 
         What a loop gives out is only written when a turn ends; written to buffers, it
         is out of the way before the pattern's next layer begins.
         """
-        none: list[list[Any]] = [[] for _ in segment.pattern]
         if len(segment.pattern) == 1:
-            return none
-        _, kept = jax.eval_shape(
-            lambda c, y: step((c, y, none, []), jnp.int32(0)), carry, ys
-        )
-        stacked = lambda a: zeros(a, (segment.repeats,))
-        return [jax.tree.map(stacked, on_device) for on_device, _ in kept]
+            return [[]]
+        room = lambda value: _avals.room(_avals.stacked(value.aval, segment.repeats))
+        return [list(map(room, self.kept[a].saved)) for a in segment.pattern]
 
     def _forward_step(self, segment: Segment, consts, xs, state, t):
         carry, ys, room, sent = state
@@ -190,14 +211,22 @@ class Engine:
     def backward(self, consts, xs, saved, x_avals, ct_carry, ct_ys):
         """Cotangents for the constants, the first carry and the `xs`; None for zero."""
         state = _Gradients(
-            carry=[instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
-            consts=[zeros(v.aval) for v in pick(self.const_values, self.const_mask)],
-            xs=[jax.tree.map(zeros, aval) for aval in pick(x_avals, self.x_mask)],
+            carry=[_avals.instantiate(ct) for ct in pick(ct_carry, self.carry_mask)],
+            consts=[
+                _avals.zero_cotangent(v.aval)
+                for v in pick(self.const_values, self.const_mask)
+            ],
+            xs=[
+                jax.tree.map(lambda a: _avals.room(a.to_ct_aval()), aval)
+                for aval in pick(x_avals, self.x_mask)
+            ],
             output=None,
             fetched=None,
         )
         self.ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
         self.consts, self.xs = consts, xs
+        saved, carry = self._fetch_all(saved, state.carry)
+        state = replace(state, carry=carry)
         below = [None, *map(self._on_host_at_top, self.segments, saved)]
         for segment, (kept, last), waiting in zip(
             reversed(self.segments), reversed(saved), reversed(below[:-1]), strict=True
@@ -383,13 +412,15 @@ class Engine:
         ]
         for k in _where(self.y_mask):
             ct = self.ct_ys[k]
-            ct_outs.append(zeros(y_avals[k]) if ct is None else at(ct, index))
+            ct_outs.append(
+                _avals.zero_cotangent(y_avals[k]) if ct is None else at(ct, index)
+            )
         pulled = iter(_layer.pull_back(self.layer, plan, env, ct_outs))
         ct_consts = [next(pulled) for _ in state.consts]
         ct_carry = [next(pulled) for _ in state.carry]
         return replace(
             state,
-            consts=[a + b for a, b in zip(state.consts, ct_consts, strict=True)],
+            consts=list(map(_avals.add, state.consts, ct_consts)),
             carry=ct_carry,
             xs=put(state.xs, list(pulled), index),
         )

@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from revremat import _compat
-from revremat.program._linearize import is_inexact
+from revremat.program._avals import is_differentiable, zero_cotangent
 from revremat.program._ops import (
     BLOCK_PREFIX,
     Constant,
@@ -217,6 +217,12 @@ class _ById:
         return isinstance(other, _ById) and other.eqn is self.eqn
 
 
+def _cotangent(out: Any) -> Any:
+    if jnp.issubdtype(out.dtype, jnp.inexact):
+        return jnp.ones_like(out)
+    return zero_cotangent(jax.typeof(out))
+
+
 @lru_cache(maxsize=4096)
 def _derivative(key: _ById) -> str:
     """What the derivative of a function with its own computes.
@@ -225,7 +231,7 @@ def _derivative(key: _ById) -> str:
     """
     eqn = key.eqn
     avals: list[Any] = [v.aval for v in eqn.invars]
-    on = list(map(is_inexact, avals))
+    on = list(map(is_differentiable, avals))
     scope = eqn.source_info.name_stack
 
     def pulled(*args: Any) -> Any:
@@ -233,10 +239,10 @@ def _derivative(key: _ById) -> str:
             given = iter(some)
             values = [next(given) if m else a for a, m in zip(args, on, strict=True)]
             outs = _compat.bind(eqn, values, scope)
-            return list(filter(is_inexact, outs))
+            return list(filter(is_differentiable, outs))
 
         outs, pull = jax.vjp(f, *(a for a, m in zip(args, on, strict=True) if m))
-        return pull([jnp.ones_like(out) for out in outs])
+        return pull(list(map(_cotangent, outs)))
 
     try:
         closed = jax.make_jaxpr(pulled)(*avals)

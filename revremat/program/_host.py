@@ -8,15 +8,25 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from revremat import _compat
 from revremat.program._buffers import Each
 
 
 def to_host(x: Any) -> Any:
-    return jax.device_put(x, jax.memory.Space.Host)
+    return move(x, jax.memory.Space.Host)
 
 
 def to_device(x: Any) -> Any:
-    return jax.device_put(x, jax.memory.Space.Device)
+    return move(x, jax.memory.Space.Device)
+
+
+def move(x: Any, space: Any) -> Any:
+    """The array in host memory or in the device's.
+
+    What `jax.device_put` does, for programs with ordered effects too: JAX cannot lower
+    those with a `device_put` to host memory.
+    """
+    return x if jax.typeof(x).memory_space is space else _move.bind(x, space=space)
 
 
 def fetch(stacked: Any, index: Any) -> Any:
@@ -28,6 +38,32 @@ def fetch(stacked: Any, index: Any) -> Any:
     if isinstance(stacked, Each):
         return to_device(stacked.items[index])
     return to_device(_at.bind(stacked, jnp.int32(index), axis=0))
+
+
+_KINDS = {jax.memory.Space.Host: "pinned_host", jax.memory.Space.Device: "device"}
+
+
+def _moved(args, dims, *, space):
+    return _move.bind(*args, space=space), dims[0]
+
+
+def _move_back(cotangent, x, *, space):
+    del space
+    return [move(cotangent, x.aval.memory_space)]
+
+
+_move = Primitive("move_to_memory")
+_move.def_impl(lambda x, *, space: jax.device_put(x, space))
+_move.def_abstract_eval(lambda x, *, space: x.update(memory_space=space))
+ad.deflinear2(_move, _move_back)
+batching.primitive_batchers[_move] = _moved
+mlir.register_lowering(_move, lambda ctx, x, *, space: [x])
+for _platform in ("tpu", "gpu"):
+    mlir.register_lowering(
+        _move,
+        lambda ctx, x, *, space: _compat.lowered_to_memory(ctx, x, _KINDS[space]),
+        platform=_platform,
+    )
 
 
 def _slice(stacked: Any, index: Any, *, axis: int) -> Any:

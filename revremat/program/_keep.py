@@ -1,7 +1,7 @@
 """What a layer keeps under an action, and how the rest is rebuilt from it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from revremat._errors import UserError
@@ -119,6 +119,10 @@ class Kept:
     late: tuple[Op, ...]
     inverted: tuple[Value, ...]
     unused: tuple[str, ...]
+
+    def on_device(self) -> "Kept":
+        """The same with everything kept on the device, what went to the host last."""
+        return replace(self, saved=(*self.saved, *self.offloaded), offloaded=())
 
 
 def name_values(

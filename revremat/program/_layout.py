@@ -8,8 +8,8 @@ import jax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from revremat import _compat
+from revremat.program._avals import is_floating
 from revremat.program._costs import every_op
-from revremat.program._linearize import is_inexact
 from revremat.program._ops import Op, Program
 
 
@@ -43,7 +43,7 @@ def _is_channels_first(op: Op) -> bool:
 def _one(array: Any) -> Any:
     # An array that is there already lies as it lies.
     is_traced = _compat.is_tracer(array)
-    if not is_traced or array.ndim < 2 or not is_inexact(jax.typeof(array)):
+    if not is_traced or array.ndim < 2 or not is_floating(jax.typeof(array)):
         return array
     return _pinned(array)
 

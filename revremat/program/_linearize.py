@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from revremat.program._avals import is_differentiable
 from revremat.program._ops import (
     Atom,
     Op,
@@ -45,10 +46,6 @@ class Linearized:
     out_mask: tuple[bool, ...]
 
 
-def is_inexact(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
 def has_derivative(op: Op) -> bool:
     """Whether anything can be differentiated through an operation, if not as zero."""
     if op.kind == "sign":
@@ -61,7 +58,7 @@ def depends(program: Program, in_mask: Sequence[bool]) -> tuple[bool, ...]:
     live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
     for op in program.ops:
         if has_derivative(op) and not live.isdisjoint(_values(op.inputs)):
-            live.update(out for out in op.outputs if is_inexact(out.aval))
+            live.update(out for out in op.outputs if is_differentiable(out.aval))
     return tuple(out in live for out in program.outputs)
 
 
@@ -74,8 +71,7 @@ def linearize(layer: Program, in_mask: Sequence[bool]) -> Linearized:
 
     Args:
       layer: The layer, flat.
-      in_mask: Which inputs are differentiated; they must be of floating (or complex)
-        dtype.
+      in_mask: Which inputs are differentiated; their types must have cotangents.
     """
     in_mask = tuple(in_mask)
     out_mask = depends(layer, in_mask)
@@ -106,8 +102,10 @@ def linearize(layer: Program, in_mask: Sequence[bool]) -> Linearized:
     def backward(leaves, cotangents):
         return jax.tree.unflatten(structure[0], leaves)(cotangents)
 
-    out_avals = pick(closed.out_avals[:count], out_mask)
-    closed_backward = jax.make_jaxpr(backward)(closed.out_avals[count:], out_avals)
+    cotangents = [
+        aval.to_ct_aval() for aval in pick(closed.out_avals[:count], out_mask)
+    ]
+    closed_backward = jax.make_jaxpr(backward)(closed.out_avals[count:], cotangents)
     pulled = deduplicate(flatten(closed_backward))
     ops, used = needed(pulled.ops, pulled.outputs, keep_effects=True)
     num_residuals = len(closed.out_avals) - count

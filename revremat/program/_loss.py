@@ -7,15 +7,19 @@ from typing import Any
 import jax
 import numpy as np
 
+from revremat._arguments import Arguments, Leaf, Outcome, take_apart
+from revremat._closed_over import watched
 from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
-from revremat._problem import check_value
+from revremat._problem import check_sizes, check_value
 from revremat._sources import source_line
+from revremat.program._avals import is_differentiable
 from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._costs import every_op
 from revremat.program._fingerprint import describe, fingerprint
-from revremat.program._linearize import is_inexact
+from revremat.program._linearize import depends
 from revremat.program._ops import Program, flatten
+from revremat.program._rewrite import Decision, rewrite
 from revremat.program._sites import Survey, survey
 from revremat.program._units import FoundUnit, units_of
 
@@ -28,13 +32,40 @@ class TracedLoss:
       found: Its program and the sites in it.
       units: Its units.
       fingerprint: Of the whole.
-      out_tree: The structure of what it returns.
+      arguments: What it was traced on.
+      outcome: What it returns, and what it writes into its arguments.
     """
 
     found: Survey
     units: tuple[FoundUnit, ...]
     fingerprint: str
-    out_tree: Any
+    arguments: Arguments
+    outcome: Outcome
+
+    def run(self, decisions: Sequence[Decision]) -> Any:
+        """Runs it with units replaced: what it returns.
+
+        Changes of its arguments are written into them, once, after the forward pass.
+
+        Raises:
+          UserError: What a unit would keep differs from what the plan says, or the
+            arguments may not be changed here.
+        """
+        outs = rewrite(self.found, decisions, self.arguments.values)
+        return self.outcome.write(self._untangled(outs))
+
+    def _untangled(self, outs: Sequence[Any]) -> list[Any]:
+        """Without derivatives where what is written into arguments has none.
+
+        Units give all of their results one, so that they would belong to the
+        transformation that the loss is called in and be of no use after it.
+        """
+        wanted = self.arguments.wanted(is_differentiable)
+        on = depends(self.found.program, wanted)
+        count = self.outcome.num_returned
+        written = zip(outs[count:], on[count:], strict=True)
+        stop = jax.lax.stop_gradient
+        return [*outs[:count], *(v if on else stop(v) for v, on in written)]
 
     @property
     def choices(self) -> tuple[FoundChoice, ...]:
@@ -55,17 +86,26 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
             f"{type(loss).__name__}"
         )
     label = getattr(loss, "__name__", type(loss).__name__)
-    for number, arg in enumerate(args):
-        _check_arrays(label, number, arg)
+    arguments = take_apart(args)
+    for leaf in arguments.leaves:
+        _check_array(label, leaf)
     trace_absent_kernels()
-    with arguments_told(label, loss, args):
-        closed, shapes = jax.make_jaxpr(loss, return_shape=True)(*args)
-        if any(jax.typeof(leaf).weak_type for leaf in jax.tree.leaves(args)):
-            closed = _typed_strongly(loss, args, closed)
-    check_value(label, shapes)
-    leaves = [jax.typeof(leaf) for leaf in jax.tree.leaves(args[:1])]
-    rest = len(closed.in_avals) - len(leaves)
-    mask = (*map(is_inexact, leaves), *(False for _ in range(rest)))
+    outcomes: list[Outcome] = []
+
+    def run(*values: Any) -> list[Any]:
+        copy = arguments.copy(values)
+        out = loss(*copy.args)
+        check_value(label, out)
+        outcome, arrays = copy.outcome(out)
+        outcomes.append(outcome)
+        return arrays
+
+    values = arguments.values
+    with watched(label, loss, arguments.statics()), arguments_told(label, loss, args):
+        closed = jax.make_jaxpr(run)(*values)
+        if any(jax.typeof(value).weak_type for value in values):
+            closed = _typed_strongly(run, values, closed)
+    mask = arguments.wanted(is_differentiable)
     if not any(mask):
         raise UserError(
             f"{label}: its first argument holds no floating-point array, so there is "
@@ -77,25 +117,29 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
         found=found,
         units=units_of(found, mask),
         fingerprint=fingerprint(found.program, mask),
-        out_tree=jax.tree.structure(shapes),
+        arguments=arguments,
+        outcome=outcomes[0],
     )
 
 
-def _typed_strongly(loss: Callable[..., Any], args: Sequence[Any], closed: Any) -> Any:
+def _typed_strongly(run: Callable[..., Any], values: Sequence[Any], closed: Any) -> Any:
     """The same program on arguments that are no longer typed weakly, if it is the same.
 
     As long as an array is (`jnp.full((8,), 0.1)` is, what an optimizer makes of it is
     not), it is converted wherever it meets another one, and layers may not look alike.
     """
 
-    def strong(*args: Any) -> Any:
-        leaves, tree = jax.tree.flatten(args)
-        for k, leaf in enumerate(leaves):
-            if jax.typeof(leaf).weak_type:
-                leaves[k] = jax.lax.convert_element_type(leaf, leaf.dtype)
-        return loss(*tree.unflatten(leaves))
+    def strong(*values: Any) -> Any:
+        return run(
+            *(
+                jax.lax.convert_element_type(v, v.dtype)
+                if jax.typeof(v).weak_type
+                else v
+                for v in values
+            )
+        )
 
-    found = jax.make_jaxpr(strong)(*args)
+    found = jax.make_jaxpr(strong)(*values)
     texts = [describe(flatten(one)) for one in (closed, found)]
     same = closed.out_avals == found.out_avals and texts[0] == texts[1]
     return found if same else closed
@@ -113,18 +157,13 @@ def _check_no_refs(program: Program) -> None:
             )
 
 
-def _check_arrays(label: str, number: int, arg: Any) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(arg):
-        if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
-            continue
-        where = f"argument {number}{jax.tree_util.keystr(path)}"
-        sizes = getattr(leaf, "shape", ())
-        if any(isinstance(size, str | float) for size in sizes):
-            raise UserError(
-                f"{label}: {where} has the shape {sizes}; sizes are whole numbers"
-            )
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise UserError(
-                f"{label}: {where} is {leaf!r}, which is not an array; bind it "
-                "beforehand with `functools.partial` or a lambda."
-            )
+def _check_array(label: str, leaf: Leaf) -> None:
+    value, where = leaf.value, leaf.where
+    if isinstance(value, bool | int | float | complex | np.ndarray | np.generic):
+        return
+    check_sizes(f"{label}: {where}", getattr(value, "shape", ()))
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise UserError(
+            f"{label}: {where} is {value!r}, which is not an array; bind it "
+            "beforehand with `functools.partial` or a lambda."
+        )

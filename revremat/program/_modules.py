@@ -6,13 +6,13 @@ from; a run of operations under one name is a layer.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from revremat.program._costs import num_bytes
-from revremat.program._ops import Op, Value
-from revremat.program._repeats import Repeat, is_heavy, made_by, same_flow, used_by
+from revremat.program._ops import Op
+from revremat.program._repeats import Repeat, same_flow
+from revremat.program._stretch import Stretch, made_by
 
 _DEEPEST = 6
 _NUMBER = re.compile(r"_\d+$")
@@ -31,39 +31,34 @@ def given_back(layer: Repeat) -> float:
     )
 
 
-def find_modules(
-    ops: Sequence[Op], used_after: set[Value], made_bytes: float
-) -> list[Repeat]:
+def find_modules(stretch: Stretch, made_bytes: float) -> list[Repeat]:
     """The modules of a stretch, each a layer by itself, at the depth that gives most.
 
     Args:
-      ops: A stretch without scans, blocks and checkpoints.
-      used_after: What the rest of the program uses.
+      stretch: Where.
       made_bytes: Of all that the program makes.
     """
     best: list[Repeat] = []
     best_bytes = 0.0
     for depth in range(1, _DEEPEST + 1):
-        found = _at(depth, ops, used_after, _LEAST_PART * made_bytes)
+        found = _at(depth, stretch, _LEAST_PART * made_bytes)
         sizes = [given_back(one) for one in found]
         if sizes and max(sizes) <= _LARGEST * sum(sizes) and sum(sizes) > best_bytes:
             best, best_bytes = found, sum(sizes)
     return best
 
 
-def _at(
-    depth: int, ops: Sequence[Op], used_after: set[Value], least_bytes: float
-) -> list[Repeat]:
+def _at(depth: int, stretch: Stretch, least_bytes: float) -> list[Repeat]:
     found = []
-    for path, run in groupby(ops, lambda op: _path(op, depth)):
+    end = 0
+    for path, run in groupby(stretch.ops, lambda op: _path(op, depth)):
         turn = list(run)
-        if len(path) < depth or sum(map(made_by, turn)) < least_bytes:
+        begin, end = end, end + len(turn)
+        if len(path) < depth or stretch.made[end] - stretch.made[begin] < least_bytes:
             continue
-        if not any(map(is_heavy, turn)):
+        if stretch.heavy[end] == stretch.heavy[begin]:
             continue
-        inside = set(turn)
-        outside = used_by(op for op in ops if op not in inside)
-        layer = same_flow([turn], used_after | outside)
+        layer = same_flow([turn], stretch.leaving(turn))
         if layer is not None and given_back(layer) >= least_bytes:
             found.append(replace(layer, module=_label(path[-1])))
     return found

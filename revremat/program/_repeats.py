@@ -11,28 +11,20 @@ A few passes through a network of many layers, as a loss of pairs has them, are
 no layers: those of each pass are, and equal ones are one unit in the end.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from revremat.program._costs import num_bytes
-from revremat.program._fingerprint import describe_op
-from revremat.program._keep import MATMULS
-from revremat.program._ops import (
-    Atom,
-    Constant,
-    Op,
-    Program,
-    Value,
-    as_closed,
-    flatten,
-    is_scalar,
-)
+from revremat.program._ops import Atom, Constant, Op, Program, Value, is_scalar
+from revremat.program._runs import Runs, find_runs
+from revremat.program._stretch import Stretch, used_by
 
-MOST_OPS = 20_000
+MOST_OPS = 100_000
 _FEWEST_LIGHT_TURNS = 3
 _LEAST_PART = 0.25
 _MOST_PASSES = 4
@@ -67,176 +59,218 @@ class Repeat:
 
 
 def find_repeats(
-    ops: Sequence[Op], used_after: set[Value], made_bytes: float
+    stretch: Stretch, made_bytes: float, begin: int = 0, end: int | None = None
 ) -> list[Repeat]:
     """The unrolled loops in a stretch of operations, in program order.
 
     Args:
-      ops: A stretch without scans, blocks and checkpoints.
-      used_after: What the rest of the program uses.
+      stretch: Where.
       made_bytes: Of all that the program makes.
+      begin: From which operation on.
+      end: Up to which one; by default to the end.
     """
-    if len(ops) > MOST_OPS:
+    if len(stretch) > MOST_OPS:
         return []
-    best = longest_loop(ops, least := _LEAST_PART * made_bytes)
-    if best is None:
-        return []
-    start, period, length = _within_passes(ops, best, least) or best
-    repeat, begin, end = _best_rotation(ops, start, period, length, used_after)
-    before = find_repeats(ops[:begin], used_after | used_by(ops[begin:]), made_bytes)
-    after = find_repeats(ops[end:], used_after, made_bytes)
-    return [*before, *([] if repeat is None else [repeat]), *after]
+    least_bytes = _LEAST_PART * made_bytes
+    found: list[tuple[int, Repeat]] = []
+    pieces = [_Piece(stretch, begin, len(stretch) if end is None else end)]
+    while pieces:
+        piece = pieces.pop()
+        best = piece.longest_loop(least_bytes)
+        if best is None:
+            continue
+        loop = _within_passes(piece, best, least_bytes) or best
+        repeat, first, last = _best_rotation(stretch, loop)
+        if repeat is not None:
+            found.append((first, repeat))
+        pieces += [piece.part(piece.begin, first), piece.part(last, piece.end)]
+    return [repeat for _, repeat in sorted(found, key=lambda one: one[0])]
 
 
-def find_loop(
-    ops: Sequence[Op],
-    used_after: set[Value],
-    least_bytes: float,
-    most_period: int,
-    describe: Callable[[Op], str],
-) -> Repeat | None:
+def find_loop(stretch: Stretch, least_bytes: float, most_period: int) -> Repeat | None:
     """The longest loop of a stretch, by what is said of its operations.
 
     Its body is the first turn's, which speaks for all only if no more can be said.
     """
-    best = longest_loop(ops, least_bytes, most_period, describe=describe)
-    return best and _best_rotation(ops, *best, used_after)[0]
+    best = longest_loop(stretch, 0, len(stretch), least_bytes, most_period)
+    return best and _best_rotation(stretch, best)[0]
 
 
-def _within_passes(
-    ops: Sequence[Op], best: tuple[int, int, int], least_bytes: float
-) -> tuple[int, int, int] | None:
+class Loop(NamedTuple):
+    """Where operations repeat themselves: `length` ones from `start` on."""
+
+    start: int
+    period: int
+    length: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A part of a stretch, with the runs in it."""
+
+    stretch: Stretch
+    begin: int
+    end: int
+    around: Runs | None = None
+
+    def part(self, begin: int, end: int) -> "_Piece":
+        """A part of the piece."""
+        return _Piece(self.stretch, begin, end, self.runs)
+
+    @cached_property
+    def runs(self) -> Runs:
+        around = self.around or self.stretch.runs
+        return around.within(self.begin, self.end)
+
+    def longest_loop(
+        self, least_bytes: float, most_period: int = MOST_OPS
+    ) -> Loop | None:
+        """The loop over most operations."""
+        return _longest(self.stretch, self.runs, least_bytes, most_period)
+
+
+def longest_loop(
+    stretch: Stretch, begin: int, end: int, least_bytes: float, most_period: int
+) -> Loop | None:
+    """The part between two places that repeats over most operations.
+
+    Args:
+      stretch: Where.
+      begin: From which operation on.
+      end: Up to which one.
+      least_bytes: What it has to make without a product of matrices.
+      most_period: Operations of a turn.
+    """
+    return _Piece(stretch, begin, end).longest_loop(least_bytes, most_period)
+
+
+def _longest(
+    stretch: Stretch, runs: Runs, least_bytes: float, most_period: int
+) -> Loop | None:
+    starts, periods = runs.starts, runs.periods
+    turns = runs.matched // periods + 1
+    stops = starts + runs.matched + periods
+    enough = turns >= _FEWEST_LIGHT_TURNS
+    enough &= stretch.made[stops] - stretch.made[starts] >= least_bytes
+    enough |= stretch.heavy[starts + periods] > stretch.heavy[starts]
+    enough &= periods <= most_period
+    if not enough.any():
+        return None
+    # Of those that cover as much, the one with the shortest turns, then the first.
+    best = int(np.argmax(np.where(enough, turns * periods, 0)))
+    start, period = int(starts[best]), int(periods[best])
+    return Loop(start, period, int(stops[best]) - start)
+
+
+def _within_passes(piece: _Piece, best: Loop, least_bytes: float) -> Loop | None:
     """The longest loop within passes through a network, if turns are such passes."""
     start, period, length = best
     if (passes := length // period) > _MOST_PASSES:
         return None
-    one = ops[start : start + period]
-    inner = longest_loop(one, 0.0)
-    if inner is None or loop_part(one) <= _MOST_LOOP:
+    one = piece.part(start, start + period)
+    inner = one.longest_loop(0.0)
+    if inner is None or loop_part(piece.stretch, one.begin, one.end) <= _MOST_LOOP:
         return None
     _, layer, covered = _within_passes(one, inner, 0.0) or inner
     if covered // layer <= max(2, passes):
         return None
-    return longest_loop(ops, least_bytes, layer)
+    return piece.longest_loop(least_bytes, layer)
 
 
-def loop_part(ops: Sequence[Op]) -> float:
-    """Of what a stretch makes, the part by its longest unrolled loop."""
-    best = longest_loop(ops, 0.0, lacking=_LACKING)
+def loop_part(stretch: Stretch, begin: int, end: int) -> float:
+    """Of what a part of a stretch makes, the part by its longest unrolled loop."""
+    found = find_runs(stretch.tokens[begin:end], end - begin, _LACKING)
+    runs = replace(found, starts=found.starts + begin)
+    best = _longest(stretch, runs, 0.0, end - begin)
     if best is None:
         return 0.0
-    start, _, length = best
-    return sum(map(made_by, ops[start : start + length])) / sum(map(made_by, ops))
+    made = stretch.made
+    covered = made[best.start + best.length] - made[best.start]
+    return float(covered / (made[end] - made[begin]))
 
 
-def used_by(ops: Iterable[Op]) -> set[Value]:
-    """What operations take."""
-    return {atom for op in ops for atom in op.inputs if isinstance(atom, Value)}
-
-
-def made_by(op: Op) -> int:
-    """Bytes that an operation makes."""
-    return sum(num_bytes(out.aval) for out in op.outputs)
-
-
-def passed_on(ops: Sequence[Op], used_after: set[Value]) -> np.ndarray:
-    """Bytes made before each operation and used there or later."""
-    last_use = {a: k for k, op in enumerate(ops) for a in op.inputs}
-    steps = np.zeros(len(ops) + 2)
-    for k, op in enumerate(ops):
-        for out in op.outputs:
-            until = len(ops) if out in used_after else last_use.get(out, k)
-            steps[k + 1] += num_bytes(out.aval)
-            steps[until + 1] -= num_bytes(out.aval)
-    return np.cumsum(steps)
-
-
-def tokens_of(
-    ops: Sequence[Op], describe: Callable[[Op], str] = describe_op
-) -> np.ndarray:
-    """Operations as numbers, the same ones for what does the same."""
-    numbers: dict[str, int] = {}
-    listed = [numbers.setdefault(describe(op), len(numbers)) for op in ops]
-    return np.array(listed, dtype=np.int64)
-
-
-def longest_loop(
-    ops: Sequence[Op],
-    least_bytes: float,
-    most_period: int = MOST_OPS,
-    lacking: float = 0.0,
-    describe: Callable[[Op], str] = describe_op,
-) -> tuple[int, int, int] | None:
-    """Start, period and length of the stretch that repeats over most operations.
-
-    Args:
-      ops: Where.
-      least_bytes: What it has to make without a product of matrices.
-      most_period: Operations of a turn.
-      lacking: Part of a turn that the last one may be short of.
-      describe: Operations of which it says the same are equal.
-    """
-    tokens = tokens_of(ops, describe)
-    heavy = np.array([is_heavy(op) for op in ops], dtype=bool)
-    made = np.cumsum([0, *map(made_by, ops)])
-    best, best_covered = None, 0
-    longest = int(len(ops) / (2 - lacking))
-    for period in range(1, min(longest, most_period) + 1):
-        same = tokens[period:] == tokens[:-period]
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False]))))
-        for start, stop in zip(edges[::2], edges[1::2], strict=True):
-            matched = int(stop - start)
-            covered = (matched // period + 1) * period
-            if matched < (1 - lacking) * period or covered <= best_covered:
-                continue
-            enough = covered >= _FEWEST_LIGHT_TURNS * period and (
-                made[stop + period] - made[start] >= least_bytes
-            )
-            if enough or heavy[start : start + period].any():
-                best, best_covered = (int(start), period, matched + period), covered
-    return best
-
-
-def is_heavy(op: Op) -> bool:
-    """Whether it is a product, or a branch or a call with one inside."""
-    if op.kind.startswith(MATMULS):
-        return True
-    inside = (flatten(as_closed(jaxpr)).ops for jaxpr in _inside(op))
-    return any(map(is_heavy, chain.from_iterable(inside)))
-
-
-def _inside(op: Op) -> Iterator[Any]:
-    for value in op.eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else [value]:
-            if hasattr(item, "eqns") or hasattr(item, "jaxpr"):
-                yield item
-
-
-def _best_rotation(
-    ops: Sequence[Op], start: int, period: int, length: int, used_after: set[Value]
-) -> tuple[Repeat | None, int, int]:
+def _best_rotation(stretch: Stretch, loop: Loop) -> tuple[Repeat | None, int, int]:
     """The loop whose turns hand the least on, and the operations it covers."""
+    start, period, length = loop
+    flows = _same_rotations(stretch, loop)
     options = []
-    for offset in range(period):
+    for offset, cost in enumerate(_handed_on(stretch, loop)):
         begin, count = start + offset, (length - offset) // period
-        if count < 2:
-            break
-        end = begin + count * period
-        turns = [ops[k : k + period] for k in range(begin, end, period)]
-        after = used_after | used_by(ops[end:])
-        crossing = {v for t in turns[:1] for op in t for v in op.outputs}
-        crossing &= after | used_by(ops[begin + period : end])
-        cost = sum(num_bytes(v.aval) for v in crossing)
-        options.append((cost, -count, begin, end, turns, after))
-    for _, _, begin, end, turns, after in sorted(options, key=lambda o: o[:3]):
-        repeat = same_flow(turns, after)
+        if count >= 2 and flows[offset]:
+            options.append((cost, -count, begin))
+    for _, count, begin in sorted(options):
+        end = begin - count * period
+        turns = [stretch.ops[k : k + period] for k in range(begin, end, period)]
+        repeat = same_flow(turns, stretch.leaving(stretch.ops[begin:end]))
         if repeat is not None:
             return repeat, begin, end
     return None, start, start + length
 
 
-def same_flow(turns: Sequence[Sequence[Op]], used_after: set[Value]) -> Repeat | None:
-    """The loop, if values flow in the same way in every turn; None otherwise."""
+def _handed_on(stretch: Stretch, loop: Loop) -> list[int]:
+    """Bytes that the first turn hands on, for each operation it may begin with."""
+    start, period, _ = loop
+    steps = [0] * (period + 1)
+    for k in range(start, start + 2 * period - 1):
+        for out in stretch.ops[k].outputs:
+            used = stretch.last_use.get(out, -1)
+            if used >= len(stretch):
+                used = k + period
+            # The turn begins at the maker or before, ends after it and before the use.
+            first, last = max(start, k - period + 1), min(k, used - period)
+            last = min(last, start + period - 1)
+            if first <= last:
+                steps[first - start] += num_bytes(out.aval)
+                steps[last + 1 - start] -= num_bytes(out.aval)
+    return list(accumulate(steps[:-1]))
+
+
+def _same_rotations(stretch: Stretch, loop: Loop) -> np.ndarray:
+    """With which operations turns may begin so that values flow alike in all of them.
+
+    Where a value comes from only has to be the same if it is made in the turn: the
+    later in its turn an operation stands, the more of what it takes is.
+    """
+    start, period, length = loop
+    steps = np.zeros(period + 1, np.int64)
+
+    def rule_out(first: int, last: int) -> None:
+        if first <= last:
+            steps[first] += 1
+            steps[last + 1] -= 1
+
+    for k in range(start, start + length - period):
+        pairs = zip(stretch.ops[k].inputs, stretch.ops[k + period].inputs, strict=True)
+        for pair in pairs:
+            one, other = (
+                stretch.maker.get(a) if isinstance(a, Value) else None for a in pair
+            )
+            if one == other:
+                nearest = period if one is None else k - one[0]
+            elif one and other and (one[0] + period, one[1]) == other:
+                continue
+            else:
+                places = [(k, one), (k + period, other)]
+                nearest = min(at - made[0] for at, made in places if made)
+            # The turn of the second one has to be whole for it to count.
+            least = max(nearest, k + 2 * period - start - length)
+            if k < start + period:  # turns begin at or before the first one
+                rule_out(0, k - least - start)
+            elif least < period:
+                first = (k - period + 1 - start) % period
+                last = first + period - least - 1
+                rule_out(first, min(last, period - 1))
+                rule_out(0, last - period)
+    return np.cumsum(steps[:-1]) == 0
+
+
+def same_flow(turns: Sequence[Sequence[Op]], leaving: set[Value]) -> Repeat | None:
+    """The loop, if values flow in the same way in every turn; None otherwise.
+
+    Args:
+      turns: The operations of each.
+      leaving: What all others use of what they make.
+    """
     made = [
         {out: (k, j) for k, op in enumerate(ops) for j, out in enumerate(op.outputs)}
         for ops in turns
@@ -264,12 +298,15 @@ def same_flow(turns: Sequence[Sequence[Op]], used_after: set[Value]) -> Repeat |
         outputs = tuple(Value(out.aval) for out in op.outputs)
         env.update({(k, j): out for j, out in enumerate(outputs)})
         body.append(Op(op.eqn, tuple(inputs), outputs, op.scope))
-    leaving = set()
-    for n, ops in enumerate(turns):
-        later = used_after.union(*(used_by(t) for t in turns[n + 1 :][:1]))
-        rest = later | {v for t in turns[n + 2 :] for v in used_by(t)}
-        leaving |= {made[n][v] for op in ops for v in op.outputs if v in rest}
-    places = sorted(leaving)
+    last_turn = {a: n for n, ops in enumerate(turns) for a in used_by(ops)}
+    places = sorted(
+        {
+            place
+            for n, inside in enumerate(made)
+            for value, place in inside.items()
+            if value in leaving or last_turn.get(value, n) > n
+        }
+    )
     program = Program(
         inputs=tuple(value for value, _ in slots.values()),
         ops=tuple(body),

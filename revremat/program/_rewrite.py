@@ -10,10 +10,10 @@ import jax
 
 from revremat import _compat
 from revremat._errors import UserError
-from revremat._plan import Action, UnitPlan
+from revremat._plan import Action, UnitPlan, check_sent
+from revremat.program._avals import is_differentiable
 from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve
-from revremat.program._linearize import is_inexact
 from revremat.program._ops import Constant, Op, Value, flatten, read, run
 from revremat.program._sites import REPEATED, Site, Survey, survey, with_body
 from revremat.program._split import run_chunks
@@ -51,6 +51,11 @@ class Decision:
     shortened: bool = False
     in_order: bool = False
 
+    def within_rebuilt(self) -> "Decision":
+        """The same where the layers around it are rebuilt, and nothing outlives one."""
+        sites = tuple(replace(site, num_scans=0) for site in self.unit.sites)
+        return replace(self, unit=replace(self.unit, sites=sites))
+
 
 def rewrite(
     found: Survey, decisions: Sequence[Decision], args: Sequence[Any]
@@ -62,6 +67,18 @@ def rewrite(
     """
     chosen: dict[Op, Step] = {}
     covered: set[Op] = set()
+    rebuilt = {decision.unit.name for decision in decisions}
+    decisions = [
+        decision.within_rebuilt() if decision.unit.inside in rebuilt else decision
+        for decision in decisions
+    ]
+    for decision in decisions:
+        check_sent(
+            decision.unit.name,
+            decision.plan.actions,
+            in_branch=decision.unit.in_branch,
+            num_scans=decision.unit.sites[0].num_scans,
+        )
     repeats = [d.unit for d in decisions if d.unit.kind in REPEATED]
     layers = {op for unit in repeats for site in unit.sites for op in site.ops}
     loops: dict[Op, Loop] = {}
@@ -286,7 +303,7 @@ def act(
 
     def acted(*args: Any) -> Any:
         closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
-        found = survey(closed, [is_inexact(aval) for aval in closed.in_avals])
+        found = survey(closed, [is_differentiable(aval) for aval in closed.in_avals])
         sites = {site.ops[0]: site for site in found.sites}
 
         def rewritten(op: Op, values: list[Any]) -> list[Any] | None:
@@ -348,6 +365,7 @@ def execute(
         name=label,
         in_mask=site.in_mask,
         shortened=len(actions) < site.length,
+        at_once=site.num_scans > 0,
         layers=site.layers,
     )
     n, k = site.num_consts, site.num_consts + len(site.carried)

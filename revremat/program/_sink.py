@@ -6,71 +6,108 @@ in another precision, masks spread over heads and rows. What takes next to nothi
 outside, where a loop's turns and what is around them are fused as they were.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 
 from revremat.program._costs import num_bytes
 from revremat.program._fingerprint import describe_op
 from revremat.program._ops import Atom, Constant, Op, Value
-from revremat.program._repeats import Repeat, Turn, equal_numbers, made_by
+from revremat.program._repeats import Repeat, Turn, equal_numbers
+from revremat.program._stretch import made_by
 
-_ELSEWHERE = -1
 _LEAST_PART = 1e-5
 """Of what a turn makes: results smaller than that stay outside."""
-_Users = Mapping[Value, set[int]]
 
 
-def sink(
-    repeat: Repeat, moves: Sequence[Op], others: Iterable[Op], outputs: Iterable[Atom]
-) -> Repeat:
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """The operations that give weights and constants another form.
+
+    Attributes:
+      ops: They themselves, in program order.
+      others: All other operations of the program.
+      outputs: What the program gives out.
+    """
+
+    ops: Sequence[Op]
+    others: Iterable[Op]
+    outputs: Iterable[Atom]
+
+    @cached_property
+    def makers(self) -> dict[Value, Op]:
+        """What makes each value."""
+        return {out: op for op in self.ops for out in op.outputs}
+
+    @cached_property
+    def place(self) -> dict[Op, int]:
+        """Where each stands."""
+        return {op: k for k, op in enumerate(self.ops)}
+
+    @cached_property
+    def constant(self) -> set[Value]:
+        """What is made of constants alone."""
+        found: set[Value] = set()
+        for op in self.ops:
+            if all(isinstance(a, Constant) or a in found for a in op.inputs):
+                found.update(op.outputs)
+        return found
+
+    @cached_property
+    def users(self) -> dict[Value, list[Op | None]]:
+        """What uses each value: None for the program's outputs, no dead operation."""
+        found: dict[Value, list[Op | None]] = {value: [] for value in self.makers}
+
+        def use(op: Op | None, atoms: Iterable[Atom]) -> None:
+            for atom in atoms:
+                if isinstance(atom, Value) and atom in found:
+                    found[atom].append(op)
+
+        use(None, self.outputs)
+        for op in self.others:
+            use(op, op.inputs)
+        for op in reversed(self.ops):
+            if any(found[out] for out in op.outputs):
+                use(op, op.inputs)
+        return found
+
+    def before(self, values: Iterable[Atom]) -> list[Op]:
+        """The moves that values are made by, at once or by way of others."""
+        waiting, found = list(values), set[Op]()
+        while waiting:
+            value = waiting.pop()
+            op = self.makers.get(value) if isinstance(value, Value) else None
+            if op is not None and op not in found:
+                found.add(op)
+                waiting += op.inputs
+        return sorted(found, key=self.place.__getitem__)
+
+
+def sink(repeat: Repeat, moves: Moves) -> Repeat:
     """The loop, with the moves that only one of its turns uses inside of that turn.
 
     Args:
       repeat: What was found.
-      moves: What gives weights and constants another form, in program order.
-      others: All other operations of the program.
-      outputs: What the program gives out.
+      moves: Those of the program.
     """
-    turn_of = {op: n for n, turn in enumerate(repeat.turns) for op in turn.ops}
-    users = _users(moves, others, outputs, turn_of)
-    makers = {out: op for op in moves for out in op.outputs}
-    constant: set[Value] = set()
+    turn_of: dict[Op | None, int] = {
+        op: n for n, turn in enumerate(repeat.turns) for op in turn.ops
+    }
     own: dict[Value, Op] = {}
-    for op in moves:
-        if all(isinstance(a, Constant) or a in constant for a in op.inputs):
-            constant.update(op.outputs)
-        if len(op.outputs) == 1:
-            (out,) = op.outputs
-            if out in constant or len(users[out]) == 1:
+    taken = {atom for turn in repeat.turns for atom in turn.inputs}
+    for op in reversed(moves.before(taken)):
+        users = (turn_of.get(user) for out in op.outputs for user in moves.users[out])
+        first = next(users, None)
+        if first is not None and all(turn == first for turn in users):
+            turn_of[op] = first
+        for out in op.outputs if len(op.outputs) == 1 else ():
+            if out in moves.constant or op in turn_of:
                 own[out] = op
-    return _with_inside(repeat, own, makers)
-
-
-def _users(
-    moves: Sequence[Op],
-    others: Iterable[Op],
-    outputs: Iterable[Atom],
-    turn_of: Mapping[Op, int],
-) -> _Users:
-    """Which turns use what a move makes, at once or by other moves."""
-    users: dict[Value, set[int]] = {out: set() for op in moves for out in op.outputs}
-    for op in others:
-        for atom in op.inputs:
-            if atom in users:
-                users[atom].add(turn_of.get(op, _ELSEWHERE))
-    for atom in outputs:
-        if atom in users:
-            users[atom].add(_ELSEWHERE)
-    for op in reversed(moves):
-        further = set[int]().union(*(users[out] for out in op.outputs))
-        for atom in op.inputs:
-            if atom in users:
-                users[atom] |= further
-    return users
+    return _with_inside(repeat, own, moves.makers)
 
 
 def _with_inside(
-    repeat: Repeat, own: Mapping[Value, Op], makers: Mapping[Value, Op]
+    repeat: Repeat, own: dict[Value, Op], makers: dict[Value, Op]
 ) -> Repeat:
     """The loop whose turns make these values from what they are made of."""
     slots: dict[tuple[int, ...], tuple[Value, tuple[Atom, ...]]] = {}
@@ -79,6 +116,7 @@ def _with_inside(
     inside: list[Op] = []
     env: dict[Atom, Atom] = {}
 
+    @cache
     def alike(atoms: tuple[Atom, ...]) -> list[Op]:
         """The operation that makes it in every turn, if the turn can make all of it.
 

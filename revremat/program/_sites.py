@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from revremat import _compat
+from revremat.program._avals import is_differentiable
 from revremat.program._costs import MOVES
 from revremat.program._fingerprint import block_name
 from revremat.program._inverse import block_inverse, scan_inverse
 from revremat.program._keep import Layer, name_values
-from revremat.program._linearize import has_derivative, is_inexact, linearize
+from revremat.program._linearize import has_derivative, linearize
 from revremat.program._ops import (
     CALLS,
     CHECKPOINTS,
@@ -23,11 +24,11 @@ from revremat.program._ops import (
     lift_constants,
     with_inputs,
 )
-from revremat.program._repeats import made_by
 from revremat.program._scattered import find_layers
-from revremat.program._sink import sink
+from revremat.program._sink import Moves, sink
 from revremat.program._split import Chunked, block_chunks
 from revremat.program._stack import carried_mask
+from revremat.program._stretch import Stretch, made_by
 
 REPEATED = ("repeat", "module")
 """Kinds of sites that are found between others, and may have loops inside."""
@@ -56,6 +57,7 @@ class Site:
       chunks: The ways to split it, by number of chunks.
       layers: The body's two passes, for each mask that was asked for.
       within: Calls a function where the site stands, if that is inside `shard_map`.
+      num_scans: How many scans around it keep what it keeps, for all of their turns.
     """
 
     kind: str
@@ -74,6 +76,7 @@ class Site:
     chunks: dict[int, Chunked] = field(default_factory=dict)
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
     within: Callable[[Callable[[], Any]], Any] = _compat.here
+    num_scans: int = 0
 
     def linearized(self, unit: str) -> Layer:
         """The layer's two passes, every value named."""
@@ -118,7 +121,7 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
         mask = [atom in live for atom in op.inputs]
         if not has_derivative(op) or not any(mask):
             continue
-        live.update(out for out in op.outputs if is_inexact(out.aval))
+        live.update(out for out in op.outputs if is_differentiable(out.aval))
         held = [isinstance(atom, Constant) or atom in weights for atom in op.inputs]
         if op.kind == "scan":
             if op.eqn.params["length"] == 0:
@@ -209,22 +212,14 @@ def _repeat_sites(
     program: Program, apart: set[Op], live: set[Value], weights: set[Value]
 ) -> list[Site]:
     """Unrolled loops between the operations in `apart`; their layers."""
-    stretches: list[list[Op]] = [[]]
     is_move = lambda op: bool(op.outputs) and weights.issuperset(op.outputs)
     moves = [op for op in program.ops if is_move(op)]
     others = [op for op in program.ops if not is_move(op)]
-    for op in others:
-        if op in apart:
-            stretches.append([])
-        else:
-            stretches[-1].append(op)
     sites, made_bytes = [], sum(map(made_by, program.ops))
-    for stretch in stretches:
-        inside = set(stretch)
-        atoms = [a for op in program.ops if op not in inside for a in op.inputs]
-        used = {a for a in (*atoms, *program.outputs) if isinstance(a, Value)}
-        for repeat in find_layers(stretch, used, made_bytes):
-            repeat = sink(repeat, moves, others, program.outputs)
+    movable = Moves(moves, others, program.outputs)
+    for stretch in _stretches(program, others, apart):
+        for repeat in find_layers(stretch, made_bytes):
+            repeat = sink(repeat, movable)
             for turn in repeat.turns:
                 mask = tuple(atom in live for atom in turn.inputs)
                 if not any(mask):
@@ -243,6 +238,27 @@ def _repeat_sites(
                     )
                 )
     return sites
+
+
+def _stretches(program: Program, ops: Sequence[Op], apart: set[Op]) -> list[Stretch]:
+    """The operations between those in `apart`, and what the rest uses of theirs."""
+    rows: list[list[Op]] = [[]]
+    for op in ops:
+        if op in apart:
+            rows.append([])
+        else:
+            rows[-1].append(op)
+    home = {op: k for k, row in enumerate(rows) for op in row}
+    made_in = {out: k for op, k in home.items() for out in op.outputs}
+    used: list[set[Value]] = [set() for _ in rows]
+    users = [(op, op.inputs) for op in program.ops]
+    for op, atoms in [*users, (None, program.outputs)]:
+        for atom in atoms:
+            k = made_in.get(atom) if isinstance(atom, Value) else None
+            if k is not None and k != home.get(op):
+                used[k].add(atom)
+    pairs = zip(rows, used, strict=True)
+    return [Stretch(row, after) for row, after in pairs if row]
 
 
 def whole(program: Program, in_mask: Sequence[bool]) -> Site:
@@ -322,7 +338,8 @@ def with_body(site: Site, closed: Any) -> Site:
     (op,) = site.ops
     changed = op.eqn.replace(params={**op.eqn.params, "jaxpr": closed})
     mask = site.in_mask[len(site.inputs) - len(op.inputs) :]
-    return replace(_scan_site(replace(op, eqn=changed), mask), within=site.within)
+    made = _scan_site(replace(op, eqn=changed), mask)
+    return replace(made, within=site.within, num_scans=site.num_scans)
 
 
 def _placed(found: Survey, within: Callable[[Callable[[], Any]], Any]) -> Survey:
@@ -335,6 +352,16 @@ def _placed(found: Survey, within: Callable[[Callable[[], Any]], Any]) -> Survey
         op: tuple((key, k, _placed(inside, within)) for key, k, inside in places)
         for op, places in found.inner.items()
     }
+    return replace(found, sites=sites, inner=inner)
+
+
+def _looped(found: Survey) -> Survey:
+    """The survey of a program that is a scan's body."""
+    inner = {
+        op: tuple((key, k, _looped(inside)) for key, k, inside in places)
+        for op, places in found.inner.items()
+    }
+    sites = tuple(replace(s, num_scans=s.num_scans + 1) for s in found.sites)
     return replace(found, sites=sites, inner=inner)
 
 
@@ -357,7 +384,7 @@ def _inner(op: Op, mask: Sequence[bool]) -> tuple[tuple[str, int | None, Survey]
         inside = survey(closed, carried_mask(body, mask[:n], mask[n:k], mask[k:]))
         # A block in a scan's body is part of the layer; another scan is a unit.
         scans = tuple(site for site in inside.sites if site.kind == "scan")
-        found = [("jaxpr", None, replace(inside, sites=scans))]
+        found = [("jaxpr", None, _looped(replace(inside, sites=scans)))]
     elif op.kind == "shard_map":
         inside = survey(as_closed(params["jaxpr"]), mask)
         found = [("jaxpr", None, _placed(inside, _compat.mapped_like(op.eqn)))]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from revremat._errors import UserError
 from revremat._plan import Action
+from revremat.program._avals import zeros
 from revremat.program._keep import INPUT
 from revremat.program._ops import (
     CHUNK_PREFIX,
@@ -154,7 +155,7 @@ def run_chunks(
 
     stacked = [_in_chunks(args[k], number, axis) for k, axis in parts]
     consts = [args[k] for k in whole]
-    sums = [jnp.zeros(out.aval.shape, out.aval.dtype) for out in way.body.outputs]
+    sums = [zeros(out.aval) for out in way.body.outputs]
     slices = [jax.eval_shape(lambda x: x[0], x) for x in stacked]
     avals = jax.tree.map(jax.typeof, (consts, sums))
     program = flatten(jax.make_jaxpr(body)(*avals, slices), keep_names=True)

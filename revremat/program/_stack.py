@@ -18,11 +18,12 @@ from jax import lax
 
 from revremat._errors import UserError
 from revremat._plan import Action
+from revremat.program._avals import is_differentiable
 from revremat.program._buffers import take
 from revremat.program._choice import write_choice
 from revremat.program._engine import Engine
 from revremat.program._keep import Layer, name_values
-from revremat.program._linearize import depends, is_inexact, linearize, pick
+from revremat.program._linearize import depends, linearize, pick
 from revremat.program._ops import Program
 
 
@@ -50,6 +51,9 @@ class Stack:
       layers: The body's two passes, for each mask that was asked for.
       shortened: Whether there may be fewer actions than layers; the layers beyond them
         are left out. Not the same function: only for pricing a layer.
+      at_once: Whether what goes to the host goes there when all layers are done, and
+        comes back before the first of them is differentiated. Where a loop around the
+        stack keeps it, compilers cannot fetch one layer of one turn.
     """
 
     body: Program
@@ -65,6 +69,7 @@ class Stack:
     order: tuple[int, ...] | None = None
     unrolled: bool = False
     shortened: bool = False
+    at_once: bool = False
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
@@ -188,7 +193,7 @@ def _split(primals: Sequence[Any]) -> tuple[list[Any], list[bool]]:
         )
         values.append(treedef.unflatten([leaf.value for leaf in leaves]))
         perturbed = any(leaf.perturbed for leaf in leaves)
-        mask.append(perturbed and is_inexact(jax.typeof(leaves[0].value)))
+        mask.append(perturbed and is_differentiable(jax.typeof(leaves[0].value)))
     return values, mask
 
 

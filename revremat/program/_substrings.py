@@ -12,10 +12,10 @@ def repeated(tokens: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
       tokens: Integers `[n]`.
 
     Yields:
-      Where a stretch begins, ascending, and its length. Each set of places comes once,
+      Where a stretch begins and its length. Each set of places comes once,
       with the longest stretch that all of them share; places may overlap.
 
-    >>> [(list(map(int, at)), n) for at, n in repeated(np.array([7, 1, 2, 3, 1, 2]))]
+    >>> [(sorted(map(int, at)), n) for at, n in repeated(np.array([7, 1, 2, 3, 1, 2]))]
     [([1, 4], 2), ([2, 5], 1)]
     """
     order = _suffix_array(tokens)
@@ -26,7 +26,7 @@ def repeated(tokens: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
         begin = k - 1
         while opened and opened[-1][1] > length:
             begin, longer = opened.pop()
-            yield np.sort(order[begin:k]), longer
+            yield order[begin:k], longer
         if length and (not opened or opened[-1][1] < length):
             opened.append((begin, int(length)))
 

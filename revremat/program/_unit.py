@@ -9,9 +9,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat._plan import Action
 from revremat.program import _layer
-from revremat.program._buffers import instantiate
+from revremat.program._avals import instantiate, is_differentiable
 from revremat.program._keep import Kept, Layer, name_values, resolve
-from revremat.program._linearize import is_inexact, linearize, pick
+from revremat.program._linearize import linearize, pick
 from revremat.program._ops import Program
 from revremat.program._stack import widen
 
@@ -59,7 +59,9 @@ def run_unit(unit: Unit, args: Sequence[Any]) -> list[Any]:
         return unit.body(*args)
 
     def forward(primals):
-        mask = tuple(p.perturbed and is_inexact(jax.typeof(p.value)) for p in primals)
+        mask = tuple(
+            p.perturbed and is_differentiable(jax.typeof(p.value)) for p in primals
+        )
         mask = widen(mask, unit.in_mask)
         layer, kept = unit.passes(mask)
         args = [p.value for p in primals]

@@ -13,6 +13,7 @@ from jax.custom_derivatives import SymbolicZero
 from revremat._errors import UserError
 from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.program._api import mark_block
+from revremat.program._avals import instantiate, is_differentiable
 from revremat.program._choice import write_choice
 from revremat.reversible._coupling import (
     Coupling,
@@ -124,14 +125,14 @@ def chain(
 
     def backward(residuals: Any, cotangents: Any):
         params, rest, kept, dtypes = residuals
-        ct, y = jax.tree.map(_filled, cotangents[0]), None
+        ct, y = jax.tree.map(instantiate, cotangents[0]), None
         auxes = jax.tree.map(_unless_zero, cotangents[1])
         grads: list[Any] = [None] * count
         for k in reversed(range(count)):
             with jax.named_scope(f"coupling{k}"):
                 left = only_after(rest[k], ct)
                 if kinds[k] == "save":
-                    aux = _real(jax.tree.map(_filled, cotangents[1][k]))
+                    aux = _real(jax.tree.map(instantiate, cotangents[1][k]))
                     grads[k], ct = kept[k]((ct, aux))
                     y = None
                 elif kinds[k] == "recompute":
@@ -211,15 +212,8 @@ def _kinds(actions: Action | Sequence[Action], count: int) -> tuple[str, ...]:
 
 
 def _real(aux: Any) -> Any:
-    inexact = lambda leaf: jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-    return jax.tree.map(lambda leaf: leaf if inexact(leaf) else None, aux)
-
-
-def _filled(ct: Any) -> Any:
-    if not isinstance(ct, SymbolicZero):
-        return ct
-    aval: Any = ct.aval
-    return jnp.zeros(aval.shape, aval.dtype)
+    has_any = lambda leaf: is_differentiable(jax.typeof(leaf))
+    return jax.tree.map(lambda leaf: leaf if has_any(leaf) else None, aux)
 
 
 def _unless_zero(ct: Any) -> Any:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from revremat._errors import UserError
+from revremat.program._avals import add, zero_cotangent
 from revremat.reversible._joins import Join
 
 Map = Callable[..., Any]
@@ -193,7 +194,8 @@ class Steps(Coupling):
                 streams.pop()
                 cts.pop()
         unused = [name for name in params if name not in grads]
-        grads |= {name: jax.tree.map(jnp.zeros_like, params[name]) for name in unused}
+        zero = lambda leaf: zero_cotangent(jax.typeof(leaf))
+        grads |= {name: jax.tree.map(zero, params[name]) for name in unused}
         return tuple(streams), grads, tuple(cts)
 
     def log_det(self, params: Any, x: Any, rest: Any = None) -> jax.Array:
@@ -437,7 +439,9 @@ def _sum(values: list[Any]) -> Any:
 
 
 def _plus(a: Any, b: Any) -> Any:
-    return a if a.dtype == jax.dtypes.float0 else a + b.astype(a.dtype)
+    if a.dtype == jax.dtypes.float0:
+        return a
+    return add(a, b if b.dtype == a.dtype else b.astype(a.dtype))
 
 
 def in_order(*trees: Any) -> Any:

@@ -20,6 +20,7 @@ class Artifact:
       versions: Of the compiler.
       remarks: What was done differently than asked, and why.
       is_whole: Whether it is known that no argument is split over the devices.
+      remat_pass: Whether XLA's own rematerialization pass ran.
     """
 
     hlo: bytes
@@ -29,6 +30,7 @@ class Artifact:
     versions: str
     remarks: tuple[str, ...] = ()
     is_whole: bool = False
+    remat_pass: bool = False
 
 
 def versions() -> str:

@@ -1,7 +1,6 @@
 """Card: the facts about one kind of device that a compiler and a clock need."""
 
 import functools
-import json
 import os
 import tomllib
 from dataclasses import dataclass, field, fields, replace
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from revremat._errors import UserError
+from revremat._files import folder_of, read_text
+from revremat._json import parse_json
 
 GPU_CARDS = ("v100", "a100", "a6000", "h100", "h800", "h200", "b200")
 TPU_CARDS = ("v4", "v5e", "v5p", "v6e")
@@ -82,8 +83,7 @@ class Card:
 
 def measured_folder() -> Path:
     """Where measured cards lie: `$REVREMAT_CARDS`, or the user's cache folder."""
-    default = Path.home() / ".cache" / "revremat" / "cards"
-    return Path(os.environ.get("REVREMAT_CARDS", default))
+    return folder_of("REVREMAT_CARDS", "cards")
 
 
 @functools.cache
@@ -190,6 +190,7 @@ def _common_fields() -> list[str]:
     return names
 
 
+_MOST_BYTES = 16 << 20  # of a measured card's file
 MEASURABLE = (
     "launch_us",
     "matmul_efficiency",
@@ -206,14 +207,15 @@ MEASURABLE = (
 def _with_measurement(card: Card) -> Card:
     shipped = resources.files("revremat.xla").joinpath("measured", f"{card.key}.json")
     own = measured_folder() / f"{card.key}.json"
-    if own.is_file():
-        source, place = own, str(own)
-    elif shipped.is_file():
-        source, place = shipped, "revremat's own"
-    else:
-        return card
+    place = str(own) if os.path.lexists(own) else "revremat's own"
     try:
-        return with_changes(card, json.loads(source.read_text())["card"])
+        if os.path.lexists(own):
+            text = read_text(own, most=_MOST_BYTES)
+        elif shipped.is_file():
+            text = shipped.read_text(encoding="utf-8")
+        else:
+            return card
+        return with_changes(card, parse_json(text)["card"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"the measured card {place} cannot be read ({error}): measure again with "

@@ -1,10 +1,6 @@
 """Compile a step for a target; the second time it comes from the disk."""
 
 import contextlib
-import functools
-import shutil
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,18 +9,31 @@ from typing import Any
 
 import jax
 
-from revremat._compat import on_device, trace_absent_kernels
+from revremat._compat import (
+    ShardingTypeError,
+    forget_callbacks,
+    lower_absent_callbacks,
+    on_device,
+    trace_absent_kernels,
+    use_remat_pass,
+    without_compilation_cache,
+)
 from revremat._errors import UserError, arguments_told
 from revremat._problem import positions
 from revremat._sources import loops_told
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
-from revremat.xla._disk import cache_folder, fingerprint, left_behind, read, write
+from revremat.xla._asked import traced_for
+from revremat.xla._carried import carried_ambient_mesh, carry_over, is_mixture
+from revremat.xla._disk import fingerprint, read, write
+from revremat.xla._handed import Handed, handed
 from revremat.xla._no_kernels import no_kernels, quick_kernels
-from revremat.xla._specs import place
+from revremat.xla._scratch import scratch_folder
+from revremat.xla._specs import is_typed_by_mesh
 from revremat.xla._targets import Target
 from revremat.xla._tiling import (
     DISABLED_PASSES,
+    REMAT_PASS,
     may_leave_out,
     remember,
     seen_tiled,
@@ -34,7 +43,6 @@ from revremat.xla._tiling import (
 )
 from revremat.xla._totals import NAMES, totals
 
-_FOLDERS = "revremat-"
 _NO_ROOM = "RESOURCE_EXHAUSTED"
 _REFUSED = (
     "the compiler of {} refuses the program for want of memory; these are the sums of "
@@ -54,13 +62,15 @@ class Lowered:
       program: The `jax.stages.Lowered`.
       target: What to compile for.
       options: Compiler options, by XLA's names.
-      placed: The step's arguments on the target's devices.
+      placed: The step's arguments on the target's devices, as leaves.
+      remat_pass: Whether XLA's own rematerialization pass runs.
     """
 
     program: Any
     target: Target
     options: Mapping[str, Any]
     placed: Any = ()
+    remat_pass: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -77,15 +87,18 @@ class Lowered:
           DoesNotFitError: The compiler ran out of memory before it had laid it out.
         """
         target = self.target
-        key = fingerprint(self.program, target, self.options, self.placed)
-        path = cache_folder() / f"{key}.zip"
-        if cache and (found := read(path, key)) is not None:
-            return replace(found, is_whole=self.is_whole)
+        asked = {"remat_pass": True} if self.remat_pass else {}
+        key = fingerprint(self.program, target, {**self.options, **asked}, self.placed)
+        if cache and (found := read(key)) is not None:
+            return self._marked(found)
         made = self._untiled() if cache else None
         made = made or self._tiled()
         if cache:
-            write(path, key, made)
-        return replace(made, is_whole=self.is_whole)
+            write(key, made)
+        return self._marked(made)
+
+    def _marked(self, made: Artifact) -> Artifact:
+        return replace(made, is_whole=self.is_whole, remat_pass=self.remat_pass)
 
     def _untiled(self) -> Artifact | None:
         """The program without tiles; None where it takes tiling to know it."""
@@ -93,7 +106,7 @@ class Lowered:
             return None
         options = {**self.options, **without_tiling()}
         try:
-            made = _compile(self.program, self.target, options)
+            made = self._compiled(options)
         except jax.errors.JaxRuntimeError:
             return None
         kernels = untiled(made.hlo)
@@ -107,13 +120,16 @@ class Lowered:
 
     def _tiled(self) -> Artifact:
         try:
-            return _compile(self.program, self.target, self.options)
+            return self._compiled(self.options)
         except jax.errors.JaxRuntimeError as error:
             changes, remark = way_around(error, self.options)
             if not changes:
                 raise
-            made = _compile(self.program, self.target, {**self.options, **changes})
+            made = self._compiled({**self.options, **changes})
             return replace(made, remarks=(remark,))
+
+    def _compiled(self, options: Mapping[str, Any]) -> Artifact:
+        return _compile(self.program, self.target, options, self.remat_pass)
 
 
 def lower_step(
@@ -123,41 +139,68 @@ def lower_step(
     *,
     donate: tuple[int, ...] = (),
     options: Mapping[str, Any] | None = None,
+    remat_pass: bool = False,
 ) -> Lowered:
     """Traces `step` and lowers it for `target`; see `compile_step`."""
-    placed, donate = place(specs, target), positions(donate)
-    if hasattr(step, "trace"):
-        if donate:
-            raise UserError(
-                f"donate={donate} was given with a step that is already jitted: write "
-                "donate_argnums in its jax.jit instead"
-            )
-        jitted: Any = step
-    else:
-        _check_positions(donate, len(specs))
-        jitted = jax.jit(step, donate_argnums=donate)
-    trace_absent_kernels()
-    with _elsewhere(target):
-        label = getattr(step, "__name__", "the step")
+    given = handed(step, specs, positions(donate))
+    label = getattr(step, "__name__", "the step")
+
+    def lowered(placed: Handed) -> Lowered:
         with arguments_told(label, step, specs), loops_told(label):
-            traced = jitted.trace(*placed)
-        lowered = _lower(traced, target)
-    options = {**_default_options(target), **(options or {})}
-    return Lowered(lowered, target, options, placed)
+            traced = placed.trace()
+        return _lower(traced, target, options, remat_pass)
 
-
-def _check_positions(donate: tuple[int, ...], number: int) -> None:
-    """JAX refuses positions that are not there, unless the step takes `*args`."""
-    if any(not -number <= position < number for position in donate):
-        raise UserError(
-            f"donate={donate} names an argument that the step is not given: it has "
-            f"{number}, the first at position 0"
-        )
-
-
-def _lower(traced: Any, target: Target) -> Any:
+    placed = given.placed(target)
     try:
-        return traced.lower(lowering_platforms=(target.platform,))
+        with _as_on(target):
+            return lowered(placed)
+    except UserError:
+        raise
+    except (TypeError, ValueError, ShardingTypeError) as error:
+        if not is_typed_by_mesh((given.args, given.kwargs)):
+            raise
+        # There a mesh of this machine in the program is of another type than the
+        # target's: all are traced as they are, and carried over afterwards.
+        try:
+            with traced_for(target):
+                return lowered(given.placed(target, carried=False))
+        except (TypeError, ValueError, ShardingTypeError) as other:
+            if is_mixture(error) or is_mixture(other):
+                raise UserError(
+                    f"the program mixes meshes of {target} and of this machine, which "
+                    "are of different types where axes are Explicit or a mesh is set: "
+                    "make all of them with target.mesh(...), or all of them here"
+                ) from None
+            raise error from None
+
+
+def lower_traced(
+    traced: Any,
+    target: Target,
+    *,
+    options: Mapping[str, Any] | None = None,
+    remat_pass: bool = False,
+) -> Lowered:
+    """Lowers what was traced before, a `jax.stages.Traced`; see `compile_step`."""
+    with _as_on(target):
+        return _lower(traced, target, options, remat_pass)
+
+
+@contextlib.contextmanager
+def _as_on(target: Target) -> Iterator[None]:
+    """JAX is told that it is on the target, as far as a program can notice."""
+    trace_absent_kernels()
+    lower_absent_callbacks()
+    with carried_ambient_mesh(target), traced_for(target), _elsewhere(target):
+        yield
+
+
+def _lower(
+    traced: Any, target: Target, options: Mapping[str, Any] | None, remat_pass: bool
+) -> Lowered:
+    moved = carry_over(traced, target)
+    try:
+        lowered = moved.lower(lowering_platforms=(target.platform,))
     except NotImplementedError as error:
         if target.platform == "cuda" or ATTENTION not in str(error):
             raise
@@ -165,6 +208,15 @@ def _lower(traced: Any, target: Target) -> Any:
             f"the program calls cuDNN's attention, which {target} does not have: write "
             "another implementation, or a target such as h100:1"
         ) from None
+    except ValueError as error:
+        if "ordered effects are not supported" not in str(error):
+            raise
+        raise UserError(
+            f"the program has ordered callbacks, which JAX does not run on the "
+            f"{target.num_devices} devices of {target}: leave out ordered=True"
+        ) from None
+    options = {**_default_options(target), **(options or {})}
+    return Lowered(lowered, target, options, moved._meta_tys_flat, remat_pass)
 
 
 def _elsewhere(target: Target) -> contextlib.AbstractContextManager[None]:
@@ -182,12 +234,13 @@ def compile_step(
     *,
     donate: tuple[int, ...] = (),
     options: Mapping[str, Any] | None = None,
+    remat_pass: bool = False,
     cache: bool = True,
 ) -> Artifact:
     """Compiles `step` for `target`, or reads an identical compile from the disk.
 
     XLA's own rematerialization pass is off, so that the program keeps what it says it
-    keeps.
+    keeps, unless it is asked for.
 
     Args:
       step: A function, or the result of `jax.jit`.
@@ -196,6 +249,7 @@ def compile_step(
       donate: Positions of the arguments that may be overwritten; only for a `step`
         that is not jitted yet.
       options: More compiler options, by XLA's names.
+      remat_pass: Whether XLA's own rematerialization pass runs, as by JAX's default.
       cache: Read and write the cache.
 
     Returns:
@@ -205,7 +259,9 @@ def compile_step(
       DoesNotFitError: The compiler ran out of memory before it had laid it out.
       UserError: The arguments do not suit the target.
     """
-    lowered = lower_step(step, specs, target, donate=donate, options=options)
+    lowered = lower_step(
+        step, specs, target, donate=donate, options=options, remat_pass=remat_pass
+    )
     return lowered.compile(cache=cache)
 
 
@@ -224,42 +280,26 @@ def _default_options(target: Target) -> dict[str, Any]:
     return {}
 
 
-_SETTINGS = {
-    "jax_compiler_enable_remat_pass": False,
-    "jax_enable_compilation_cache": False,
-}
-_settings_lock = threading.Lock()
-_settings_before: list[dict[str, Any]] = []  # one for each compile under way
+def _compile(
+    lowered: Any, target: Target, options: Mapping[str, Any], remat_pass: bool
+) -> Artifact:
+    with scratch_folder() as folder:
+        return _compile_in(folder, lowered, target, options, remat_pass)
 
 
-@contextlib.contextmanager
-def _compiler_settings() -> Iterator[None]:
-    """No remat pass of XLA's own; no reading of executables that were never dumped.
-
-    The settings are the process's: the first of several compiles at a time sets them
-    and the last one puts back what was there.
-    """
-    with _settings_lock:
-        before = {name: getattr(jax.config, name) for name in _SETTINGS}
-        _settings_before.append(_settings_before[0] if _settings_before else before)
-        for name, value in _SETTINGS.items():
-            jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        with _settings_lock:
-            before = _settings_before.pop()
-            if not _settings_before:
-                for name, value in before.items():
-                    jax.config.update(name, value)
-
-
-def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifact:
-    _sweep()
-    folder = tempfile.mkdtemp(prefix=_FOLDERS)
+def _compile_in(
+    folder: str,
+    lowered: Any,
+    target: Target,
+    options: Mapping[str, Any],
+    remat_pass: bool,
+) -> Artifact:
     elsewhere = target.platform == "cuda" and not target.present
-    if DISABLED_PASSES in options:  # takes the place of what JAX says by its setting
-        passes = f"{options[DISABLED_PASSES]},rematerialization"
+    if elsewhere:
+        forget_callbacks(lowered)
+    if DISABLED_PASSES in options and not remat_pass:
+        # Takes the place of what JAX says by its setting.
+        passes = f"{options[DISABLED_PASSES]},{REMAT_PASS}"
         options = {**options, DISABLED_PASSES: passes}
     options = {
         **(quick_kernels() if target.platform == "cpu" else {}),
@@ -273,7 +313,7 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
     }
     start, remarks = time.perf_counter(), ()
     try:
-        with _compiler_settings():
+        with use_remat_pass(remat_pass), without_compilation_cache():
             try:
                 stats = _stats(lowered.compile(compiler_options=options))
             except jax.errors.JaxRuntimeError as error:
@@ -296,8 +336,6 @@ def _compile(lowered: Any, target: Target, options: Mapping[str, Any]) -> Artifa
                 f"the compiler of {target.spec} refuses the program: {reason}"
             ) from None
         raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return Artifact(hlo, stats, seconds, False, versions(), remarks)
 
 
@@ -315,13 +353,6 @@ def _stats(compiled: Any) -> dict[str, int]:
         for prefix in ("", "host_")
         for name in NAMES
     }
-
-
-@functools.cache
-def _sweep() -> None:
-    """Removes the dumps of processes that were killed."""
-    for folder in left_behind(Path(tempfile.gettempdir()), f"{_FOLDERS}*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _varint(number: int) -> bytes:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from revremat.xla._access import Access, steps_over_rows
-from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
-from revremat.xla._kernels import work_of
+from revremat.xla._hlo import Module, dtype_of, elements_of, is_tuple, size_of
+from revremat.xla._kernels import is_pallas, work_of
 
 _FREE = {
     "parameter",
@@ -152,6 +152,21 @@ def cost_of(i: Any, module: Module) -> Cost:
         _cold_bytes(i, module),
         module.temp_bytes,
     )
+
+
+_NO_MODEL = {"cholesky", "fft", "sort", "topk", "triangular-solve"}
+
+
+def has_model(i: Any, module: Module) -> bool:
+    """Whether the arithmetic of an instruction is known, not its traffic alone."""
+    if i.opcode != "custom-call":
+        return i.opcode not in _NO_MODEL
+    if is_pallas(i):  # another note speaks of those
+        return True
+    if i.called_computation_ids:  # a comparison of two elements is no fusion
+        shapes = [c.root.shape for c in module.called(i)]
+        return any(is_tuple(s) or elements_of(s) > 1 for s in shapes)
+    return _matmul(i, module, False) is not None or work_of(i, module) is not None
 
 
 def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:

@@ -1,35 +1,57 @@
 """Compiles on disk, each under a hash of everything that it depends on."""
 
 import contextlib
+import errno
 import functools
 import hashlib
 import io
 import json
 import os
 import platform
+import re
+import secrets
+import stat
 import tempfile
 import time
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 
 from revremat._compat import compile_settings
+from revremat._files import NotRegularError, folder_of, open_regular, read_bytes
 from revremat.xla._artifact import Artifact, versions
+from revremat.xla._scratch import ABANDONED_S
 from revremat.xla._targets import Target, gpu_target_config
 
-_FORMAT = 2
+_FORMAT = 3
 _CACHE_LIMIT_BYTES = 4 << 30
-_ABANDONED_S = 24 * 60 * 60
+_PRUNED_SHARE = 0.9  # of the limit is left, so that the next write need not look again
+_MOST_ENTRY_BYTES = 1 << 30
+_MOST_LIST_BYTES = 16 << 20
+
+_FOLDER = "revremat-compiles"
+_MARKER = "CACHEDIR.TAG"  # which backups know: bford.info/cachedir
+_SIGNATURE = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n"
+    b"# Made by revremat, which removes files of its own from this folder.\n"
+)
+_ENTRY = re.compile(r"[0-9a-f]{64}\.zip")
+_NEW = ".new-"
+_UNFINISHED = re.compile(re.escape(_NEW) + r"[a-z0-9_]{8}")
+_ABOUT, _HLO = "about.json", "hlo.pb"
 
 
 def cache_folder() -> Path:
-    """Where compiles are kept: `$REVREMAT_CACHE`, or the user's cache folder."""
-    default = Path.home() / ".cache" / "revremat" / "compiles"
-    return Path(os.environ.get("REVREMAT_CACHE", default))
+    """Our own folder, in `$REVREMAT_CACHE` or else in the user's cache folder.
+
+    Only in this folder is anything read, written or removed, and only if it holds the
+    marker that it was made with: whatever else lies in the folder that the variable
+    names is somebody's.
+    """
+    return folder_of("REVREMAT_CACHE", "") / _FOLDER
 
 
 def fingerprint(
@@ -80,29 +102,60 @@ def _device_ids(leaf: Any) -> tuple[int, ...]:
     return tuple(sorted(d.id for d in sharding.device_set))
 
 
-def read(path: Path, key: str) -> Artifact | None:
-    """A compile that was kept under this key; None where there is none."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            about = json.loads(archive.read("about.json"))
-            if about["key"] != key:
-                return None
-            path.touch()  # recently used ones are kept longest
-            return Artifact(
-                archive.read("hlo.pb"),
-                about["stats"],
-                about["seconds"],
-                True,
-                about["versions"],
-                tuple(about.get("remarks", ())),
-            )
-    except (OSError, LookupError, ValueError, TypeError, RuntimeError, EOFError):
-        return None  # absent or damaged: compiled again and replaced
-    except (zipfile.BadZipFile, zlib.error):
+def read(key: str) -> Artifact | None:
+    """The compile that was kept under this key.
+
+    Returns:
+      None where there is none. What lies in its place and is damaged in any way, or is
+      no file, is removed.
+    """
+    folder = cache_folder()
+    if not _is_own_folder(folder):
         return None
+    path = folder / _entry(key)
+    try:
+        with open_regular(path, follow=False) as file:
+            found = _read_entry(file, key)
+            with contextlib.suppress(OSError):  # where nothing can be written
+                os.utime(path)  # the latest used ones are kept longest
+            return found
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        # A link is ELOOP; anything else may be read the next time.
+        is_other = isinstance(error, NotRegularError) or error.errno == errno.ELOOP
+        if not is_other:
+            return None
+    except Exception:  # damaged: a zip file can be wrong in very many ways
+        pass
+    _remove(path)
+    return None
 
 
-def write(path: Path, key: str, artifact: Artifact) -> None:
+def _read_entry(file: BinaryIO, key: str) -> Artifact:
+    """Raises whatever there is to raise where anything is not as it was written."""
+    if os.fstat(file.fileno()).st_size > _MOST_ENTRY_BYTES:
+        raise ValueError("nothing as large is ever written")
+    with zipfile.ZipFile(file) as archive:
+        sizes = [archive.getinfo(name).file_size for name in (_ABOUT, _HLO)]
+        if sum(sizes) > _MOST_ENTRY_BYTES:
+            raise ValueError("nothing as large is ever written")
+        about = json.loads(archive.read(_ABOUT))
+        hlo = archive.read(_HLO)
+    digest = about.pop("digest")
+    if digest != _digest(about, hlo) or about["key"] != key:
+        raise ValueError("it is not what was written")
+    return Artifact(
+        hlo,
+        about["stats"],
+        about["seconds"],
+        True,
+        about["versions"],
+        tuple(about["remarks"]),
+    )
+
+
+def write(key: str, artifact: Artifact) -> None:
     """Keeps a compile, and lets the oldest ones go where there are too many."""
     about = {
         "key": key,
@@ -111,44 +164,142 @@ def write(path: Path, key: str, artifact: Artifact) -> None:
         "versions": artifact.versions,
         "remarks": artifact.remarks,
     }
+    about["digest"] = _digest(about, artifact.hlo)
+    written = json.dumps(about)
+    if len(written) + len(artifact.hlo) > _MOST_ENTRY_BYTES:
+        return
+
+    def fill(file: BinaryIO) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            # Not compressed, so that a file of ours is known by how it begins.
+            archive.writestr(_ABOUT, written, zipfile.ZIP_STORED)
+            archive.writestr(_HLO, artifact.hlo, zipfile.ZIP_DEFLATED, 1)
+
+    if _replace(_entry(key), fill):
+        with contextlib.suppress(OSError):
+            _prune(cache_folder())
+
+
+def read_list(name: str) -> frozenset[str]:
+    """The words of a list that was kept under this name; none where there is none."""
+    folder = cache_folder()
+    if not _is_own_folder(folder):
+        return frozenset()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with (
-                os.fdopen(handle, "wb") as file,
-                zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z,
-            ):
-                z.writestr("about.json", json.dumps(about))
-                z.writestr("hlo.pb", artifact.hlo)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-        _prune(path.parent)
+        data = read_bytes(folder / _list(name), most=_MOST_LIST_BYTES, follow=False)
+        return frozenset(data.decode().split())
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+
+
+def write_list(name: str, words: Iterable[str]) -> None:
+    """Keeps a list of words in place of what was kept under this name."""
+    data = "\n".join(sorted(words)).encode() + b"\n"
+    if len(data) <= _MOST_LIST_BYTES:
+        _replace(_list(name), lambda file: file.write(data))
+
+
+def _entry(key: str) -> str:
+    return f"{key}.zip"
+
+
+def _list(name: str) -> str:
+    return f"{name}.txt"
+
+
+def _digest(about: Mapping[str, Any], hlo: bytes) -> str:
+    text = json.dumps(about, sort_keys=True)
+    return hashlib.sha256(text.encode() + b"\0" + hlo).hexdigest()
+
+
+def _is_own_folder(folder: Path) -> bool:
+    """Whether a folder is one that we made: no link, and with our marker in it."""
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            return False
+        return read_bytes(folder / _MARKER, most=4096, follow=False) == _SIGNATURE
     except OSError:
-        return  # a cache that cannot be written only costs time
+        return False
 
 
-def _prune(folder: Path) -> None:
-    files: list[tuple[float, int, Path]] = []
-    for path in folder.glob("*.zip"):
-        with contextlib.suppress(FileNotFoundError):  # another process prunes, too
-            found = path.stat()
-            files.append((found.st_mtime, found.st_size, path))
-    excess = sum(size for _, size, _ in files) - _CACHE_LIMIT_BYTES
-    for _, size, oldest in sorted(files):
-        if excess <= 0:
-            break
-        excess -= size
-        oldest.unlink(missing_ok=True)
-    for path in left_behind(folder, ".new-*"):
+def _make_own_folder() -> Path:
+    """Our folder; made with its marker, or not at all.
+
+    Raises:
+      OSError: It cannot be made, or there is something else in its place.
+    """
+    folder = cache_folder()
+    if _is_own_folder(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = folder.parent / f".{folder.name}-{secrets.token_hex(8)}"
+    made.mkdir()
+    try:
+        (made / _MARKER).write_bytes(_SIGNATURE)
+        os.replace(made, folder)  # takes the place of an empty folder, of no other
+    except OSError:
+        (made / _MARKER).unlink(missing_ok=True)
+        made.rmdir()
+        if not _is_own_folder(folder):  # unless another process was faster
+            raise
+    return folder
+
+
+def _replace(name: str, fill: Callable[[BinaryIO], Any]) -> bool:
+    """Writes a file of our folder, whole or not at all; says whether it could."""
+    try:
+        folder = _make_own_folder()
+        handle, new = tempfile.mkstemp(dir=folder, prefix=_NEW)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                fill(file)
+            os.replace(new, folder / name)
+        except BaseException:
+            Path(new).unlink(missing_ok=True)
+            raise
+    except OSError:
+        return False  # a cache that cannot be written only costs time
+    return True
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # a folder stays, too
         path.unlink(missing_ok=True)
 
 
-def left_behind(folder: Path, pattern: str) -> Iterator[Path]:
-    """What has not been touched for longer than any compile takes."""
-    for path in folder.glob(pattern):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                yield path
+def _prune(folder: Path) -> None:
+    entries: list[tuple[float, int, Path]] = []
+    abandoned = time.time() - ABANDONED_S
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):  # another process prunes, too
+            found = os.lstat(path)
+            if not stat.S_ISREG(found.st_mode):
+                continue
+            if _ENTRY.fullmatch(path.name):
+                entries.append((found.st_mtime, found.st_size, path))
+            elif (
+                _UNFINISHED.fullmatch(path.name)
+                and found.st_mtime < abandoned
+                and _begins_as_ours(path)
+            ):
+                _remove(path)
+    if sum(size for _, size, _ in entries) <= _CACHE_LIMIT_BYTES:
+        return
+    own = [entry for entry in entries if _begins_as_ours(entry[2], entry[2].stem)]
+    excess = sum(size for _, size, _ in own) - _PRUNED_SHARE * _CACHE_LIMIT_BYTES
+    for _, size, oldest in sorted(own):
+        if excess <= 0:
+            break
+        excess -= size
+        _remove(oldest)
+
+
+def _begins_as_ours(path: Path, key: str = "") -> bool:
+    """Whether we wrote a file: a zip that begins with what it is, in plain text."""
+    try:
+        with open_regular(path, follow=False) as file:
+            head = file.read(200)
+    except OSError:
+        return False
+    start = f'{_ABOUT}{{"key": "{key}'.encode()
+    return head.startswith(b"PK\x03\x04") and head[30 : 30 + len(start)] == start

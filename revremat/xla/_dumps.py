@@ -1,9 +1,12 @@
 """Dumps: what somebody else's compile left in a folder, read with suspicion."""
 
+import gzip
+import zlib
 from pathlib import Path
 from typing import Any
 
 from revremat._errors import UserError
+from revremat._files import open_regular, read_bytes
 from revremat.xla._artifact import Artifact
 from revremat.xla._hlo import Module, is_tuple
 from revremat.xla._liveness import liveness
@@ -15,6 +18,10 @@ _HOW = (
     f"or a '*{_SUFFIX}' file of it"
 )
 _DEEPEST_CALLS = 60
+_MOST_BYTES = 1 << 30
+"""Of a dump, once it is unpacked. As Python objects it takes several times as much."""
+_COMPRESSED = ".gz"  # of --xla_dump_compress_protos
+_MAGIC = b"\x1f\x8b"
 
 
 def find_dump(place: str | Path, module: str = "") -> tuple[Path, str]:
@@ -35,22 +42,31 @@ def find_dump(place: str | Path, module: str = "") -> tuple[Path, str]:
     try:
         if not place.exists():
             raise UserError(f"there is no file or folder {str(place)!r}")
-        if place.is_file():
+        if not place.is_dir():
             if place.suffix == ".txt":
                 raise UserError(
                     f"{str(place)!r} is text, which has no lifetimes of buffers: {_HOW}"
                 )
             return place, ""
-        files = sorted(place.glob(f"*{_SUFFIX}"))
+        files = sorted(
+            file
+            for end in (_SUFFIX, _SUFFIX + _COMPRESSED)
+            for file in place.glob(f"*{end}")
+            if file.is_file()
+        )
         if not files:
             _explain(place)
         named = [f for f in files if module in f.name]
         if not named:
-            names = ", ".join(f.name.removesuffix(f".{_SUFFIX}") for f in files[:5])
+            names = ", ".join(f.name.partition(f".{_SUFFIX}")[0] for f in files[:5])
             raise UserError(f"no module {module!r} in {str(place)!r}: it has {names}")
-        chosen = max(named, key=lambda f: (f.stat().st_size, f.name))
+        chosen = max(named, key=lambda f: (_unpacked_bytes(f), f.name))
     except OSError as error:
         raise UserError(f"cannot read {str(place)!r}: {error.strerror}") from None
+    except UserError:
+        raise
+    except ValueError:  # zero bytes in the path
+        raise UserError(f"there is no file or folder {str(place)!r}") from None
     if len(named) == 1:
         return chosen, ""
     return chosen, (
@@ -62,7 +78,7 @@ def find_dump(place: str | Path, module: str = "") -> tuple[Path, str]:
 def _explain(folder: Path) -> None:
     if any(folder.glob("*after_optimizations*.txt")):
         reason = "holds XLA's dumps as text only, without lifetimes of buffers"
-    elif any(folder.glob("*.hlo.pb")):
+    elif any(folder.glob("*.hlo.pb")) or any(folder.glob("*.hlo.pb.gz")):
         reason = "holds modules from before optimization only: the compile did not end"
     else:
         reason = "holds no dump of XLA's"
@@ -72,11 +88,20 @@ def _explain(folder: Path) -> None:
 def read_dump(path: Path) -> Artifact:
     """What a dump says of the step, totals added up from its buffer assignment.
 
+    Args:
+      path: The file; it may be compressed with gzip, as XLA does where it is told to.
+
     Raises:
       UserError: It is damaged, has no buffer assignment, or contradicts itself.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, most=_MOST_BYTES)
+        if data[:2] == _MAGIC:
+            data = _unpack(path)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise UserError(
+            f"{str(path)!r} is a damaged gzip file: dump it again"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
     if not data:
@@ -85,6 +110,28 @@ def read_dump(path: Path) -> Artifact:
     check_module(module)
     liveness(module)  # raises where buffers are missing, or contradict one another
     return Artifact(data, totals(data), 0.0, False, "")
+
+
+def _unpack(path: Path) -> bytes:
+    """The bytes in a gzip file, if they are few enough."""
+    with open_regular(path) as file, gzip.GzipFile(fileobj=file) as unpacked:
+        data = unpacked.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise UserError(
+            f"{str(path)!r} is larger than {_MOST_BYTES:,} bytes when it is unpacked: "
+            "give a smaller module's dump"
+        )
+    return data
+
+
+def _unpacked_bytes(path: Path) -> int:
+    """The size of a dump; where it is compressed, as the file's end says."""
+    size = path.stat().st_size
+    if path.suffix == _COMPRESSED and size > 18:  # head, one byte, end
+        with open_regular(path) as file:
+            file.seek(-4, 2)
+            size = int.from_bytes(file.read(4), "little")
+    return size
 
 
 def check_module(module: Module) -> None:

@@ -35,17 +35,20 @@ def work_of(call: Any, module: Module) -> Work | None:
     """What a kernel computes; None where that is not known, or it is no kernel."""
     if call.custom_call_target.startswith("__cudnn$fmha"):
         return _attention(call, module)
-    if call.custom_call_target.startswith(_PALLAS):
+    if is_pallas(call):
         return _estimated(call, module)
     return None
+
+
+def is_pallas(call: Any) -> bool:
+    """Whether a call is a kernel in Pallas."""
+    return call.custom_call_target.startswith(_PALLAS)
 
 
 def has_opaque_kernels(module: Module) -> bool:
     """Whether there are kernels whose arithmetic is not known."""
     return any(
-        i.opcode == "custom-call"
-        and i.custom_call_target.startswith(_PALLAS)
-        and work_of(i, module) is None
+        i.opcode == "custom-call" and is_pallas(i) and work_of(i, module) is None
         for i in module.instructions.values()
     )
 

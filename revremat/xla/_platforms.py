@@ -3,12 +3,15 @@
 import contextlib
 import importlib.util
 import os
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import topologies
+from jax.sharding import Mesh
 
 
 def ignore_absent_devices() -> None:
@@ -89,3 +92,53 @@ def tpu_topology(name: str) -> tuple[Any, ...]:
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "true")
     return tuple(topologies.get_topology_desc(name, platform="tpu").devices)
+
+
+def mesh_of(devices: Any, axes: Mapping[str, int], axis_types: Any) -> Mesh:
+    """A mesh of devices that need not be there.
+
+    NVIDIA devices that only compile name no memories, and JAX drops the memory of a
+    sharding on such devices without a word; on this mesh it is kept.
+
+    Args:
+      devices: As many as the axes have in all.
+      axes: Size of each axis by name, outermost first.
+      axis_types: One `jax.sharding.AxisType` for each.
+    """
+    shaped = np.array(devices, dtype=object).reshape(tuple(axes.values()))
+    made = Mesh(shaped, tuple(axes), axis_types=axis_types)
+    listed: Any = made._internal_device_list
+    if devices[0].platform == "gpu" and not devices[0].addressable_memories():
+        naming = type(listed)(tuple(_NamesMemories(device) for device in devices))
+        object.__setattr__(made, "_cached_device_list", naming)
+    return made
+
+
+class _Memory(str):
+    """A memory that is the kind it has: JAX compares kinds with either."""
+
+    @property
+    def kind(self) -> str:
+        return str(self)
+
+
+class _NamesMemories:
+    """A device, for lists of devices that JAX asks for the kinds of their memories."""
+
+    def __init__(self, device: Any):
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def __eq__(self, other: object) -> bool:
+        return getattr(other, "_device", other) is self._device
+
+    def __hash__(self) -> int:
+        return hash(self._device)
+
+    def default_memory(self) -> _Memory:
+        return _Memory("device")
+
+    def addressable_memories(self) -> list[_Memory]:
+        return [_Memory(kind) for kind in ("device", "pinned_host")]

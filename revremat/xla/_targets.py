@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from revremat._errors import UserError
@@ -123,11 +122,8 @@ class Target:
                 f"{self.spec} has {self.num_devices}: write sizes that multiply to "
                 f"{self.num_devices}"
             )
-        return Mesh(
-            np.array(self.devices, dtype=object).reshape(tuple(sizes.values())),
-            tuple(sizes),
-            axis_types=(AxisType.Auto,) * len(sizes),
-        )
+        types = (AxisType.Auto,) * len(sizes)
+        return _platforms.mesh_of(self.devices, sizes, types)
 
     def missing(self) -> str:
         """What to install or change before this target can be used; "" if nothing."""
@@ -144,13 +140,7 @@ class Target:
         if self.platform == "cuda":
             if not _is_installed("jax_plugins.xla_cuda13"):
                 return "pip install 'revremat[gpu-targets]' (Linux)"
-            plugin = importlib.metadata.version("jax-cuda13-plugin")
-            if plugin.split(".")[:3] != jax.__version__.split(".")[:3]:
-                return (
-                    f"pip install jax-cuda13-plugin=={jax.__version__} "
-                    f"jax-cuda13-pjrt=={jax.__version__} (found {plugin})"
-                )
-            return ""
+            return _other_versions("jax-cuda13-plugin", "jax-cuda13-pjrt")
         if not _is_installed("libtpu"):
             return "pip install 'revremat[tpu-targets]' (Linux, x86-64)"
         return ""
@@ -164,6 +154,22 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # not even the package around it
         return False
+
+
+def _other_versions(*wheels: str) -> str:
+    """What to install where wheels are missing or not of jaxlib's version."""
+    found = {}
+    for wheel in ("jaxlib", *wheels):
+        try:
+            found[wheel] = importlib.metadata.version(wheel)
+        except importlib.metadata.PackageNotFoundError:
+            found[wheel] = "none"
+    wanted = found.pop("jaxlib")
+    if set(found.values()) == {wanted}:
+        return ""
+    lines = " ".join(f"{wheel}=={wanted}" for wheel in wheels)
+    told = ", ".join(f"{wheel} {version}" for wheel, version in found.items())
+    return f"pip install {lines} (jaxlib is {wanted}, found {told})"
 
 
 def target(spec: "str | Target") -> Target:

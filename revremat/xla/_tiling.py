@@ -10,18 +10,20 @@ program has a kernel that might have no way and was never seen to have one.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from revremat.xla._artifact import versions
-from revremat.xla._disk import cache_folder
+from revremat.xla._disk import read_list, write_list
 from revremat.xla._schema import HloProto
 from revremat.xla._targets import Target, gpu_target_config
 
 _PASS = "config-assigner"
 DISABLED_PASSES = "xla_disable_hlo_passes"
 """XLA's option with the names of passes that it leaves out, with commas between."""
+
+REMAT_PASS = "rematerialization"
 
 _LIBRARY = "__cublas$"
 _UNTILED = b'"__triton_gemm"'
@@ -36,6 +38,7 @@ sign sine sqrt subtract tan tanh xor
 # A tile of what these make is made of tiles of what they take, however it is cut.
 _HAVE_A_WAY = {"parameter", "constant", "broadcast", "dot", *_ELEMENTWISE.split()}
 _TRITON = "xla_gpu_enable_triton_gemm"
+_HASH = re.compile(r"[0-9a-f]{16}")
 _SAYS_HOW = ("triton", "autotun", "gemm", "disable_hlo_passes")
 
 
@@ -101,31 +104,27 @@ def _hash(body: Any, bodies: Mapping[int, Any]) -> str:
 
 def seen_tiled(target: Target, options: Mapping[str, Any]) -> frozenset[str]:
     """Hashes of all kernels that this compiler has tiled for such a card before."""
-    try:
-        return frozenset(_path(target, options).read_text().split())
-    except (OSError, UnicodeDecodeError):
-        return frozenset()
+    words = read_list(_list_name(target, options))
+    return frozenset(word for word in words if _HASH.fullmatch(word))
 
 
 def remember(
     kernels: frozenset[str], target: Target, options: Mapping[str, Any]
 ) -> None:
-    """Adds kernels to those that were tiled."""
-    path = _path(target, options)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:  # several processes may
-            file.write("\n" + "\n".join(sorted(kernels)) + "\n")
-    except OSError:
-        return  # a cache that cannot be written only costs time
+    """Adds kernels to those that were tiled.
+
+    Where two processes do so at once one of the two may be lost, which costs time only.
+    """
+    name = _list_name(target, options)
+    write_list(name, kernels | seen_tiled(target, options))
 
 
-def _path(target: Target, options: Mapping[str, Any]) -> Path:
+def _list_name(target: Target, options: Mapping[str, Any]) -> str:
     machine = gpu_target_config(target.card)
     told = sorted((name, str(value)) for name, value in options.items())
     parts = [versions(), machine, told, os.environ.get("XLA_FLAGS", "")]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return cache_folder() / f"tiled-{key[:16]}.txt"
+    return f"tiled-{key[:16]}"
 
 
 def way_around(

@@ -155,7 +155,7 @@ def test_mistakes_in_the_request_are_one_sentence_each(write, tmp_path, capsys):
 def test_a_file_that_cannot_be_written_leaves_nothing_behind(write, tmp_path, capsys):
     path = write(EXAMPLE)
     assert run(AllocateOptions(path, out=tmp_path / "no" / "out.csv")) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot write" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["problem.csv"]
 
 

@@ -28,7 +28,7 @@ def search():
 
 
 def test_each_way_alone_fits_and_takes_no_other(search):
-    plain = search.add("as written", None)
+    plain = search.written()
     budget = int(0.6 * plain.bytes)
     assert search.fit(budget).plan.fits
     rows = {way: alone(search, way, budget) for way in ALONE}

@@ -84,7 +84,7 @@ def search(monkeypatch):
     """One whose programs are not run; told the times of single programs by a test."""
     monkeypatch.setattr(timed_search, "kernel_times", lambda *_: {})
     found = TimedSearch(problem(), rr.target("cpu:1"))
-    found.add("as written", None)
+    found.written()
     return found
 
 

@@ -6,6 +6,8 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from experiments import cli, data, records, step
 from experiments.checkpoints import Checkpoints
 from experiments.train import compare_peak, main
 from revremat import UserError, sharding
+
+ROOT = Path(__file__).parents[2]
 
 
 def losses(folder: Path) -> list[tuple]:
@@ -53,6 +57,56 @@ def test_a_run_leaves_metrics_checkpoints_a_record_and_a_plot(uninterrupted):
     svg = (uninterrupted / "loss.svg").read_text()
     assert svg.count("<svg") == 1
     assert not list(uninterrupted.glob("*tmp*"))
+
+
+BLOCKED = """
+import sys
+
+class Blocked:
+    \"\"\"Packages that the README's install line does not bring.\"\"\"
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"matplotlib", "sklearn", "pycocotools", "uvloop"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """An environment variable that takes the packages of the extras away."""
+    folder = tmp_path / "blocked"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(BLOCKED)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
+def test_without_the_extras_a_run_trains_to_its_end(trainer, bare, tmp_path):
+    code, out, err = trainer.run(tmp_path / "run", "--train.num-steps", "3", **bare)
+    assert (code, err) == (0, "")
+    assert "no loss.svg will be drawn: matplotlib is missing" in out
+    assert "pip install -e '.[experiments]'" in out
+    assert out.index("no loss.svg") < out.index("valid_loss")
+    assert saved_steps(tmp_path / "run") == [3]
+    assert not list((tmp_path / "run").glob("*.svg"))
+
+
+def test_data_that_needs_an_extra_says_so_before_anything_is_written(
+    trainer, bare, tmp_path
+):
+    folder = tmp_path / "run"
+    vit = [sys.executable, str(ROOT / "experiments/train.py"), "vit_digits"]
+    done = subprocess.run(
+        [*vit, "--train.dir", str(folder)],
+        env=os.environ | bare,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert_one_sentence(done.stderr)
+    assert "run `pip install -e '.[experiments]'`" in done.stderr
+    assert not folder.exists()
 
 
 def test_a_finished_run_stays_finished(trainer, uninterrupted, tmp_path):

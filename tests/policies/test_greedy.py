@@ -17,6 +17,7 @@ from revremat.policies import (
     smallest,
     smallest_bytes,
 )
+from revremat.policies._greedy import _moves
 
 prices = st.builds(
     Price,
@@ -59,6 +60,33 @@ def test_within_the_budget_and_no_faster_than_the_exact_mix(menus, budget, host)
         assert all(n >= shortest[name] for name, n in runs)
     assert exact is not None
     assert exact.time_us <= greedy.time_us * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("saved_us", "added_bytes", "first"),
+    [
+        ((10, 12), (1, 6), "a"),  # more time for all of it, less for each byte
+        ((10, 12), (5, 6), "a"),  # 2 us for each byte, both: by name
+        ((10, 13), (5, 6), "b"),
+        ((10, 12), (6, 1), "b"),
+        ((10, 12), (-3, 6), "a"),  # it gives bytes back besides
+    ],
+)
+def test_what_saves_most_time_for_each_byte_is_taken_first(
+    saved_us, added_bytes, first
+):
+    options = [
+        Price(name, 10 + added, 0, 0, 100 - saved)
+        for name, saved, added in zip("ab", saved_us, added_bytes, strict=True)
+    ]
+    menu = Menu("u", 1, (Price("start", 10, 0, 0, 100), *options))
+    # There is room for either of them, not for a step from one to the other.
+    budget = 10 + added_bytes["ab".index(first)]
+    moves = list(_moves({"u": {"start": 1}}, {"u": {p.name: p for p in menu.prices}}))
+    assert moves[0] == {"u": {first: 1}}
+    found = choose_greedily([menu], budget)
+    assert found is not None
+    assert found.bytes <= budget
 
 
 def test_of_two_that_keep_the_same_the_wider_one_runs_first():

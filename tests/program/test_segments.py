@@ -11,6 +11,9 @@ S, R, F, V = SAVE, RECOMPUTE, OFFLOAD, INVERT
 A = RECOMPUTE(ahead=["x"])
 
 
+PARTS = lambda start: [(start, 1), (start + 1, 3), (start + 4, 1)]
+
+
 def as_loops(actions):
     return [(s.start, s.repeats, len(s.pattern)) for s in segments(actions)]
 
@@ -23,6 +26,11 @@ def as_loops(actions):
         ([S] * 12 + [R] * 12, [(0, 12, 1), (12, 12, 1)]),
         ([S, R] * 12, [(0, 12, 2)]),
         ([S, R, R] * 4, [(0, 4, 3)]),
+        ([S, R, R, R] * 3, [(0, 3, 4)]),
+        ([S, R, F, R] * 2, [(0, 2, 4)]),
+        ([S, S, F, R] * 3 + [R], [(0, 3, 4), (12, 1, 1)]),
+        # Longer ones are no patterns.
+        ([S, R, R, R, F] * 2, [(k, n, 1) for a in (0, 5) for k, n in PARTS(a)]),
         ([R] * 3 + [S, R] * 3, [(0, 3, 1), (3, 3, 2)]),
         ([V, S] * 3, [(k, 1, 1) for k in range(6)]),
         ([V] * 3 + [S] * 2, [(0, 3, 1), (3, 2, 1)]),

@@ -1,11 +1,14 @@
 """RevBiFPN S0 to S6 against the published counts, to the integer."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
 
 from revremat.reversible import REVBIFPN, RevBiFPN
+from revremat.reversible.nnx import RevSilo
 from tests.reversible.counts import count
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -71,3 +74,20 @@ def test_every_part_has_its_share(variant):
     name, model = variant
     shares = tuple(size(part) for part in (model.stack, model.neck, model.head))
     assert (*shares, size(model, nnx.BatchStat)) == SHARES[name]
+
+
+@pytest.mark.parametrize("more_layers", [0, 1])
+def test_depth_is_stochastic_but_where_a_stream_is_made(more_layers):
+    """A map that makes a stream has nothing to be left out of."""
+    config = replace(REVBIFPN["S0"], more_layers=more_layers, stochastic_depth=0.5)
+    model = nnx.eval_shape(lambda: RevBiFPN(config, rngs=nnx.Rngs(0)))
+    silos = [m for _, m in nnx.iter_modules(model.stack) if isinstance(m, RevSilo)]
+    is_drop = lambda m: isinstance(m, nnx.Dropout)
+    rate = lambda m: sum(d.rate for _, d in nnx.iter_modules(m) if is_drop(d))
+    groups = 3 + more_layers
+    assert [silo.num_inputs for silo in silos] == [1, 2, 3, 4, 4][:groups]
+    for group, silo in enumerate(silos, start=1):
+        for name, module in silo.maps.items():
+            makes = group <= 3 and name.startswith("down") and name[-1] == str(group)
+            expected = 0.0 if makes else 0.5 * group / groups
+            assert rate(module) == pytest.approx(expected), (group, name)

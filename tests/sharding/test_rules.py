@@ -45,6 +45,24 @@ MEGATRON = ByPath(((r"up/kernel$", P(None, "model")), (r"down/kernel$", P("model
             (8, 3),
             P(("data", "fsdp")),
         ),
+        # A None in a spec leaves to a dimension what an earlier rule gave it.
+        ((FSDP(min_size=1), MEGATRON), "up/kernel", (64, 8), P("fsdp", "model")),
+        (
+            (FSDP(min_size=1), ByPath((("w", P(None, None, "model")),))),
+            "w",
+            (8, 64, 8),
+            P(None, "fsdp", "model"),
+        ),
+        (
+            (
+                ByPath((("w", P("data", None)),)),
+                ByPath((("w", P(None, "model")),)),
+                ByPath((("w", P(None, None)),)),
+            ),
+            "w",
+            (8, 8),
+            P("data", "model"),
+        ),
         # Replicate closes a leaf for the rules behind it only.
         ((Replicate("w"), FSDP(min_size=1)), "w", (8,), P()),
         ((Replicate("v"), FSDP(min_size=1)), "w", (8,), P("fsdp")),

@@ -208,3 +208,21 @@ def test_a_slice_is_one_network_and_groups_use_the_links_of_their_axes():
     assert torus_us((2, 2, 2), cube.reshape(2, 4).tolist()) == pytest.approx(
         3 * 4e6 / (1e5 * 2 / 3)
     )
+
+
+@pytest.mark.parametrize(
+    ("topology", "axes"),
+    [((4, 8), [0]), ((4, 8), [1]), ((8, 4), [0]), ((8, 4), [1]), ((2, 8), [1])]
+    + [((2, 4, 8), axes) for axes in ([0], [1], [2], [0, 1], [1, 2], [0, 2])]
+    + [((1, 4, 8), [1]), ((1, 4, 8), [2])],
+)
+def test_on_a_rectangular_slice_ids_count_along_the_first_axis_first(topology, axes):
+    # The first axis is the last one of the array, whose numbers follow one another.
+    ids = np.arange(np.prod(topology)).reshape(topology[::-1])
+    last = [len(topology) - 1 - axis for axis in axes]
+    groups = np.moveaxis(ids, last, range(-len(last), 0))
+    size = int(np.prod([topology[axis] for axis in axes]))
+    share = len(axes) / sum(n > 1 for n in topology)
+    assert torus_us(topology, groups.reshape(-1, size).tolist()) == pytest.approx(
+        (size - 1) * 4e6 / (1e5 * share)
+    )

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import revremat as rr
-from revremat.xla import _cards, _compile, _disk
+from revremat.xla import _cards, _compile, _disk, _scratch
 from revremat.xla._totals import totals
 from tests.xla.programs import spec
 
@@ -28,10 +28,9 @@ def step(x):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """A cache of its own for every test."""
-    folder = tmp_path / "compiles"
-    monkeypatch.setenv("REVREMAT_CACHE", str(folder))
-    return folder
+    """A cache of its own for every test: the folder in which entries lie."""
+    monkeypatch.setenv("REVREMAT_CACHE", str(tmp_path / "compiles"))
+    return tmp_path / "compiles" / "revremat-compiles"
 
 
 def step(x):
@@ -64,7 +63,7 @@ def test_the_second_time_is_read_from_disk_and_says_the_same(target):
 
 def test_nothing_is_read_or_written_when_asked_not_to(cache):
     assert not ask(cache=False).cached
-    assert not cache.exists()
+    assert not cache.parent.exists()
     ask()
     assert not ask(cache=False).cached
 
@@ -222,12 +221,13 @@ def test_a_flipped_bit_anywhere_is_noticed_or_harmless(cache):
     ask()
     file = entry(cache)
     data = file.read_bytes()
-    whole = _disk.read(file, file.stem)
+    whole = _disk.read(file.stem)
     for position in range(0, len(data), max(1, len(data) // 60)):
         bad = bytearray(data)
         bad[position] ^= 1 << (position % 8)
         file.write_bytes(bad)
-        found = _disk.read(file, file.stem)
+        found = _disk.read(file.stem)
+        assert found is not None or not file.exists()
         assert found is None or (found.hlo, found.stats) == (whole.hlo, whole.stats)
 
 
@@ -256,7 +256,10 @@ def test_a_full_disk_leaves_nothing_half_written(cache, monkeypatch):
 
     monkeypatch.setattr(_disk.os, "replace", full)
     assert not ask().cached
-    assert list(cache.iterdir()) == []
+    assert list(cache.parent.iterdir()) == []
+    cache.mkdir()
+    assert not ask().cached
+    assert list(cache.parent.iterdir()) == [cache]
 
 
 def test_the_oldest_entries_go_when_the_folder_is_full(cache, monkeypatch):
@@ -272,22 +275,30 @@ def test_the_oldest_entries_go_when_the_folder_is_full(cache, monkeypatch):
 def test_what_killed_processes_left_behind_goes_after_a_day(
     cache, tmp_path, monkeypatch
 ):
+    ask()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    _compile._sweep.cache_clear()
-    dumps = [tmp_path / name for name in ("revremat-old", "revremat-new", "others")]
+    _scratch._sweep.cache_clear()
+    names = (
+        "revremat-dump-old_____",
+        "revremat-dump-new_____",
+        "revremat-dump-not_ours",
+    )
+    dumps = [tmp_path / name for name in (*names, "revremat-experiments")]
     for folder in dumps:
         folder.mkdir()
-    (dumps[0] / "dump.pb").write_bytes(b"abc")
-    cache.mkdir(exist_ok=True)
-    entries = [cache / ".new-old", cache / ".new-new"]
-    for path in entries:
-        path.write_bytes(b"abc")
-    long_ago = time.time() - 2 * _disk._ABANDONED_S
-    for path in (dumps[0], dumps[2], entries[0]):
+        (folder / "dump.pb").write_bytes(b"abc")
+        if folder != dumps[2]:
+            (folder / _scratch._MARKER).write_bytes(_scratch._SIGNATURE)
+    half = entry(cache).read_bytes()[:300]
+    entries = [cache / f".new-{name}" for name in ("old_____", "new_____", "not_ours")]
+    for path, data in zip(entries, (half, half, b"abc"), strict=True):
+        path.write_bytes(data)
+    long_ago = time.time() - 2 * _scratch.ABANDONED_S
+    for path in (*dumps[:1], *dumps[2:], entries[0], entries[2]):
         os.utime(path, (long_ago, long_ago))
-    ask()
-    assert [folder.exists() for folder in dumps] == [False, True, True]
-    assert [path.exists() for path in entries] == [False, True]
+    ask(other)
+    assert [folder.exists() for folder in dumps] == [False, True, True, True]
+    assert [path.exists() for path in entries] == [False, True, True]
 
 
 @pytest.mark.parametrize("target", ["cpu:1", "h100:1"])

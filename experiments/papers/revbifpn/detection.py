@@ -21,7 +21,11 @@ import numpy as np
 import tyro
 
 from experiments import data, step
-from experiments.average_precision import Detections, average_precision
+from experiments.average_precision import (
+    Detections,
+    average_precision,
+    check_installed,
+)
 from experiments.boxes import nms
 from experiments.checkpoints import Checkpoints
 from experiments.configs.common import Experiment
@@ -108,6 +112,7 @@ def main() -> int:
         config, train=dataclasses.replace(config.train, **change)
     )
     try:
+        check_installed()
         train(chosen)
         state = last_state(chosen)
         found = judged(chosen, state)

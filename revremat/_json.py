@@ -1,0 +1,74 @@
+"""JSON that somebody hands over: parsed within bounds, or refused with a reason."""
+
+import json
+from typing import Any
+
+MOST_BYTES = 2**63 - 1
+"""The largest number of bytes there is: XLA counts them in 64 bits, with a sign."""
+
+_MOST_DIGITS = 19  # of such a number
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What JSON text says, if its numbers are finite and of 64 bits.
+
+    Raises:
+      ValueError: It is no JSON, is nested too deeply, or holds another number; a short
+        reason that can follow "it is not JSON:".
+
+    >>> parse_json('{"schema": 1}')
+    {'schema': 1}
+    >>> parse_json("[NaN]")
+    Traceback (most recent call last):
+    ...
+    ValueError: it holds the number NaN, which is none
+    """
+    try:
+        return json.loads(
+            text, parse_int=_integer, parse_float=_float, parse_constant=_constant
+        )
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def schema_of(data: Any, newest: int) -> int:
+    """The schema version of a JSON object.
+
+    Raises:
+      ValueError: There is none, or this revremat does not know it.
+    """
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if type(schema) is not int:
+        raise ValueError("it has no schema version")
+    if schema > newest:
+        raise ValueError(
+            f"it has schema version {schema} and this revremat reads versions up to "
+            f"{newest}; install a newer revremat"
+        )
+    if schema < 1:
+        raise ValueError(
+            f"it has schema version {schema}, which there is not; versions are 1 to "
+            f"{newest}"
+        )
+    return schema
+
+
+def _integer(digits: str) -> int:
+    if len(digits.lstrip("-")) <= _MOST_DIGITS and abs(found := int(digits)) <= (
+        MOST_BYTES
+    ):
+        return found
+    raise ValueError(
+        f"it holds a number of {len(digits.lstrip('-'))} digits, which is beyond 64 "
+        "bits"
+    )
+
+
+def _float(digits: str) -> float:
+    if abs(found := float(digits)) < float("inf"):
+        return found
+    raise ValueError(f"it holds the number {digits[:20]}, which is beyond 64 bits")
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"it holds the number {name}, which is none")

@@ -1,0 +1,43 @@
+"""`--help` as a newcomer reads it: names for what is asked, no types of Python's."""
+
+import re
+
+import pytest
+
+from revremat._cli import main
+
+POSITIONALS = {
+    "report": "PROGRAM",
+    "search": "PROGRAM",
+    "compare": "PROGRAM",
+    "export": "PROGRAM PLAN",
+    "diff": "BEFORE AFTER",
+    "allocate": "FILE",
+    "targets": "",
+}
+
+
+def shown(words, capsys):
+    with pytest.raises(SystemExit) as ending:
+        main(words)
+    assert ending.value.code == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", POSITIONALS)
+def test_a_command_names_what_it_takes(command, capsys):
+    text = shown([command, "--help"], capsys)
+    usage = text.split("\n\n")[0]
+    for name in POSITIONALS[command].split():
+        assert name in usage
+        assert re.search(rf"^\W*{name} ", text, re.MULTILINE)
+    for word in ("STR", "PATH", "INT", "{None}", "default: None", "default: ''"):
+        assert not re.search(rf"(?<![\w-]){re.escape(word)}(?!\w)", text), word
+
+
+def test_the_first_page_lists_the_commands_and_says_how_to_begin(capsys):
+    text = shown(["--help"], capsys)
+    for command in POSITIONALS:
+        assert f"• {command} " in text
+    for word in ("revremat --version", "revremat report PROGRAM --target h100:8"):
+        assert word in text

@@ -1,0 +1,94 @@
+"""What commands show while they work: lines where there is no terminal."""
+
+import io
+import re
+import sys
+import time
+
+import pytest
+
+import revremat as rr
+from revremat import _cli_progress
+from revremat._cli import main
+from revremat._cli_progress import progress
+
+PROGRAM = """
+import time
+import jax, jax.numpy as jnp
+import revremat as rr
+
+def problem(target):
+    x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
+
+    def loss(w, x):
+        time.sleep(0.25)  # tracing takes long
+        return jnp.sum(jnp.tanh(x @ w))
+
+    w = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    return rr.Problem(loss=loss, specs=(w, x), name="slow")
+"""
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(_cli_progress, "FIRST_LINE_SECONDS", 0.02)
+    monkeypatch.setattr(_cli_progress, "MOST_SECONDS", 0.1)
+
+
+def test_what_is_done_soon_prints_nothing(capsys):
+    with progress("title") as report:
+        report("one", 0, 1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_lines_say_what_is_done_and_for_how_long(soon, capsys):
+    with progress("search p on cpu:1") as report:
+        time.sleep(0.05)
+        report("12 x full", 3, 17)
+        time.sleep(0.15)
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert lines[0] == "revremat: search p on cpu:1: tracing, 0 s"
+    assert lines[-1] == "revremat: search p on cpu:1: 3/17 12 x full, 0 s"
+
+
+def test_lines_become_rarer(soon, capsys):
+    with progress("title"):
+        time.sleep(0.5)
+    # After 20, 60, 140 and 240 ms, and every 100 ms from there.
+    assert 3 <= len(capsys.readouterr().err.splitlines()) <= 7
+
+
+def test_nothing_is_printed_after_the_end_or_an_error(soon, capsys):
+    with pytest.raises(RuntimeError), progress("title"):
+        raise RuntimeError
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_closed_standard_error_is_no_fault(soon, monkeypatch):
+    closed = io.StringIO()
+    closed.close()
+    with progress("title"):
+        monkeypatch.setattr(sys, "stderr", closed)
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("report slow.py:problem", r"report slow.py:problem on cpu:1: tracing and com"),
+        ("search slow.py:problem --budget 1GiB", r"search slow.py:problem on cpu:1: "),
+    ],
+)
+def test_commands_show_progress_while_they_trace(
+    soon, tmp_path, monkeypatch, capsys, words, said
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(PROGRAM)
+    main([*words.split(), "--target", "cpu:1"])
+    out, err = capsys.readouterr()
+    assert re.search(rf"^revremat: {said}", err, re.MULTILINE)
+    assert "revremat: " not in out
+    assert rr.UserError.__name__ not in err
