@@ -1,7 +1,8 @@
 PYTHON := .venv/bin/python
 EXTRAS := gpu-targets,tpu-targets,dev,experiments
 # Bytecode is kept whatever the surroundings say: tests start many processes.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(1)/bin/python -m pytest -n 2 --dist loadscope
+PYTEST = PYTHONDONTWRITEBYTECODE= $(1)/bin/python -m pytest -n 2 --dist loadscope \
+  --no-loadscope-reorder
 
 .PHONY: run test test-oldest check card setup
 
@@ -9,7 +10,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(1)/bin/python -m pytest -n 2 --dist loadscop
 run: setup
 	@$(PYTHON) -m experiments.demo
 
-# Two workers, a file to each at a time. ARGS go to pytest, as in: make test ARGS='-k lock'
+# Two workers, a file to each at a time, in the order of tests/conftest.py. ARGS go to pytest, as in: make test ARGS='-k lock'
 test: setup
 	$(call PYTEST,.venv) $(ARGS)
 
