@@ -1,14 +1,23 @@
 PYTHON := .venv/bin/python
+EXTRAS := gpu-targets,tpu-targets,dev,experiments
+# Bytecode is kept whatever the surroundings say: tests start many processes.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(1)/bin/python -m pytest -n 2 --dist loadscope \
+  --no-loadscope-reorder
 
-.PHONY: run test check card setup
+.PHONY: run test test-oldest check card setup
 
 # Reports, a few hundred training steps, and the table that says which machine to rent.
 run: setup
 	@$(PYTHON) -m experiments.demo
 
-# Two workers, a file to each at a time. ARGS go to pytest, as in: make test ARGS='-k lock'
+# Two workers, a file to each at a time, in the order of tests/conftest.py. ARGS go to pytest, as in: make test ARGS='-k lock'
 test: setup
-	$(PYTHON) -m pytest -n 2 --dist loadscope $(ARGS)
+	$(call PYTEST,.venv) $(ARGS)
+
+# The same with Python 3.12 and the JAX of tools/oldest.txt, in an environment of its own.
+test-oldest:
+	@tools/setup --oldest $(EXTRAS)
+	$(call PYTEST,.venv-oldest) $(ARGS)
 
 # What the first GPU of this machine really does; without one, its CPU.
 card: setup
@@ -21,4 +30,4 @@ check: setup
 	$(PYTHON) -m pyright
 
 setup:
-	@tools/setup gpu-targets,tpu-targets,dev,experiments
+	@tools/setup $(EXTRAS)

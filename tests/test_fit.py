@@ -1,6 +1,7 @@
 """A searched plan stays within its budget, says so truly, and computes the same."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -44,7 +45,7 @@ def plain_bytes(target):
 def searched():
     """Plans at falling budgets on a card that is not there, and what was compiled."""
     plain = plain_bytes("h100:1").total_bytes
-    shares = (1.2, 0.6, 0.45)
+    shares = (1.2, 0.6, 0.42)
     return plain, {
         share: rr.fit(loss, *specs(), budget=int(share * plain), target="h100:1")
         for share in shares
@@ -62,10 +63,14 @@ def test_a_returned_plan_never_exceeds_its_budget(searched):
         assert one.measurement.memory.total_bytes == one.plan.compiled_bytes
 
 
-def test_lowering_the_budget_never_raises_the_bytes(searched):
+def test_lowering_the_budget_never_makes_the_step_faster(searched):
+    """Of equally fast plans any may be found, a few alignments larger or smaller."""
     _, found = searched
-    sizes = [found[share].plan.compiled_bytes for share in sorted(found)]
-    assert sizes == sorted(sizes)
+    times = [found[share].measurement.time.step_us for share in sorted(found)]
+    for less, more in itertools.pairwise(times):
+        assert less >= more * (1 - 1e-9)
+    assert times[0] > times[-1]
+    assert found[0.42].plan.compiled_bytes < found[1.2].plan.compiled_bytes
 
 
 def test_the_chosen_program_is_the_fastest_compiled_one_that_fits(searched):
@@ -131,24 +136,22 @@ def test_prediction_is_close_before_the_last_compile(searched):
                 assert row.predicted_bytes == pytest.approx(row.bytes, rel=0.02)
 
 
-def test_the_loss_that_comes_back_computes_the_same():
-    shapes = specs(6)
+def test_the_loss_that_comes_back_computes_the_same(searched):
     keys = iter(jax.random.split(jax.random.key(0), 3))
     ws, x = jax.tree.map(
-        lambda s: 0.1 * jax.random.normal(next(keys), s.shape, s.dtype), shapes
+        lambda s: 0.1 * jax.random.normal(next(keys), s.shape, s.dtype), specs()
     )
-    plain = rr.measure(jax.value_and_grad(loss), *shapes, target="cpu:1").memory
-    one = rr.fit(loss, ws, x, budget=int(0.6 * plain.total_bytes), target="cpu:1")
-    assert one.plan.fits
-    assert one.plan.units
-    want, got = jax.grad(loss)(ws, x), jax.grad(one.loss)(ws, x)
-    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
-        assert jnp.allclose(a, b, rtol=1e-5, atol=1e-7)
+    want = jax.grad(loss)(ws, x)
+    for one in searched[1].values():
+        assert one.plan.units
+        got = jax.grad(one.loss)(ws, x)
+        for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+            assert jnp.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_numbers_among_the_arguments_are_arguments():
+def test_arrays_and_numbers_among_the_arguments_are_arguments():
     scaled = lambda ws, x, scale: scale * loss(ws, x)
-    ws, x = specs(depth=4)
+    ws, x = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), specs(depth=4))
     found = fit(scaled, ws, x, 0.5, budget="1 GiB", target="cpu:1", most_compiles=12)
     assert found.plan.fits
 
@@ -175,7 +178,7 @@ def test_programs_that_were_compiled_differently_are_counted(searched):
 
 def test_a_plan_is_applied_from_its_file(searched, tmp_path):
     _, found = searched
-    one = found[0.45]
+    one = found[0.42]
     one.plan.save(tmp_path / "plan.json")
     again = rr.apply(loss, rr.Plan.load(tmp_path / "plan.json"))
     m = rr.measure(jax.value_and_grad(again), *specs(), target="h100:1")
@@ -235,13 +238,13 @@ def test_how_many_compiles_there_may_be_is_a_number(most):
         fit(loss, *specs(), budget="1MiB", target="h100:1", most_compiles=most)
 
 
-def test_progress_is_told_before_each_compile():
+def test_progress_is_told_before_each_compile(searched):
     told = []
     found = fit(
         loss,
         *specs(),
-        budget="50%",
-        target="cpu:1",
+        budget=int(0.6 * searched[0]),
+        target="h100:1",
         progress=lambda name, done, total: told.append((name, done, total)),
     )
     assert len(told) == found.num_compiles
