@@ -3,9 +3,11 @@
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import jax
 
 from revremat import xla
 from revremat._bytes import format_bytes, format_us
@@ -16,6 +18,7 @@ from revremat._plan import SAVE, Plan
 from revremat.policies import Menu
 
 SCHEMA_VERSION = 1
+_compiled_as_measured = jax.make_user_context(False)  # JAX's caches tell it apart
 UNKNOWN = float("nan")
 _MUCH = 0.25
 """Of all bytes in question."""
@@ -98,12 +101,13 @@ class Fit:
     left: tuple[str, ...] = ()
     not_sent: int = 0
 
-    def as_measured(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it, this thread compiles programs as this one was measured.
+    @contextlib.contextmanager
+    def as_measured(self) -> Iterator[None]:
+        """Within it, this thread compiles and runs programs as this one was measured.
 
         XLA's own rematerialization pass is off, and by JAX's default it is on: it may
-        compute again what the plan keeps. Enter it before the first call of a jitted
-        function, for what is compiled already is not compiled again.
+        compute again what the plan keeps. A jitted function that was compiled outside
+        is compiled once more inside, and each is run where it was compiled.
 
         >>> import jax, jax.numpy as jnp, revremat as rr
         >>> x = jax.ShapeDtypeStruct((6, 64, 64), jnp.float32)
@@ -115,7 +119,8 @@ class Fit:
         >>> float(value)
         0.0
         """
-        return use_remat_pass(False)
+        with use_remat_pass(False), _compiled_as_measured(True):
+            yield
 
     @property
     def compiler_options(self) -> dict[str, str]:
