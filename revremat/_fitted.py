@@ -107,17 +107,11 @@ class Fit:
 
         XLA's own rematerialization pass is off, and by JAX's default it is on: it may
         compute again what the plan keeps. A jitted function that was compiled outside
-        is compiled once more inside, and each is run where it was compiled.
+        is compiled once more inside, and each is run where it was compiled::
 
-        >>> import jax, jax.numpy as jnp, revremat as rr
-        >>> x = jax.ShapeDtypeStruct((6, 64, 64), jnp.float32)
-        >>> loss = lambda w: rr.stack(lambda w, x: jnp.tanh(x @ w), w, w[0]).sum()
-        >>> fit = rr.fit(loss, x, budget="1MiB", target="cpu:1")
-        >>> step = jax.jit(jax.value_and_grad(fit.loss))
-        >>> with fit.as_measured():
-        ...     value, gradients = step(jnp.zeros(x.shape))
-        >>> float(value)
-        0.0
+            step = jax.jit(jax.value_and_grad(fit.loss))
+            with fit.as_measured():
+                value, gradients = step(weights, batch)
         """
         with use_remat_pass(False), _compiled_as_measured(True):
             yield
