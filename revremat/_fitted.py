@@ -3,9 +3,11 @@
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import jax
 
 from revremat import xla
 from revremat._bytes import format_bytes, format_us
@@ -17,6 +19,7 @@ from revremat._plan import SAVE, Plan
 from revremat.policies import Menu
 
 SCHEMA_VERSION = 1
+_compiled_as_measured = jax.make_user_context(False)  # JAX's caches tell it apart
 UNKNOWN = float("nan")
 _MUCH = 0.25
 """Of all bytes in question."""
@@ -115,24 +118,20 @@ class Fit(InNotebooks):
     not_sent: int = 0
     dropped: tuple[Dropped, ...] = ()
 
-    def as_measured(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it, this thread compiles programs as this one was measured.
+    @contextlib.contextmanager
+    def as_measured(self) -> Iterator[None]:
+        """Within it, this thread compiles and runs programs as this one was measured.
 
         XLA's own rematerialization pass is off, and by JAX's default it is on: it may
-        compute again what the plan keeps. Enter it before the first call of a jitted
-        function, for what is compiled already is not compiled again.
+        compute again what the plan keeps. A jitted function that was compiled outside
+        is compiled once more inside, and each is run where it was compiled::
 
-        >>> import jax, jax.numpy as jnp, revremat as rr
-        >>> x = jax.ShapeDtypeStruct((6, 64, 64), jnp.float32)
-        >>> loss = lambda w: rr.stack(lambda w, x: jnp.tanh(x @ w), w, w[0]).sum()
-        >>> fit = rr.fit(loss, x, budget="1MiB", target="cpu:1")
-        >>> step = jax.jit(jax.value_and_grad(fit.loss))
-        >>> with fit.as_measured():
-        ...     value, gradients = step(jnp.zeros(x.shape))
-        >>> float(value)
-        0.0
+            step = jax.jit(jax.value_and_grad(fit.loss))
+            with fit.as_measured():
+                value, gradients = step(weights, batch)
         """
-        return use_remat_pass(False)
+        with use_remat_pass(False), _compiled_as_measured(True):
+            yield
 
     @property
     def compiler_options(self) -> dict[str, str]:

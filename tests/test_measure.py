@@ -179,6 +179,24 @@ def test_a_step_that_every_device_does_whole_is_told(target, split, told):
     assert any("each does the whole step" in note for note in notes) == told
 
 
+TABLE = np.random.default_rng(0).normal(size=(256, 256)).astype("f")
+ADDED_UP = {
+    "no constant": lambda x: jnp.cumsum(x, axis=0).sum(),
+    "one": lambda x: jnp.tanh(x @ TABLE) @ TABLE,
+    "one and its gradient": jax.grad(lambda x: jnp.tanh(x @ TABLE).sum()),
+}
+
+
+@pytest.mark.parametrize("program", ADDED_UP)
+@pytest.mark.parametrize("target", ["cpu:1", "h100:1"])
+def test_buffers_add_up_to_the_total_holes_and_constants_set_aside(program, target):
+    memory = rr.measure(ADDED_UP[program], spec(64, 256), target=target).memory
+    constants = memory.where(phase="constant").bytes
+    assert (constants >= TABLE.nbytes) == (program != "no constant")
+    there = memory.where().bytes - constants
+    assert there == memory.total_bytes - memory.fragmentation_bytes
+
+
 def test_notes_say_what_the_figures_leave_out():
     gpu = rr.measure(STEP, W, X, target="h100:1").notes
     assert any("autotuning" in note for note in gpu)

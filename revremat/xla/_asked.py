@@ -79,7 +79,7 @@ def _own() -> dict[str, Callable[..., Any]]:
         code, defaults = asked.__code__, asked.__defaults__
         own[name] = types.FunctionType(code, asked.__globals__, name, defaults)
         own[name].__kwdefaults__ = asked.__kwdefaults__
-        asked.__signature__ = inspect.signature(own[name])
+        asked.__signature__ = inspect.signature(asked)
         asked.__code__ = _asking.__code__.replace(co_name=name, co_qualname=name)
         asked.__defaults__ = asked.__kwdefaults__ = None
     backend.get_backend = _instead_of(backend.get_backend, "get_backend")

@@ -12,7 +12,14 @@ from typing import Any
 
 import jax
 from jax.experimental.layout import Format
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+)
 
 from revremat._compat import ambient_mesh
 from revremat._errors import UserError
@@ -37,7 +44,7 @@ def carry_over(traced: Any, target: Target) -> Any:
     walk = _Walk(carrier)
     params = {name: walk.value(value) for name, value in traced._params.items()}
     before = traced._meta_tys_flat
-    types = list(map(walk.argument, before, params["in_shardings"]))
+    types = walk.on_one_mesh(list(map(walk.argument, before, params["in_shardings"])))
     if not types:  # Nothing else says which devices these are.
         nowhere = params["out_shardings"]
         params["out_shardings"] = (carrier.sharding(None),) * len(nowhere)
@@ -125,6 +132,22 @@ class _Walk:
         if len(self.there) == 1:
             return self.carrier.devices[0]
         raise self.refusal(f"the device {one}")
+
+    def on_one_mesh(self, types: list[Any]) -> list[Any]:
+        """Arguments without a sharding lie on the mesh of the others, if it is one."""
+        bare = self.carrier.sharding(None)
+        named = {one.sharding for one in types if one.sharding != bare}
+        meshes = {one.mesh for one in named if isinstance(one, NamedSharding)}
+        if len(meshes) != 1 or not isinstance(bare, NamedSharding):
+            return types
+        (mesh,) = meshes
+        if mesh.axis_types != (AxisType.Auto,) * len(mesh.axis_names):
+            return types
+        whole = NamedSharding(mesh, PartitionSpec())
+        return [
+            one.replace(sharding=whole) if one.sharding == bare else one
+            for one in types
+        ]
 
     def refusal(self, what: str) -> UserError:
         """What to write in place of devices that mean nothing on the target."""

@@ -26,7 +26,7 @@ from revremat.xla._identity import module_digest
 from revremat.xla._scratch import ABANDONED_S
 from revremat.xla._targets import Target, gpu_target_config
 
-_FORMAT = 3
+_FORMAT = 4
 _CACHE_LIMIT_BYTES = 4 << 30
 _PRUNED_SHARE = 0.9  # of the limit is left, so that the next write need not look again
 _MOST_ENTRY_BYTES = 1 << 30

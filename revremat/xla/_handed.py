@@ -1,6 +1,7 @@
 """What was handed over as a step: a function, or what some `jit` made of one."""
 
 import functools
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,6 +121,12 @@ def handed(
                 "donate_argnums in its jax.jit instead"
             )
         return Handed(inner, args, kwargs, _static(inner))
+    if isinstance(inner, types.FunctionType) and hasattr(inner, "lower"):
+        raise UserError(
+            "the step is mapped by jax.pmap, which splits its arguments only where it "
+            "is called: hand over the function itself within jax.shard_map(..., "
+            "mesh=target.mesh(...))"
+        )
     if getattr(inner, "donate_first", False) or getattr(inner, "donate_rest", False):
         raise UserError(
             "the step was jitted by eqx.filter_jit(donate=...), whose donation is not "

@@ -167,11 +167,28 @@ def test_without_any_plugin_there_is_no_package_to_look_in():
     assert _targets._is_installed("jax.numpy")
 
 
-def test_wheels_of_another_version_are_missing_too(monkeypatch):
-    monkeypatch.setattr(_targets.importlib.metadata, "version", lambda _: "0.1.2")
+@pytest.mark.parametrize(
+    ("plugin", "pjrt"), [("0.12.0", "0.11.2"), ("0.11.2", "0.11.1"), (None, "0.11.2")]
+)
+def test_wheels_of_another_version_than_jaxlib_are_missing_too(
+    monkeypatch, plugin, pjrt
+):
+    versions = {
+        "jaxlib": "0.11.2",
+        "jax-cuda13-plugin": plugin,
+        "jax-cuda13-pjrt": pjrt,
+    }
+
+    def version(wheel):
+        if versions[wheel] is None:
+            raise _targets.importlib.metadata.PackageNotFoundError
+        return versions[wheel]
+
+    monkeypatch.setattr(_targets.importlib.metadata, "version", version)
     says = rr.target("h100:1").missing()
-    assert f"pip install jax-cuda13-plugin=={jax.__version__}" in says
-    assert "found 0.1.2" in says
+    line = "pip install jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2"
+    assert says.startswith(line)
+    assert f"jax-cuda13-plugin {plugin or 'none'}, jax-cuda13-pjrt {pjrt}" in says
 
 
 def test_too_few_cpu_devices_say_what_to_set():
