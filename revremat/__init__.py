@@ -17,10 +17,10 @@ Stages are functions; what flows between them are frozen dataclasses.
 from revremat import reversible as reversible
 from revremat import xla as _xla
 from revremat._apply import apply as apply
+from revremat._errors import DoesNotFit as DoesNotFit
 from revremat._errors import UserError as UserError
 from revremat._export import Export as Export
 from revremat._export import export as export
-from revremat._fit import DoesNotFit as DoesNotFit
 from revremat._fit import Fit as Fit
 from revremat._fit import fit as fit
 from revremat._fit import frontier as frontier

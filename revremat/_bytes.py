@@ -69,8 +69,8 @@ def format_bytes(number: int | float) -> str:
     sign, size = ("-" if number < 0 else ""), float(abs(number))
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1000 or unit == "TiB":
-            digits = 0 if unit == "B" or size >= 100 else 1 if size >= 10 else 2
-            return f"{sign}{size:.{digits}f} {unit}"
+            shown = f"{size:.0f}" if unit == "B" else _three_figures(size)
+            return f"{sign}{shown} {unit}"
         size /= 1024
     raise AssertionError
 
@@ -83,7 +83,14 @@ def format_us(microseconds: float) -> str:
     """
     for factor, unit in ((1e6, "s"), (1e3, "ms")):
         if microseconds >= factor:
-            value = microseconds / factor
-            digits = 0 if value >= 100 else 1 if value >= 10 else 2
-            return f"{value:.{digits}f} {unit}"
+            return f"{_three_figures(microseconds / factor)} {unit}"
     return f"{microseconds:.0f} us"
+
+
+def _three_figures(number: float) -> str:
+    """Rounded first: 9.996 is 10.0, not 10.00."""
+    shown = f"{number:.2f}"
+    for digits, limit in ((1, 10), (0, 100)):
+        if float(shown) >= limit:
+            shown = f"{number:.{digits}f}"
+    return shown

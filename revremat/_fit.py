@@ -13,7 +13,7 @@ from revremat import policies, xla
 from revremat._bytes import format_bytes, format_us, parse_bytes
 from revremat._choose import Search
 from revremat._compiled import Progress as Progress
-from revremat._errors import UserError
+from revremat._errors import DoesNotFit, UserError
 from revremat._fitted import Fit as Fit
 from revremat._fitted import Row as Row
 from revremat._frontier import Frontier, Point
@@ -23,10 +23,6 @@ from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE
 from revremat._render import new_table, print_noun
 from revremat.xla import Target
-
-
-class DoesNotFit(UserError):
-    """No plan that was found stays within the budget."""
 
 
 def search(
