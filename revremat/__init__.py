@@ -27,8 +27,6 @@ from revremat._fit import frontier as frontier
 from revremat._fit import search as search
 from revremat._frontier import Frontier as Frontier
 from revremat._graph import Graph as Graph
-from revremat._history import Curve as Curve
-from revremat._history import Span as Span
 from revremat._largest import Largest as Largest
 from revremat._largest import largest as largest
 from revremat._measure import assert_fits as assert_fits
@@ -37,6 +35,8 @@ from revremat._measurement import Buffer as Buffer
 from revremat._measurement import Measurement as Measurement
 from revremat._measurement import Memory as Memory
 from revremat._measurement import Time as Time
+from revremat._measurement._history import Curve as Curve
+from revremat._measurement._history import Span as Span
 from revremat._plan import INVERT as INVERT
 from revremat._plan import OFFLOAD as OFFLOAD
 from revremat._plan import RECOMPUTE as RECOMPUTE
@@ -45,8 +45,8 @@ from revremat._plan import Action as Action
 from revremat._plan import Plan as Plan
 from revremat._problem import Problem as Problem
 from revremat._read import read as read
-from revremat._render import render as render
-from revremat._render import write as write
+from revremat._report._text import render as render
+from revremat._report._text import write as write
 from revremat._saved import FitRecord as FitRecord
 from revremat._saved import load as load
 from revremat._trace import trace as trace

@@ -9,12 +9,12 @@ from typing import Any
 from revremat import policies, xla
 from revremat._apply import apply
 from revremat._bounds import bounds
-from revremat._bytes import format_bytes
 from revremat._compiled import Actions, Compiled, Progress, best_of
 from revremat._cut import Cuts
 from revremat._errors import UserError
 from revremat._finer import look_closer
 from revremat._fitted import UNKNOWN, Fit, Row, holders, not_sent, times_alive
+from revremat._format import format_bytes
 from revremat._graph import Unit
 from revremat._levels import look_inside, units_at
 from revremat._measurement import Measurement

@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.text import Text
 
 from revremat import policies, xla
-from revremat._bytes import format_bytes, format_us, parse_bytes
 from revremat._choose import Search
 from revremat._compiled import Progress as Progress
 from revremat._errors import DoesNotFit, UserError
 from revremat._fitted import Fit as Fit
 from revremat._fitted import Row as Row
+from revremat._format import format_bytes, format_us, parse_bytes
 from revremat._frontier import Frontier, Point
 from revremat._measure import REMAT_PASS_OFF, remarks
 from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat._refine import WORTH_A_COMPILE
-from revremat._render import new_table, print_noun
+from revremat._report._text import new_table, print_noun
 from revremat.xla import Target
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from revremat import xla
-from revremat._bytes import format_bytes, format_us
 from revremat._compat import use_remat_pass
+from revremat._format import format_bytes, format_us
 from revremat._graph import Graph
+from revremat._io._notebook import InNotebooks
 from revremat._measurement import Measurement
-from revremat._notebook import InNotebooks
 from revremat._plan import SAVE, Plan
 from revremat.policies import Menu
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from revremat import xla
-from revremat._bytes import parse_bytes
 from revremat._errors import DoesNotFit, UserError
+from revremat._format import parse_bytes
 from revremat._measure import measure
 from revremat._measurement import Measurement
 from revremat._problem import Problem

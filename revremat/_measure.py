@@ -11,8 +11,8 @@ from typing import Any, Literal
 import jax
 
 from revremat import xla
-from revremat._bytes import format_bytes, parse_bytes
 from revremat._errors import DoesNotFit, UserError
+from revremat._format import format_bytes, parse_bytes
 from revremat._measurement import Measurement, Memory, Packing
 from revremat._problem import Problem
 from revremat.xla import Artifact, Heap, Target

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from revremat._errors import UserError
-from revremat._files import read_text
 from revremat._frontier import Frontier
 from revremat._graph import Graph
-from revremat._json import parse_json
+from revremat._io._files import read_text
+from revremat._io._json import parse_json
+from revremat._io._notebook import InNotebooks
 from revremat._measurement import Measurement
-from revremat._notebook import InNotebooks
 from revremat._plan import Plan
 
 _FIT_SCHEMA = 1

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from revremat import UserError
-from revremat._bytes import format_bytes, format_us, parse_bytes
+from revremat._format import format_bytes, format_us, parse_bytes
 
 
 @pytest.mark.parametrize(

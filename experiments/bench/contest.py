@@ -11,10 +11,10 @@ from typing import Any
 import revremat as rr
 from experiments.bench.rivals import RIVALS, Arena, Rival
 from revremat import policies
-from revremat._bytes import format_bytes
 from revremat._choose import Search
 from revremat._compiled import Actions
 from revremat._fitted import Row
+from revremat._format import format_bytes
 from revremat._graph import Unit
 from revremat.policies import PRESETS, Candidate, Menu, preset
 

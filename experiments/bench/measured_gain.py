@@ -35,10 +35,10 @@ from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import Uniform
 from experiments.bench.timed_search import TimedSearch
 from experiments.bench.versus import geometric_mean
-from revremat._bytes import format_bytes
 from revremat._choose import Search
-from revremat._files import write_text
 from revremat._fitted import Row
+from revremat._format import format_bytes
+from revremat._io._files import write_text
 from revremat.xla._cards import with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -22,10 +22,10 @@ import tyro
 import revremat as rr
 from experiments.configs import gpt
 from revremat import policies
-from revremat._bytes import format_bytes, format_us
 from revremat._choose import Search
-from revremat._files import write_text
 from revremat._fitted import Row
+from revremat._format import format_bytes, format_us
+from revremat._io._files import write_text
 
 RESULTS = Path(__file__).parents[1] / "results"
 ALONE = ("recompute", "offload", "invert")

@@ -21,9 +21,9 @@ import numpy as np
 import tyro
 
 import revremat as rr
-from revremat._bytes import format_bytes, format_us
 from revremat._choose import Search
-from revremat._files import write_text
+from revremat._format import format_bytes, format_us
+from revremat._io._files import write_text
 from revremat._measure import Request, measure_each
 
 RESULT = Path(__file__).parents[1] / "results" / "regret.json"

@@ -23,11 +23,11 @@ import revremat as rr
 from experiments.bench.contest import arena_of
 from experiments.bench.rivals import Splits
 from experiments.configs import gpt_24
-from revremat._bytes import format_bytes, format_us
 from revremat._choose import Search
-from revremat._files import write_text
 from revremat._fit import Fit, Row
 from revremat._fit import presets as compile_presets
+from revremat._format import format_bytes, format_us
+from revremat._io._files import write_text
 
 RESULT = Path(__file__).parents[1] / "results" / "search-gpt.json"
 _EVERY_PAIR = 12

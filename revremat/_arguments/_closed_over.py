@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from revremat import _flax
+from revremat._arguments import _flax
 from revremat._compat import is_tracer
 from revremat._errors import UserError
 

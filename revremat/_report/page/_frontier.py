@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from revremat._bytes import format_bytes, format_us
+from revremat._format import format_bytes, format_us
 from revremat._frontier import Frontier, Point
 
 WIDTH, HEIGHT = 1000, 460

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from revremat._bytes import format_bytes
-from revremat._what_if import WhatIf
+from revremat._format import format_bytes
+from revremat._measurement._what_if import WhatIf
 
 _MOST_ROWS = 10
 _MOST_NAME = 52

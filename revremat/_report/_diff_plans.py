@@ -5,9 +5,9 @@ from typing import Any
 
 from rich.text import Text
 
-from revremat._bytes import format_bytes
+from revremat._format import format_bytes
 from revremat._plan import Plan, UnitPlan
-from revremat._render import new_table, render
+from revremat._report._text import new_table, render
 
 PLANS_SCHEMA = 1
 _ABSENT = "not in the plan"

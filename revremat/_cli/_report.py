@@ -1,27 +1,26 @@
-"""The command line: `revremat report`, `revremat targets`, ..."""
+"""`revremat report`: what a training step takes on a target."""
 
-import contextlib
 import dataclasses
-import functools
-import operator
-import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any
 
 import tyro
 
-from revremat import xla
 from revremat._apply import apply_quietly
-from revremat._bytes import format_bytes
-from revremat._cli_diff import Diff, read_rules
-from revremat._cli_export import Export
-from revremat._cli_progress import progress
-from revremat._cli_search import Compare, Search
-from revremat._cli_words import (
+from revremat._cli._diff import read_rules
+from revremat._cli._exit import FAILED
+from revremat._cli._program import (
+    default_of,
+    load,
+    read_override,
+    start_targets,
+    users_errors,
+)
+from revremat._cli._progress import progress
+from revremat._cli._words import (
     Budget,
     OptionalCount,
     OptionalFile,
@@ -32,37 +31,20 @@ from revremat._cli_words import (
     TargetNames,
 )
 from revremat._errors import UserError
-from revremat._files import check_place, write_text
+from revremat._format import format_bytes
+from revremat._io._files import check_place, write_text
 from revremat._largest import largest
-from revremat._load import (
-    ProgramError,
-    default_of,
-    load,
-    read_override,
-    start_targets,
-    users_errors,
-)
-from revremat._lock import check_lock, lock_text, read_lock
 from revremat._measure import measure
 from revremat._measurement import Measurement, categories
 from revremat._plan import Plan
-from revremat._printable import parsing, say
+from revremat._printable import say
 from revremat._problem import Problem
 from revremat._read import is_dump, read
-from revremat._render import new_table, render, render_targets, write
+from revremat._report._lock import check_lock, lock_text, read_lock
+from revremat._report._text import new_table, render, write
 from revremat._saved import load_plan
 from revremat._trace import choices
-from revremat._version import installed_version
 from revremat.xla import Target
-
-_ABOUT = """Reversible networks and rematerialization for JAX.
-
-PROGRAM, in every command: `package.module:problem` or `file.py:problem`, a function
-`problem(target)` that returns `revremat.Problem(loss=..., specs=(...))`. Begin with
-`revremat report PROGRAM --target h100:8`. `revremat --version` prints the version."""
-
-FAILED = 1
-MISTAKE = 2
 
 
 @dataclass(frozen=True)
@@ -315,81 +297,5 @@ def _choices(problem: Problem, target: Target) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Targets:
-    """The devices revremat knows, and what is missing to use each."""
-
-    def run(self) -> int:
-        xla.request_cpu_devices(8)
-        here = xla.target("local")
-        specs = ["local"] if here.platform != "cpu" else ["cpu:1"]
-        specs += ["cpu:8", *(f"{key}:8" for key in xla.GPU_CARDS)]
-        specs += ["v4:2x2x1", "v5e:4x4", "v5p:2x2x1", "v6e:4x4"]
-        rows = [(t, t.missing()) for t in map(xla.target, specs)]
-        sys.stdout.write(render_targets(rows, color=sys.stdout.isatty()))
-        return 0
-
-
 def _out(noun: Any) -> None:
     sys.stdout.write(render(noun, color=sys.stdout.isatty()))
-
-
-@dataclass(frozen=True)
-class Allocate:
-    """Packs buffers with known lifetimes into as little memory as possible."""
-
-
-def _commands(words: Sequence[str]) -> Any:
-    allocate: Any = Allocate
-    if words[:1] == ["allocate"]:
-        # Takes as long to import as all else together, and only this needs it.
-        from revremat.allocation._command import AllocateOptions as allocate
-    kinds = {
-        "report": Report,
-        "diff": Diff,
-        "search": Search,
-        "compare": Compare,
-        "export": Export,
-        "targets": Targets,
-        "allocate": allocate,
-    }
-    parts: list[Any] = [
-        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items()
-    ]
-    return functools.reduce(operator.or_, parts)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Returns:
-      The exit code: 0, 1 when a check failed or the user's program raised, 2 for a
-      mistake in what was written.
-    """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words == ["--version"]:
-        print(f"revremat {installed_version()}")
-        return 0
-    try:
-        with parsing(words):
-            command: Any = tyro.cli(
-                _commands(words), prog="revremat", description=_ABOUT, args=words
-            )
-        if words[:1] == ["allocate"]:
-            from revremat.allocation._command import run
-
-            code = run(command)
-        else:
-            code = command.run()
-        sys.stdout.flush()
-        return code
-    except UserError as error:
-        say(f"revremat: {error}", error=True)
-        return FAILED if isinstance(error, ProgramError) else MISTAKE
-    except BrokenPipeError:  # the reader has seen enough
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("revremat: interrupted", file=sys.stderr)
-        return 130

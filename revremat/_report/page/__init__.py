@@ -7,12 +7,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from revremat._bytes import format_bytes, format_us
+from revremat._format import format_bytes, format_us
 from revremat._frontier import Frontier
 from revremat._measurement import PHASES, Measurement
-from revremat._page._embedded import drawable, embedded
-from revremat._page._frontier import chart
-from revremat._page._what_if import what_if
+from revremat._report.page._embedded import drawable, embedded
+from revremat._report.page._frontier import chart
+from revremat._report.page._what_if import what_if
 
 _MOST_MODULES = 40
 _SCRIPTS = ("common", "plot", "curve", "timeline", "treemap", "buffers", "page")
@@ -75,7 +75,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _template(name: str) -> str:
-    folder = resources.files("revremat").joinpath("templates")
+    folder = resources.files("revremat").joinpath("_report/page/templates")
     return folder.joinpath(name).read_text(encoding="utf-8")
 
 

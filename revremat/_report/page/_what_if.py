@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from revremat._bytes import format_bytes
-from revremat._what_if import WhatIf
+from revremat._format import format_bytes
+from revremat._measurement._what_if import WhatIf
 
 _MOST_ROWS = 12
 _LONGEST = 120

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from revremat._errors import UserError
-from revremat._export_places import Lost, Places, users_place
+from revremat._export._places import Lost, Places, users_place
 from revremat._graph import Graph, Operation
 from revremat._plan import SAVE, Action, Plan, UnitPlan
 

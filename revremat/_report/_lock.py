@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from revremat._bytes import format_bytes
 from revremat._errors import UserError
-from revremat._files import read_text
-from revremat._json import parse_json
+from revremat._format import format_bytes
+from revremat._io._files import read_text
+from revremat._io._json import parse_json
 from revremat._measurement import Measurement
 
 _SCHEMA = 1

@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 
-from revremat import _flax
+from revremat._arguments import _flax
+from revremat._arguments._flax import Flat, Nodes, Numbers
 from revremat._compat import is_tracer
 from revremat._errors import UserError
-from revremat._flax import Flat, Nodes, Numbers
 
 _LEAF = jax.tree.structure(0)
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from revremat._bytes import format_bytes, format_us
-from revremat._history import Curve, Span
-from revremat._json import parse_json, schema_of
-from revremat._notebook import InNotebooks
+from revremat._format import format_bytes, format_us
+from revremat._io._json import parse_json, schema_of
+from revremat._io._notebook import InNotebooks
+from revremat._io._types import check_types
+from revremat._measurement._history import Curve, Span
+from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
 from revremat._printable import printable
-from revremat._types import check_types
-from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
 
 PHASES = (
     "argument",

@@ -10,9 +10,9 @@ from pathlib import Path
 import tyro
 from rich.text import Text
 
-from revremat._bytes import format_bytes, format_us, parse_bytes
-from revremat._cli_progress import Report, progress
-from revremat._cli_words import (
+from revremat._cli._program import load, read_override, start_targets, users_errors
+from revremat._cli._progress import Report, progress
+from revremat._cli._words import (
     Budget,
     Budgets,
     OptionalCount,
@@ -22,12 +22,12 @@ from revremat._cli_words import (
     TargetName,
 )
 from revremat._errors import UserError
-from revremat._files import check_place
 from revremat._fit import Fit, Row, fit, frontier, presets
-from revremat._load import load, read_override, start_targets, users_errors
+from revremat._format import format_bytes, format_us, parse_bytes
+from revremat._io._files import check_place
 from revremat._printable import say
 from revremat._problem import Problem
-from revremat._render import new_table, render, write
+from revremat._report._text import new_table, render, write
 from revremat.xla import Target
 
 

@@ -16,15 +16,15 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from revremat._bytes import format_bytes, format_us
 from revremat._errors import UserError
-from revremat._files import write_text
+from revremat._format import format_bytes, format_us
 from revremat._graph import Graph
+from revremat._io._files import write_text
 from revremat._measurement import PHASES, Buffer, Measurement
-from revremat._page import page
 from revremat._plan import Plan
 from revremat._printable import masked, printable
-from revremat._render_what_if import print_what_if
+from revremat._report._what_if import print_what_if
+from revremat._report.page import page
 from revremat._saved import FitRecord
 
 WIDTH = 100

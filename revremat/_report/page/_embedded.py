@@ -7,9 +7,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from revremat._history import Curve
 from revremat._measurement import PHASES, Buffer, Measurement
-from revremat._page._colours import tones
+from revremat._measurement._history import Curve
+from revremat._report.page._colours import tones
 
 _MOST_ROWS = 1500
 _MOST_TEXT = 200_000

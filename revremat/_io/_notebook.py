@@ -12,7 +12,7 @@ class InNotebooks:
 
     def _repr_html_(self) -> str:
         # What prints nouns knows all of them, so they cannot import it.
-        render = importlib.import_module("revremat._render").render
+        render = importlib.import_module("revremat._report._text").render
         lines = render(self).rstrip("\n").split("\n")
         if len(lines) > _MOST_LINES:
             rest = len(lines) - _MOST_LINES

@@ -195,6 +195,6 @@ def _hidden_places() -> tuple[str, ...]:
     """Files whose frames tell a user nothing about their own program."""
     packages = [importlib.util.find_spec(name) for name in ("jax", "jaxlib", "flax")]
     folders = [f for p in packages if p for f in p.submodule_search_locations or ()]
-    own = Path(__file__).resolve().parent
+    own = Path(__file__).resolve().parents[1]
     library = [str(contextlib.__file__), str(Path(importlib.__file__).parent)]
     return ("<frozen", str(own) + os.sep, *(f + os.sep for f in folders), *library)
