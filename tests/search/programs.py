@@ -191,6 +191,7 @@ class Case:
       limits: Most compiles, by the second budget.
       alone: Whether units are priced without the program around them, whatever its
         size.
+      repeats_loss: Whether the program has a step of its own.
       is_modelled: Whether measurements are made up (`tests/search/model.py`), where
         compiling takes long; the others are the compiler's.
     """
@@ -201,6 +202,7 @@ class Case:
     limits: tuple[int, ...] = (12, 16)
     alone: bool = False
     is_modelled: bool = False
+    repeats_loss: bool = False
 
     @property
     def name(self) -> str:
@@ -221,6 +223,6 @@ CASES = {
         Case(reversible, "h100:1"),
         Case(two_kinds, "cpu:1", limits=(24, 32), alone=True),
         Case(two_kinds, "h100:1", limits=(24, 32), is_modelled=True),
-        Case(accumulated, "h100:1", limits=(40,), is_modelled=True),
+        Case(accumulated, "h100:1", limits=(40,), is_modelled=True, repeats_loss=True),
     )
 }

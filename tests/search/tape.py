@@ -8,24 +8,33 @@ and every measurement that a search has seen, as far as it reads one) and
 Actions, not labels, say what is asked. Replaying takes no JAX program and no compiler.
 """
 
-import contextlib
 import dataclasses
 import gzip
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import revremat as rr
-from revremat import _choose, _compiled, _cut
-from revremat._choose import Search
+from revremat import _search
 from revremat._graph import Graph, Operation, Unit, Value
 from revremat._measurement import Buffer, Measurement, Memory, Time
 from revremat._plan import Action
+from revremat._search import (
+    BASELINE,
+    Asking,
+    Oracle,
+    ProbeKey,
+    ProgramKey,
+    Request,
+    State,
+    answer,
+    decide,
+)
+from revremat._search._probe_programs import share_of, small_units
+from revremat._search._space import start
 from tests.search.model import told_of
 from tests.search.programs import CASES, Case
 
@@ -163,170 +172,126 @@ def answer_data(fit: rr.Fit) -> dict[str, Any]:
 # ---- How a search is put on it -------------------------------------------------------
 
 
-class Taped(Search):
-    """A search whose compiles are on a tape; what is missing may be measured."""
+def text_of(key: ProbeKey | ProgramKey, graph: Graph) -> str:
+    """What is asked, by actions alone."""
+    if isinstance(key, ProbeKey):
+        others, barrier = key.recomputed, key.gradient_barrier
+        return probe_text(key.unit, key.actions, others, barrier, key.is_isolated)
+    if key.actions is None:
+        return "as written"
+    return plan_text(dict(key.actions), key.gradient_barrier)
+
+
+@dataclasses.dataclass
+class TapeOracle:
+    """Says what is on a tape; what is not is asked of another oracle, if there is one.
+
+    Attributes:
+      tape: The measurements.
+      other: Measures what is missing.
+      asked: Everything, in order.
+    """
 
     tape: Tape
-    asked: list[str]
-    may_compile = False
-    model = None
+    other: Oracle | None = None
+    asked: list[str] = dataclasses.field(default_factory=list)
 
-    def ask(self, steps):
-        missing = [s for s in steps if s[1].name not in self.tape.measured]
-        if missing:
-            assert self.may_compile, f"not on tape: {missing[0][1].name}"
-            unique = list({step.name: (n, step) for n, step in missing}.values())
-            if self.model is not None:
-                for _, step in unique:
-                    self.tape.measured[step.name] = self.model(step.name)
-            found = [] if self.model is not None else super().ask(unique)
-            unique = unique[: len(found)]
-            self.done -= len(unique)
-            for (_, step), m in zip(unique, found, strict=True):
-                self.tape.measured[step.name] = told(m)
-        self.done += len(steps)
-        self.asked += [step.name for _, step in steps]
-        return [measurement(self.tape.measured[step.name]) for _, step in steps]
+    def measure(self, requests: Iterable[Request]) -> list[Measurement]:
+        requests = list(requests)
+        texts = [text_of(r.key, self.tape.graph) for r in requests]
+        known = self.tape.measured
+        missing = [r for r, t in zip(requests, texts, strict=True) if t not in known]
+        assert self.other or not missing, f"not on tape: {missing[0].key}"
+        if self.other and missing:
+            found = self.other.measure(missing)
+            for request, one in zip(missing, found, strict=True):
+                assert isinstance(one, Measurement)
+                known[text_of(request.key, self.tape.graph)] = told(one)
+        self.asked += texts
+        return [measurement(known[text]) for text in texts]
 
 
-@contextlib.contextmanager
-def keyed(problem: rr.Problem | None) -> Iterator[None]:
-    """While it lasts, what is asked is called by its key."""
-    cuts = _cut.Cuts
-    real = cuts._isolated, cuts._shortened, _compiled.step_of, _compiled.apply
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Makes measurements up."""
 
-    def probe(self, name, actions, is_alone):
-        others = [u.name for u in (*self.around, *self.units) if u.name != name]
-        key = probe_text(name, actions, others, self.in_order, is_alone)
-        if problem is None:
-            return SimpleNamespace(name=key)
-        return dataclasses.replace(real[not is_alone](self, name, actions), name=key)
+    graph: Graph
+    on_host: bool
 
-    def step_of(problem_, loss):
-        plan = getattr(loss, "plan", None)
-        key = "as written" if plan is None else plan_text(plan.actions, plan.in_order)
-        if problem is None:
-            return SimpleNamespace(name=key)
-        return dataclasses.replace(real[2](problem_, loss), name=key)
-
-    def noted(self, loss):
-        self._used = True
-        return loss
-
-    def applied(loss, plan):
-        made = real[3](loss, plan) if problem else SimpleNamespace()
-        made.plan = plan
-        return made
-
-    with (
-        mock.patch.object(
-            _cut.Cuts, "_isolated", lambda self, n, a: probe(self, n, a, True)
-        ),
-        mock.patch.object(
-            _cut.Cuts, "_shortened", lambda self, n, a: probe(self, n, a, False)
-        ),
-        mock.patch.object(_compiled, "step_of", step_of),
-        mock.patch.object(_compiled, "apply", applied),
-        mock.patch.object(_compiled.Compiled, "_noted", noted),
-    ):
-        yield
+    def measure(self, requests: Iterable[Request]) -> list[Measurement]:
+        texts = [text_of(request.key, self.graph) for request in requests]
+        return [measurement(told_of(t, self.graph, self.on_host)) for t in texts]
 
 
-@contextlib.contextmanager
-def without_program(tape: Tape) -> Iterator[None]:
-    """While it lasts, whatever is traced is the tape's program."""
-    traced = SimpleNamespace(fingerprint=tape.graph.fingerprint)
-    is_small = lambda traced, unit, most: unit.name in tape.small
-    with (
-        mock.patch.object(_compiled, "trace", return_value=tape.graph),
-        mock.patch.object(_choose, "trace_loss", return_value=traced),
-        mock.patch.object(_choose, "apply", lambda loss, plan: loss),
-        mock.patch.object(_cut, "_share", return_value=tape.share),
-        mock.patch.object(_cut, "is_small_part", is_small),
-        keyed(None),
-    ):
-        yield
+def state_of(case: Case, tape: Tape, most: int | None = None, **fixed: Any) -> State:
+    """The start of a search of a case."""
+    return start(
+        tape.graph,
+        rr.target(case.target),
+        share=tape.share,
+        small_units=frozenset(tape.small),
+        repeats_loss=case.repeats_loss,
+        most_compiles=most,
+        **fixed,
+    )
 
 
-def search_of(tape: Tape, problem: Any, target: str, may_compile: bool, most: Any):
-    kind = type("On", (Taped,), {"tape": tape, "asked": [], "may_compile": may_compile})
-    return kind, lambda: kind(problem, rr.target(target), most_compiles=most)
+def budgets_of(case: Case, tape: Tape) -> list[int]:
+    """Bytes."""
+    plain = measurement(tape.measured["as written"]).memory.total_bytes
+    return [int(share * plain) for share in case.shares]
 
 
-def run(case: Case, tape: Tape, problem: Any, may_compile: bool) -> list[dict]:
+def run(case: Case, tape: Tape, other: Oracle | None = None) -> list[dict[str, Any]]:
     """All searches of a case: each budget alone, all with one, and limited ones."""
-    plain = sum(tape.measured["as written"][:2]) - tape.measured["as written"][2]
-    plain += tape.measured["as written"][3]
-    budgets = [int(share * plain) for share in case.shares]
+    budgets = budgets_of(case, tape)
     every = [([b], None) for b in budgets] + [(budgets, None)]
     every += [([budgets[1]], most) for most in case.limits]
     every += [([budgets[2]], case.limits[0])]
     found = []
     for few, most in every:
-        kind, make = search_of(tape, problem, case.target, may_compile, most)
-        search = make()
-        answers = [answer_data(search.fit(budget)) for budget in few]
+        oracle, answers = TapeOracle(tape, other), []
+        state, ask = state_of(case, tape, most), Asking(oracle)
+        for budget in few:
+            state = decide(state.within(budget), ask)
+            answers.append(answer_data(answer(state, lambda: None)))
         found.append(
-            {"budgets": few, "most": most, "asked": kind.asked, "answers": answers}
+            {"budgets": few, "most": most, "asked": oracle.asked, "answers": answers}
         )
     return found
 
 
-def record_model(case: Case) -> None:
-    """Makes measurements up, and writes what came of it."""
-    problem = case.make()
-    graph = rr.trace(problem.loss, *problem.specs)
-    ours = [u.name for u in graph.units if u.inside == ""]
-    on_host = not case.target.startswith("cpu")
-    Taped.model = staticmethod(lambda key: told_of(key, graph, on_host))
-    measured = {"as written": Taped.model("as written")}
-    tape = Tape(graph, 1.0, ours if case.alone else [], measured)
-    with without_program(tape):
-        dummy = SimpleNamespace(loss=None, specs=((),), step=problem.step)
-        found = run(case, tape, dummy, True)
-    tape.save(case.name)
-    text = json.dumps(found, indent=1)
-    (HERE / "asked" / f"{case.name}.json").write_text(text + "\n")
-
-
 def record(case: Case) -> None:
-    """Compiles a case's programs, and writes what came of it."""
-    problem = case.make()
-    loss = _cut.trace_loss(problem.loss, problem.specs)
-    graph = rr.trace(problem.loss, *problem.specs)
-    ours = [u for u in graph.units if u.inside == ""]
-    large = 0 if case.alone else _cut._LARGE
-    part = 2 if case.alone else _cut._SMALL_PART
-    with (
-        mock.patch.object(_cut, "_LARGE", large),
-        mock.patch.object(_cut, "_SMALL_PART", part),
-    ):
-        small = [u.name for u in ours if _cut.is_small_part(loss, u, _cut.DEPTHS[-1])]
-        target = rr.target(case.target)
-        plain = told(rr.measure(problem, target=target))
-        measured = {"as written": plain}
-        tape = Tape(graph, _cut._share(problem.specs[1:]), small, measured)
-        with keyed(problem):
-            found = run(case, tape, problem, True)
+    """Measures a case's programs, and writes what came of it."""
+    problem, target = case.make(), rr.target(case.target)
+    compiler = _search.compiler(problem, target)
+    graph, heuristics = compiler.graph, _search.Heuristics()
+    if case.alone:
+        heuristics = _search.Heuristics(isolate_operations=0, isolate_part=2)
+    small = small_units(compiler.traced, graph, heuristics)
+    ours = {unit.name for unit in graph.units if not unit.inside}
+    tape = Tape(graph, share_of(problem.specs[1:]), sorted(small & ours), {})
+    on_host = target.platform != "cpu"
+    other = Model(graph, on_host) if case.is_modelled else compiler
+    TapeOracle(tape, other).measure([Request(BASELINE, "as written")])
+    found = run(case, tape, other)
     tape.save(case.name)
     text = json.dumps(found, indent=1)
     (HERE / "asked" / f"{case.name}.json").write_text(text + "\n")
 
 
-def replay(case: Case) -> list[dict]:
+def replay(case: Case) -> list[dict[str, Any]]:
     """The same searches on the tape alone."""
-    tape = Tape.load(case.name)
-    with without_program(tape):
-        problem: Any = SimpleNamespace(loss=None, specs=((),), step=None)
-        return run(case, tape, problem, False)
+    return run(case, Tape.load(case.name))
 
 
-def expected(case: Case) -> list[dict]:
+def expected(case: Case) -> list[dict[str, Any]]:
+    """What they asked and answered when they were recorded."""
     return json.loads((HERE / "asked" / f"{case.name}.json").read_text())
 
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or CASES:
-        (record_model if CASES[name].is_modelled else record)(CASES[name])
+        record(CASES[name])
         number = len(Tape.load(name).measured)
         print(f"{name}: {number} programs", flush=True)
