@@ -66,3 +66,7 @@ def decide(state: State, ask: Ask) -> State:
     for one in DECIDE if state.units else ():
         state = one(state, ask)
     return state
+
+
+REQUIRED: tuple[Pass, ...] = (baseline, profile_layers, calibrate, solve)
+"""Without any of the others a search finds less, and all that it finds is right."""

@@ -1,7 +1,7 @@
 """Space: what is fixed for one search; State: all that is known, which only grows."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -128,6 +128,7 @@ class State:
       dropped_maxima: From unit to maxima of a softmax that are better not kept.
       late: Units and candidates that column generation added.
       exhausted: Programs and budgets; near those programs nothing is faster that fits.
+      compared: What was held against its runners-up, and by how many candidates.
       is_profiled: Whether layers' first costs are known.
       leading: What costs liked best, before it was compiled.
       bound_us: Time of a step that no assignment of these candidates can beat, by their
@@ -153,6 +154,7 @@ class State:
     dropped_maxima: Mapping[str, frozenset[str]] = field(default_factory=dict)
     late: frozenset[tuple[str, str]] = frozenset()
     exhausted: frozenset[tuple[ProgramKey, int]] = frozenset()
+    compared: frozenset[tuple[Any, ...]] = frozenset()
     is_profiled: bool = False
     leading: Choice | None = None
     bound_us: float = 0.0
@@ -481,9 +483,3 @@ def best_of(rows: Collection[Row], budget_bytes: int) -> Row:
 def support_of(support: Support, unit: str) -> list[str]:
     """The candidates of one unit, in order of their names."""
     return [name for of, name in sorted(support) if of == unit]
-
-
-def listed(candidates: Mapping[str, Sequence[Candidate]]) -> Iterator[Candidate]:
-    """All candidates of all units."""
-    for few in candidates.values():
-        yield from few

@@ -6,7 +6,14 @@ from tests.search.programs import CASES
 from tests.search.tape import expected, replay
 
 
-@pytest.mark.parametrize("name", CASES)
+LONG = ("gpt-h100", "reversible-cpu", "wide-h100", "two_kinds-h100")
+"""Many assignments are solved anew."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in CASES],
+)
 def test_a_search_asks_and_answers_what_it_did(name):
     found = replay(CASES[name])
     for run, before in zip(found, expected(CASES[name]), strict=True):

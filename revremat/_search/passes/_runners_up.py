@@ -28,6 +28,10 @@ def compare(
     """
     heuristics = state.space.heuristics
     most, budget = heuristics.num_runners_up, state.budget_bytes
+    number = sum(map(len, state.candidates.values()))
+    at = (budget, choice.support, tuple(without), number)
+    if at in state.compared:
+        return state
     # Costs were set right by the reference: what that took is no error of theirs.
     rows = [r for key, r in state.rows.items() if key != state.reference_key]
     rows = [r for r in rows if state.is_costed(r) and not r.takes(*without)]
@@ -59,4 +63,5 @@ def compare(
         state = state.skip("runners-up", len(found))
         found.pop()
     mixes = [(mix.counts, mix.bytes) for mix in found]
-    return try_mixes(state, ask, mixes)[0]  # at the same time
+    state = try_mixes(state, ask, mixes)[0]  # at the same time
+    return state.but(compared=state.compared | {at})
