@@ -8,8 +8,7 @@ import time
 import pytest
 
 import revremat as rr
-from revremat._cli import _progress
-from revremat._cli import main
+from revremat._cli import _progress, main
 from revremat._cli._progress import progress
 
 PROGRAM = """
