@@ -17,7 +17,6 @@ KNOWN_CIRCLES = {
     frozenset(f"{PACKAGE}.{name}" for name in names.split())
     for names in (
         "_bounds _choose _finer _levels _order _refine _rivals _smallest _twins",
-        "program._engine program._stack",
     )
 }
 

@@ -15,9 +15,10 @@ from revremat.program._avals import is_differentiable
 from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve
 from revremat.program._ops import Constant, Op, Value, flatten, read, run
+from revremat.program._run_stack import run_stack
 from revremat.program._sites import REPEATED, Site, Survey, survey, with_body
 from revremat.program._split import run_chunks
-from revremat.program._stack import Stack, run_stack
+from revremat.program._stack import Stack
 from revremat.program._unit import Unit, run_unit
 from revremat.program._units import FoundUnit
 

@@ -28,7 +28,8 @@ from revremat.program._ops import (
     flatten,
     needed,
 )
-from revremat.program._stack import Stack, run_stack
+from revremat.program._run_stack import run_stack
+from revremat.program._stack import Stack
 
 _INPUTS = re.compile(rf"{INPUT}(_\d+)?_*")
 
