@@ -5,7 +5,6 @@ import pytest
 from tests.search.programs import CASES
 from tests.search.tape import expected, replay
 
-
 LONG = ("gpt-h100", "reversible-cpu", "wide-h100", "two_kinds-h100")
 """Many assignments are solved anew."""
 
