@@ -11,7 +11,8 @@ from revremat._measurement import Measurement
 from revremat._plan import SAVE, Plan
 from revremat.policies import Menu
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2 has what was dropped and skipped."""
 _MUCH = 0.25
 """Of all bytes in question."""
 
@@ -70,6 +71,19 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A pass that a limit of compiles cut; what would have come after it is left out.
+
+    Attributes:
+      what: The pass.
+      num_compiles: How many more it would have needed, at least.
+    """
+
+    what: str
+    num_compiles: int
+
+
+@dataclass(frozen=True)
 class Fit:
     """A program that was made to fit.
 
@@ -93,6 +107,7 @@ class Fit:
         leaves where they are, as TPU's does outside of loops.
       dropped: Programs that could not be compiled; what they would have told of is
         left out.
+      skipped: What a limit of compiles cut.
     """
 
     loss: Callable[..., Any]
@@ -109,6 +124,7 @@ class Fit:
     left: tuple[str, ...] = ()
     not_sent: int = 0
     dropped: tuple[Dropped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     def to_json(self) -> str:
         """One JSON object: the plan and the measurement as they write themselves.
@@ -134,6 +150,7 @@ class Fit:
                 "left": self.left,
                 "not_sent": self.not_sent,
                 "dropped": [asdict(one) for one in self.dropped],
+                "skipped": [asdict(one) for one in self.skipped],
             },
             indent=1,
         )
