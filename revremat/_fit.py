@@ -43,9 +43,8 @@ def search(
       target: Where it will run.
       strict: Raise where no plan fits; else the smallest found is returned, whose
         `fits` is False and whose `held_by` says what holds the memory.
-      most_compiles: Compile no more than so many programs, cut ones included: fewer
-        ways back are priced, and what is tried beside the choice and after it ends
-        where that is reached.
+      most_compiles: Compile no more than so many programs, shortened ones included:
+        the search ends there with the best plan so far, which with more is never worse.
       unroll: Whether layers of a loop may be written out one after the other, which is
         often faster; a long program takes longer to compile, here and where it runs.
       progress: Told before each compile.
@@ -192,7 +191,7 @@ def frontier(
     wanted = xla.target(target)
     state, ask = _search.begin(problem, wanted, unroll=unroll, progress=progress)
     ask = dataclasses.replace(ask, expected=ask.expected + 4 * num_budgets)
-    state = _search.profile(state, ask)
+    state = _search.profile_all(state, ask)
     presets = _presets(state)
     state = ask(state, [_search.Request(key, name) for name, key in presets.items()])
     plain = state.baseline.bytes
@@ -278,6 +277,10 @@ def _(noun: Fit, console: Console) -> None:
     console.print(
         f"{gap}{noun.num_compiles}{allowed} programs compiled or read from the cache"
     )
+    for one in noun.skipped:
+        console.print(
+            f"the limit cut {one.what}, which needed {one.num_compiles} more at least"
+        )
     budget = plan.budget_bytes or 0
     left, negligible = budget - best.memory.total_bytes, _NEGLIGIBLE * budget
     if noun.filled and left >= negligible > 0:

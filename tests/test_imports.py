@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "revremat"
 
+
 def modules(root, package=PACKAGE):
     """The file of each module of a package, by its dotted name."""
     names = {}

@@ -72,7 +72,7 @@ class Searching:
 
     def prepare(self) -> None:
         """Measures what layers cost."""
-        self.state = _search.profile(self.state, self.ask)
+        self.state = _search.profile_all(self.state, self.ask)
 
     def fit(self, budget: int) -> rr.Fit:
         """The best plan for a budget."""

@@ -4,6 +4,7 @@
 known, `Space` what is fixed, `Heuristics` every number that decides.
 """
 
+from revremat._measure import Failure as Failure
 from revremat._search._answer import answer as answer
 from revremat._search._begin import begin as begin
 from revremat._search._begin import compiler as compiler
@@ -27,7 +28,9 @@ from revremat._search._result import Row as Row
 from revremat._search._run import DECIDE as DECIDE
 from revremat._search._run import PROFILE as PROFILE
 from revremat._search._run import decide as decide
+from revremat._search._run import name_of as name_of
 from revremat._search._run import profile as profile
+from revremat._search._run import profile_all as profile_all
 from revremat._search._state import Space as Space
 from revremat._search._state import State as State
 from revremat._search._state import best_of as best_of

@@ -54,6 +54,7 @@ def answer(state: State, loss: Callable[..., Any]) -> Fit:
         left=space.untouched,
         not_sent=not_sent(best, graph, share, reference),
         dropped=tuple(dropped(state)),
+        skipped=state.skipped,
     )
 
 

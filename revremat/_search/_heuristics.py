@@ -13,10 +13,9 @@ class Heuristics:
     Attributes:
       most_candidates: Candidates of a unit that get a cost at first. Twelve found the
         best of 256 sets within 1 % on three kinds of layers (benchmark `regret`).
-      fewest_candidates: As few as a limit of compiles may leave: recompute all, save
-        all, and one between.
-      compiles_after_costs: Whole programs that a limit leaves room for: the baseline,
-        two second costs, the choice, and one more if that is too large.
+      fewest_candidates: Candidates of a unit with which a search begins: recompute all,
+        save all, and one between. So ten compiles give a plan.
+      most_brief_tightenings: Choices compiled while not all costs are known.
       most_tightenings: Choices compiled until one fits; errors shrink by half and more
         each time.
       far_off: Compiled bytes over expected ones from where a cost is not believed.
@@ -36,10 +35,6 @@ class Heuristics:
       num_peeled: Actions tried for a first or last layer, of all units together.
       most_trimmed: Peeled plans compiled whole for one unit.
       most_column_rounds: Rounds of column generation; the fourth rarely found any.
-      compiles_for_mixes: Compiles of what comes of new costs: the mix, and once more if
-        it is too large.
-      compiles_after_variants: What is chosen among new variants, until one fits.
-      compiles_after_smallest: The second cost, and the whole program.
       barrier_saves: Share of all bytes that a gradient barrier has to save: it takes
         time, too.
       most_unrolled_layers: Layers of a loop beyond which it stays a loop: compiling
@@ -56,7 +51,7 @@ class Heuristics:
 
     most_candidates: int = 12
     fewest_candidates: int = 3
-    compiles_after_costs: int = 5
+    most_brief_tightenings: int = 2
     most_tightenings: int = 5
     far_off: float = 1.1
     step_below: float = 1e-4
@@ -72,9 +67,6 @@ class Heuristics:
     num_peeled: int = 6
     most_trimmed: int = 4
     most_column_rounds: int = 4
-    compiles_for_mixes: int = 2
-    compiles_after_variants: int = 4
-    compiles_after_smallest: int = 2
     barrier_saves: float = 0.05
     most_unrolled_layers: int = 100
     most_unrolled_operations: int = 15_000

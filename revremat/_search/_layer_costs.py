@@ -112,7 +112,7 @@ class Unrolled(Candidate):
     plain: Candidate
 
 
-def unrolled(candidate: Candidate) -> Candidate:
+def unrolled(candidate: Candidate) -> Unrolled:
     """The same candidate, its layers unrolled."""
     name = f"{candidate.name}, unrolled"
     return Unrolled(name, candidate.action(unroll=True), candidate)
@@ -224,7 +224,7 @@ class LayerCosts:
             if self._shallow(name) is None
         ]
 
-    def not_unrolled(self) -> list[Candidate]:
+    def not_unrolled(self) -> "list[Unrolled]":
         """The candidates unrolled, those that are not yet.
 
         What a layer of a loop keeps is copied into a stack of all layers' and out of it

@@ -15,7 +15,7 @@ from revremat._plan import RECOMPUTE
 from revremat._problem import Problem
 from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
 from revremat._search._probe_programs import isolate, shorten
-from revremat._search._state import State
+from revremat._search._state import OutOfCompiles, State
 from revremat.program._loss import TracedLoss
 from revremat.xla import Target
 
@@ -165,17 +165,23 @@ class Asking:
         """What is known after these programs were measured.
 
         Raises:
+          OutOfCompiles: There are more new ones than are allowed; as many as are were
+            measured.
           Exception: The baseline does not compile; whatever JAX or XLA raises.
         """
         unique = {r.key: r for r in reversed(requests)}
         new = [unique[key] for key in dict.fromkeys(r.key for r in requests)]
         new = [request for request in new if not state.knows(request)]
+        left_out = 0 if state.room is None else max(0, len(new) - state.room)
+        new = new[: len(new) - left_out]
         told = self._told(new, state.num_compiles)
         outcomes = self.oracle.measure(told) if new else []
         for request, outcome in zip(new, outcomes, strict=True):
             if isinstance(outcome, Failure) and request.key == BASELINE:
                 raise outcome.error
             state = state.with_measured(request, outcome)
+        if left_out:
+            raise OutOfCompiles(state, left_out)
         for request in requests:
             state = state.with_expected(request)
         return state

@@ -15,9 +15,9 @@ from revremat._graph import Graph
 from revremat._io._notebook import InNotebooks
 from revremat._measurement import Measurement
 from revremat._plan import SAVE, Plan
+from revremat._saved import FIT_SCHEMA
 from revremat.policies import Menu
 
-SCHEMA_VERSION = 1
 _compiled_as_measured = jax.make_user_context(False)  # JAX's caches tell it apart
 _MUCH = 0.25
 """Of all bytes in question."""
@@ -77,6 +77,19 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """A pass that a limit of compiles cut; what would have come after it is left out.
+
+    Attributes:
+      what: The pass.
+      num_compiles: How many more it would have needed, at least.
+    """
+
+    what: str
+    num_compiles: int
+
+
+@dataclass(frozen=True)
 class Fit(InNotebooks):
     """A program that was made to fit.
 
@@ -100,6 +113,7 @@ class Fit(InNotebooks):
         leaves where they are, as TPU's does outside of loops.
       dropped: Programs that could not be compiled; what they would have told of is
         left out.
+      skipped: What a limit of compiles cut.
     """
 
     loss: Callable[..., Any]
@@ -116,6 +130,7 @@ class Fit(InNotebooks):
     left: tuple[str, ...] = ()
     not_sent: int = 0
     dropped: tuple[Dropped, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
 
     @contextlib.contextmanager
     def as_measured(self) -> Iterator[None]:
@@ -151,7 +166,7 @@ class Fit(InNotebooks):
         ]
         return json.dumps(
             {
-                "schema": SCHEMA_VERSION,
+                "schema": FIT_SCHEMA,
                 "plan": json.loads(self.plan.to_json()),
                 "measurement": json.loads(self.measurement.to_json()),
                 "rows": rows,
@@ -164,6 +179,7 @@ class Fit(InNotebooks):
                 "left": self.left,
                 "not_sent": self.not_sent,
                 "dropped": [asdict(one) for one in self.dropped],
+                "skipped": [asdict(one) for one in self.skipped],
             },
             indent=1,
         )

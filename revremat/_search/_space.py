@@ -9,9 +9,15 @@ from revremat._graph import Graph, Unit
 from revremat._plan import RECOMPUTE
 from revremat._problem import Problem
 from revremat._search._heuristics import Heuristics
-from revremat._search._layer_costs import cuts, first_cuts, is_loop
+from revremat._search._layer_costs import (
+    RECOMPUTE_ALL,
+    SAVE_ALL,
+    cuts,
+    first_cuts,
+    is_loop,
+)
 from revremat._search._probe_programs import share_of, small_units
-from revremat._search._state import Skipped, Space, State
+from revremat._search._state import Space, State
 from revremat._trace import trace
 from revremat.policies import Candidate, Pool
 from revremat.program._loss import TracedLoss, trace_loss
@@ -74,7 +80,7 @@ def state_of(
         unroll=unroll,
         heuristics=heuristics,
     )
-    if not state.has_room(state.num_needed):
+    if most_compiles is not None and most_compiles < state.num_needed:
         raise UserError(
             f"{most_compiles} compiles are too few for this program: a search needs "
             f"{state.num_needed} or more"
@@ -88,7 +94,6 @@ def start(
     *,
     level: int = 0,
     enclosing: Sequence[Unit] = (),
-    left: int | None = None,
     **fixed,
 ) -> State:
     """The start of a search of one level of units.
@@ -98,7 +103,6 @@ def start(
       target: Where it would run.
       level: How many units lie around those.
       enclosing: Those that do and recompute everything.
-      left: Compiles that are left, if they are fewer than are allowed.
       **fixed: Other attributes of `Space`.
 
     Raises:
@@ -114,18 +118,26 @@ def start(
         enclosing=tuple(enclosing),
         **fixed,
     )
-    limits = space.heuristics
-    allowed = space.most_compiles if left is None else left
-    skipped: tuple[Skipped, ...] = ()
-    for most in range(limits.most_candidates, limits.fewest_candidates - 1, -1):
-        offered = _offered(space, most)
-        state = State.of(_with_units(space, offered), skipped=skipped)
-        if allowed is None or state.num_needed <= allowed:
-            break
-        skipped = (Skipped("candidates", state.num_needed),)
-    if not state.units:
+    offered = _offered(space, space.heuristics.most_candidates)
+    space = _with_units(space, offered)
+    if not space.units:
         raise UserError(NOTHING_TO_DECIDE)
-    return state.but(skipped=skipped)
+    first = {unit.name: first_of(space, unit) for unit in space.units}
+    return State.of(space).but(candidates=first)
+
+
+def first_of(space: Space, unit: Unit) -> tuple[Candidate, ...]:
+    """The candidates with which a unit begins: all, nothing, and one between.
+
+    So a plan is found by few compiles; the others follow.
+    """
+    few, fewest = space.proposed[unit.name], space.heuristics.fewest_candidates
+    simple = [c for c in few if c.name in (RECOMPUTE_ALL, SAVE_ALL)]
+    middle = space.pools[unit.name].worth_compiling(most=fewest)
+    actions = {c.action for c in middle}
+    others = [c for c in few if c not in simple]
+    others.sort(key=lambda c: c.action not in actions)  # those of few come first
+    return tuple([*simple, *others][:fewest])
 
 
 def pools_of(graph: Graph, target: Target, level: int) -> dict[str, Pool]:
@@ -175,10 +187,10 @@ def expected_compiles(state: State) -> int:
     """About how many programs a search will measure."""
     limits, number = state.space.heuristics, state.num_compiles + 2
     for unit in state.units:
-        few = state.candidates[unit.name]
+        few = state.space.proposed[unit.name]
         number += len(first_cuts(unit, few)) + len(cuts(unit, RECOMPUTE)) - 1 + 2
         if state.space.unroll and is_loop(unit):
-            number += len(state.costs[unit.name].not_unrolled())
+            number += sum(c.action.can_unroll for c in few)
     number += limits.num_runners_up + limits.most_tightenings // 2
     number += limits.num_peeled if any(map(is_loop, state.units)) else 0
     most = state.space.most_compiles

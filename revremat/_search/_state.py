@@ -15,7 +15,7 @@ from revremat._plan import RECOMPUTE, Action, Plan
 from revremat._search._heuristics import Heuristics
 from revremat._search._keys import BASELINE, Actions, ProbeKey, ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, Probe, summary
-from revremat._search._result import Row
+from revremat._search._result import Row, Skipped
 from revremat.policies import Candidate, Choice, Counts, Menu, Support
 from revremat.xla import Target
 
@@ -96,17 +96,17 @@ class Trial:
         return f"{self.label}{order}"
 
 
-@dataclass(frozen=True)
-class Skipped:
-    """What a limit of compiles cut off.
+class OutOfCompiles(Exception):
+    """A limit of compiles was reached while a pass was asking.
 
-    Attributes:
-      what: The pass.
-      num_compiles: How many more it would have needed, at least.
+    Args:
+      state: All that is known then.
+      number: How many more programs were asked for.
     """
 
-    what: str
-    num_compiles: int
+    def __init__(self, state: "State", number: int):
+        super().__init__(f"{number} programs more than are allowed")
+        self.state, self.number = state, number
 
 
 @dataclass(frozen=True)
@@ -456,20 +456,20 @@ class State:
 
     # ---- A limit of compiles ---------------------------------------------------------
 
-    def has_room(self, number: int) -> bool:
-        """Whether so many compiles more are allowed."""
+    @property
+    def room(self) -> int | None:
+        """How many compiles more are allowed; None for as many as it takes."""
         most = self.space.most_compiles
-        return most is None or self.num_compiles + number <= most
+        return None if most is None else max(0, most - self.num_compiles)
 
     def skip(self, what: str, number: int) -> "State":
-        """The same, and what is left out for want of compiles."""
+        """The same, and which pass was cut for want of compiles."""
         return self.but(skipped=(*self.skipped, Skipped(what, number)))
 
     @property
     def num_needed(self) -> int:
-        """Compiles without which there is no answer."""
-        first = sum(len(c.first_probes) for c in self.costs.values())
-        return first + 1 + self.space.heuristics.compiles_after_costs
+        """Compiles without which nothing is known of any plan."""
+        return 1 + sum(len(c.first_probes) for c in self.costs.values()) + 1
 
 
 def best_of(rows: Collection[Row], budget_bytes: int) -> Row:

@@ -217,12 +217,12 @@ CASES = {
         Case(repeats, "h100:1"),
         Case(reversible, "cpu:1", is_modelled=True),
         Case(microbatches, "cpu:1", limits=(16, 24), is_modelled=True),
-        Case(microbatches, "h100:1", limits=(16, 24), is_modelled=True),
+        Case(microbatches, "h100:1", limits=(16, 24)),
         Case(time_steps, "h100:1", (0.5, 0.3, 0.02), limits=(14, 20), is_modelled=True),
-        Case(wide, "h100:1", (0.7, 0.55, 0.05), is_modelled=True),
+        Case(wide, "h100:1", (0.7, 0.55, 0.05)),
         Case(reversible, "h100:1"),
         Case(two_kinds, "cpu:1", limits=(24, 32), alone=True),
         Case(two_kinds, "h100:1", limits=(24, 32), is_modelled=True),
-        Case(accumulated, "h100:1", limits=(40,), is_modelled=True, repeats_loss=True),
+        Case(accumulated, "h100:1", limits=(40,), repeats_loss=True),
     )
 }

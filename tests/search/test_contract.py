@@ -1,20 +1,17 @@
 """What every pass promises, wherever it stands and whatever the program is."""
 
 import functools
+import itertools
 
 import pytest
 
-from revremat._search import DECIDE, PROFILE, Asking, answer
+from revremat._search import DECIDE, PROFILE, Asking, answer, decide, name_of
 from revremat._search._run import REQUIRED
 from tests.search.programs import CASES
 from tests.search.tape import Model, Tape, TapeOracle, budgets_of, state_of
 
 NAMES = ("repeats-cpu", "microbatches-cpu", "two_kinds-cpu", "repeats-h100")
 PASSES = [*PROFILE, *DECIDE]
-
-
-def name_of(one):
-    return getattr(one, "__name__", repr(one))
 
 
 LABELS = [f"{k:02d} {name_of(one)}" for k, one in enumerate(PASSES)]
@@ -108,9 +105,32 @@ def test_any_optional_pass_may_be_left_out(number):
     assert fit.measurement in [row.measurement for row in fit.rows]
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("most", [12, 16, 24])
-def test_no_more_is_measured_than_is_allowed(name, most):
-    needed = state_of(CASES[name], oracle_of(name).tape, most).num_needed
-    found = searched(name, 1, most=max(most, needed))[-1].num_compiles
-    assert found <= max(most, needed)
+LIMITS = (8, 12, 16, 24, None)
+LIMITED = (*NAMES[:2], *NAMES[3:], "reversible-cpu", "time_steps-h100", "wide-h100")
+
+
+@pytest.mark.parametrize("share", [0, 1])
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_limited_search_is_the_beginning_of_a_free_one(name, share):
+    """So more compiles never give a worse plan."""
+    found = []
+    for most in LIMITS:
+        oracle = oracle_of(name)
+        state = state_of(CASES[name], oracle.tape, most)
+        budget = budgets_of(CASES[name], oracle.tape)[share]
+        found.append((oracle, decide(state.within(budget), Asking(oracle))))
+    free, whole = found[-1]
+    assert whole.skipped == ()
+    for most, (oracle, state) in zip(LIMITS[:-1], found[:-1], strict=True):
+        assert oracle.asked == free.asked[:most]
+        assert state.num_compiles == len(oracle.asked)
+        is_cut = len(free.asked) > most
+        assert bool(state.skipped) == is_cut
+        assert {one.what for one in state.skipped} <= {*map(name_of, PASSES)}
+        assert all(one.num_compiles > 0 for one in state.skipped)
+    for (_, less), (_, more) in itertools.pairwise(found):
+        if less.fits:
+            assert more.fits
+            assert more.best.time_us <= less.best.time_us
+        else:
+            assert more.fits or more.best.bytes <= less.best.bytes

@@ -12,6 +12,7 @@ import pytest
 import revremat as rr
 from revremat._search import answer, begin, decide
 from revremat._search._space import units_at
+from revremat._search._state import OutOfCompiles
 from revremat._search.passes._nested import nested
 from tests.search.world import World, unit_of
 
@@ -95,14 +96,15 @@ def test_where_outer_layers_are_unrolled_and_may_gain_no_bound_is_known(
 
 
 @pytest.mark.parametrize("kind", ["block", "scan"])
-def test_what_there_is_no_room_for_inside_is_told_and_no_bound_is_known(kind):
+def test_where_compiles_end_inside_what_is_known_there_counts_outside(kind):
     state, ask = around(kind, 20, room=0)
     searched = lambda state, ask: pytest.fail("there is no room")
-    before = state.num_compiles
-    state = nested(searched)(state, ask)
-    assert state.bound_us == 0.0
-    assert {one.what for one in state.skipped} == {"nested"}
-    assert state.num_compiles == before
+    with pytest.raises(OutOfCompiles) as cut:
+        nested(searched)(state, ask)
+    known = cut.value.state
+    assert known.units == state.units
+    assert known.num_compiles == state.num_compiles
+    assert known.trials == state.trials
 
 
 @pytest.mark.parametrize("spare", [1.05, pytest.param(2.0, marks=pytest.mark.slow)])

@@ -1,7 +1,10 @@
 """What is measured beside the assignment that costs like best."""
 
+import dataclasses
+
 import pytest
 
+from revremat._search._state import OutOfCompiles
 from revremat._search.passes._runners_up import compare, runners_up
 from revremat._search.passes._solve import solve
 from tests.search.world import Cost, World, small
@@ -43,11 +46,12 @@ def test_what_is_expected_to_be_much_slower_is_not_measured():
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-def test_nothing_is_held_against_it_where_there_is_no_room(room):
+def test_of_too_few_compiles_the_first_are_made(room):
     world, state, ask, _ = solved(63)
-    space = state.space
     most = state.num_compiles + room
-    limited = state.but(space=type(space)(**{**vars(space), "most_compiles": most}))
-    after = compare(limited, ask, state.leading)
-    assert world.asked == []
-    assert [one.what for one in after.skipped] == ["runners-up"]
+    space = dataclasses.replace(state.space, most_compiles=most)
+    with pytest.raises(OutOfCompiles) as cut:
+        compare(state.but(space=space), ask, state.leading)
+    assert len(world.asked) == room
+    assert cut.value.state.num_compiles == most
+    assert cut.value.number == 3 - room

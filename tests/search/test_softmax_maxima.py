@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat._search import begin, profile
+from revremat._search import begin, profile_all
 from revremat.policies import without_maxima
 
 LAYERS, BATCH, WIDTH = 4, 8, 64
@@ -27,7 +27,7 @@ def prepared(length, most_compiles=None):
     x = jax.ShapeDtypeStruct((BATCH, length, WIDTH), jnp.bfloat16)
     problem = rr.Problem(loss, (w, x))
     state, ask = begin(problem, rr.target("h100:1"), most_compiles=most_compiles)
-    return profile(state, ask)
+    return profile_all(state, ask)
 
 
 @pytest.mark.parametrize("length", [1024, 577])
@@ -73,6 +73,6 @@ def test_of_two_softmaxes_each_is_judged_by_itself():
     x = jax.ShapeDtypeStruct((BATCH, 1024, WIDTH), jnp.bfloat16)
     problem = rr.Problem(loss, (w, x))
     state, ask = begin(problem, rr.target("h100:1"), unroll=False)
-    (prices,) = profile(state, ask).costs.values()
+    (prices,) = profile_all(state, ask).costs.values()
     probes = {n.rsplit(", no ", 1)[1] for n in prices.choices if ", no " in n}
     assert {"reduce_max_0", "reduce_max_1"} <= probes

@@ -6,7 +6,7 @@ import pytest
 
 import revremat as rr
 from revremat._search._layer_costs import LayerCosts
-from revremat._search.passes._unroll import unroll
+from revremat._search.passes._unroll import unroll, unroll_those
 from revremat.policies import candidates
 from tests.search.world import World, small
 
@@ -50,28 +50,24 @@ class Unrolling(World):
 
 
 @pytest.mark.parametrize(
-    ("room", "chosen", "offered"),
+    ("chosen", "offered"),
     [
-        (None, (), ["full", "none", "small"]),
-        (7, (), ["full", "none", "small"]),
-        (6, (), []),
-        (6, ("small",), ["small"]),
-        (2, ("small",), []),
+        (None, ["full", "none", "small"]),
+        (["small"], ["small"]),
+        (["none", "full"], ["full", "none"]),
+        ([], []),
     ],
 )
-def test_where_there_is_no_room_for_all_what_was_chosen_is_unrolled(
-    room, chosen, offered
-):
-    """Four compiles are left for what is chosen then."""
+def test_all_or_what_was_chosen_is_unrolled(chosen, offered):
     costs = {"small": (small(), World().none)}
-    most = None if room is None else 7 + room
-    state, ask = Unrolling(costs).state(60, unroll=True, most_compiles=most)
-    assert state.num_compiles == 7
-    state = unroll(state, ask, frozenset(("u", name) for name in chosen))
+    state, ask = Unrolling(costs).state(60, unroll=True)
+    support = None if chosen is None else frozenset(("u", name) for name in chosen)
+    state = unroll_those(state, ask, support)
     names = [c.plain.name for c in state.candidates["u"] if c.action.unroll]
     assert names == offered
-    assert unroll(state.but(skipped=()), ask).num_compiles == state.num_compiles
-    assert bool(state.skipped) == (len(offered) < 3)
+    before = state.num_compiles
+    assert unroll_those(state, ask, support).num_compiles == before
+    assert unroll(state, ask).num_compiles == before + 3 - len(offered)
 
 
 def test_nothing_is_unrolled_that_is_not_to_be():

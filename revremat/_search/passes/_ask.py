@@ -44,16 +44,11 @@ def offer(state: State, ask: Ask, unit: Unit, more: Sequence[Candidate]) -> Stat
 
 
 def refine(state: State, ask: Ask, support: Support) -> State:
-    """Second costs of what is chosen, if there is room for them and a whole program."""
+    """Second costs of what is chosen, where they are missing."""
     missing = {
         unit: state.costs[unit.name].second_probes(support_of(support, unit.name))
         for unit in state.units
     }
-    number = sum(map(len, missing.values()))
-    if not number:
-        return state
-    if not state.has_room(number + 1):
-        return state.skip("second costs", number + 1)
     for unit, cuts in missing.items():
         state = probe(state, ask, unit, cuts)
     return state
@@ -62,7 +57,7 @@ def refine(state: State, ask: Ask, support: Support) -> State:
 def assign(
     state: State, ask: Ask, limit: float | None, without: Sequence[str] = (), **how: Any
 ) -> tuple[State, Choice | None]:
-    """An assignment whose costs come from two probes, while there is room for them.
+    """An assignment whose costs come from two probes.
 
     Args:
       state: Knows costs.

@@ -51,7 +51,7 @@ def _calibrated(state: State, ask: Ask) -> State:
     if (row := state.reference) is None:
         return state
     if isolated:
-        state, holds = _holds(state, ask, row, isolated)
+        state, holds = _holds(state, ask, row)
         if not holds:
             state = state.but(isolated=frozenset())
             for unit in isolated:
@@ -68,19 +68,13 @@ def _have_references(state: State) -> bool:
     return all(costs.has_reference for costs in state.costs.values())
 
 
-def _holds(
-    state: State, ask: Ask, reference: Row, isolated: list[Unit]
-) -> tuple[State, bool]:
-    """Whether costs are the program's, or there is no room for other ones."""
+def _holds(state: State, ask: Ask, reference: Row) -> tuple[State, bool]:
+    """Whether costs are the program's."""
     rebuilt = reference.bytes, reference.time_us
     costs, heuristics = [*state.costs.values()], state.space.heuristics
     baseline = state.baseline.bytes, state.baseline.time_us
     if hold(costs, baseline, rebuilt, heuristics):
         return state, True
-    # All saved, the costs, and a choice by them.
-    needed = sum(len(state.costs[u.name].first_probes) for u in isolated)
-    if not state.has_room(1 + needed + 1):
-        return state.skip("costs within the program", 1 + needed + 1), True
     # The baseline need not save everything.
     counts = {u.name: ((SAVE_ALL, u.num_layers),) for u in state.units}
     actions = {u.name: (SAVE,) * u.num_layers for u in state.units}
@@ -101,8 +95,6 @@ def _without_failing(state: State, ask: Ask) -> State:
     for unit in state.units:
         actions = {u.name: (RECOMPUTE,) * u.num_layers for u in [*kept, unit]}
         key = state.key_of(actions)
-        if not state.has_room(1):
-            return state.skip("other units", 1).but(units=())
         counts = {u.name: ((RECOMPUTE_ALL, u.num_layers),) for u in [*kept, unit]}
         state = ask(state, [Request(key, summary(counts))])
         if state.row(key) is not None:

@@ -44,11 +44,8 @@ def column_generation(state: State, ask: Ask) -> State:
 def _one_round(state: State, ask: Ask) -> State:
     """Costs of a few candidates more; the same state if none is worth it."""
     heuristics = state.space.heuristics
-    after = heuristics.compiles_for_mixes
     if state.best.bytes > state.budget_bytes:
         return state
-    if not state.has_room(2 + after):
-        return state.skip("column generation", 2 + after)
     proposed = {unit.name: without_cost(state, unit) for unit in state.units}
     options = [
         _with_estimates(state, menu, proposed[menu.unit]) for menu in state.options
@@ -65,8 +62,6 @@ def _one_round(state: State, ask: Ask) -> State:
     least_us = heuristics.least_gain_column * state.best.time_us
     if not number or now.time_us - choice.time_us <= least_us:
         return state
-    if not state.has_room(2 * number + after):
-        return state.skip("column generation", 2 * number + after)
     for unit in state.units:
         if not (new := wanted[unit.name]):
             continue

@@ -82,9 +82,7 @@ def fill_from(state: State, ask: Ask, best: Row) -> tuple[State, Row, bool]:
             return state, best, True
         state, found = _nearby(state, ask, best, counts, misses, slower)
         if found is None:
-            if state.has_room(2):
-                return state, best, True
-            return state.skip("fill", 2), best, False
+            return state, best, True
         newcomer, choice = found
         mix, expected = choice.counts, choice.bytes
         if peeled:
@@ -149,8 +147,6 @@ def _nearby(
                 found.append((came, choice))
         if not found:
             return state, None
-        if not state.has_room(2):
-            return state.skip("fill", 2), None
         newcomer, choice = min(found, key=lambda one: (one[1].time_us, one[1].bytes))
         before = state.num_compiles
         state = refine(state, ask, choice.support)

@@ -15,8 +15,6 @@ def gradient_barrier(state: State, ask: Ask) -> State:
     apart = [u for u in state.units if u.kind != "scan" and not u.chained]
     if sum(u.num_layers for u in apart) < 2:
         return state
-    if not state.has_room(state.num_needed + 1):
-        return state.skip("gradient barrier", state.num_needed + 1)
     state = ask(state, [state.all_recomputed()])
     free = state.reference
     if free is None or not free.measurement.memory.where(phase="recompute").bytes:
@@ -29,15 +27,13 @@ def gradient_barrier(state: State, ask: Ask) -> State:
 
 
 def without_barrier(state: State, ask: Ask) -> State:
-    """The best plan without its barrier: where there is room for that, it is faster.
+    """The best plan without its barrier: where it fits so, it is faster.
 
     Assignments without a barrier have no costs, so if it is, no bound is known.
     """
     best = state.best
     if best.plan is None or not best.plan.in_order:
         return state
-    if not state.has_room(1):
-        return state.skip("without the gradient barrier", 1)
     trial = state.trials[state.key_of_row(best)]
     key = state.key_of(best.plan.actions, gradient_barrier=False)
     state = ask(state, [Request(key, trial.label)])

@@ -17,11 +17,10 @@ def hedge(kind: str) -> Pass:
     def hedged(state: State, ask: Ask) -> State:
         if state.leading is None or not _is_doubtful(state, state.leading, kind):
             return state
-        if not state.has_room(1):
-            return state.skip(f"hedge ({kind})", 1)
         state, surer = tighten(state, ask, (kind,))
         return state if surer is None else compare(state, ask, surer, (kind,))
 
+    hedged.__name__ = f"hedge ({kind})"
     return hedged
 
 

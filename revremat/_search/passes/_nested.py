@@ -11,7 +11,7 @@ from revremat._search._keys import Request
 from revremat._search._pass import Ask, Pass
 from revremat._search._result import Row
 from revremat._search._space import start, units_at
-from revremat._search._state import State
+from revremat._search._state import OutOfCompiles, State
 from revremat.policies import preset
 
 _FIRST = ("full", "dots", "dots_no_batch")
@@ -35,6 +35,7 @@ def nested(search: Pass) -> Pass:
             return state.but(bound_us=inside_us, greedy_us=None)
         return state
 
+    inside.__name__ = "nested"
     return inside
 
 
@@ -42,7 +43,7 @@ def _instead(state: State, ask: Ask, search: Pass) -> tuple[State, float]:
     """Decides about the units inside, those around them as they are written."""
     inner = _inner(state, ())
     if isinstance(inner, State):
-        inner, tried = _all_alike(inner, ask)
+        inner, tried = _all_alike(state, inner, ask)
         inner, bound_us = _decide(inner, ask, search, tried, state.baseline)
         return _merged(state, inner), bound_us
     return _without(state, False), math.inf
@@ -63,12 +64,14 @@ def _both(state: State, ask: Ask, search: Pass) -> tuple[State, float]:
     if inner is None:
         return _without(state, True), math.inf
     reference = state.reference
-    inner, tried = _all_alike(inner, ask, 1)
+    inner, tried = _all_alike(state, inner, ask, 1)
     bound_us = math.inf
     if all(unit.kind == "scan" for unit in enclosing):
         inner, bound_us = _decide(inner, ask, search, tried, reference)
     elif _may_gain(inner, tried, reference):
-        inner, _ = _all_alike(inner, ask)  # loops of unrolled layers cannot differ
+        inner, _ = _all_alike(
+            state, inner, ask
+        )  # loops of unrolled layers cannot differ
         bound_us = 0.0
     return _merged(state, inner), bound_us
 
@@ -82,7 +85,6 @@ def _inner(state: State, enclosing: Sequence[Unit]) -> State | None:
     else:
         inner = None
         deeper = {u.name for u in units_at(space.graph, space.level + 1)}
-        most = space.most_compiles
         if deeper != {u.name for u in units_at(space.graph, space.level)}:
             # Otherwise every candidate keeps the same there.
             with contextlib.suppress(UserError):
@@ -91,11 +93,10 @@ def _inner(state: State, enclosing: Sequence[Unit]) -> State | None:
                     space.target,
                     level=space.level + 1,
                     enclosing=(*space.enclosing, *enclosing),
-                    left=None if most is None else most - state.num_compiles,
                     share=space.share,
                     small_units=space.small_units,
                     repeats_loss=space.repeats_loss,
-                    most_compiles=most,
+                    most_compiles=space.most_compiles,
                     unroll=space.unroll,
                     heuristics=space.heuristics,
                 )
@@ -133,8 +134,6 @@ def _decide(
     """Searches inside where that may be better; a bound on what that can find."""
     if not _may_gain(inner, tried, known):
         return inner, math.inf
-    if not inner.is_profiled and not inner.has_room(inner.num_needed):
-        return inner.skip("nested", inner.num_needed), 0.0
     inner = search(inner, ask)
     return inner, inner.known_bound_us
 
@@ -144,7 +143,7 @@ def _may_gain(inner: State, tried: Sequence[Row], known: Row | None) -> bool:
 
     Args:
       inner: What is known of what they differ in.
-      tried: Some of them; there was room for none if these are none.
+      tried: Some of them; none if none compiles.
       known: One more, from outside.
     """
     if not tried:
@@ -160,9 +159,9 @@ def _may_gain(inner: State, tried: Sequence[Row], known: Row | None) -> bool:
 
 
 def _all_alike(
-    inner: State, ask: Ask, most: int = len(_FIRST) + 1
+    state: State, inner: State, ask: Ask, most: int = len(_FIRST) + 1
 ) -> tuple[State, list[Row]]:
-    """Programs all of whose inner layers take the same action, as many as allowed."""
+    """Programs all of whose inner layers take the same action."""
     found = {
         name: {u.name: preset(u, name).action for u in inner.units} for name in _FIRST
     }
@@ -180,10 +179,10 @@ def _all_alike(
         whole = {u.name: (actions[u.name],) * u.num_layers for u in inner.units}
         key = inner.key_of(whole, gradient_barrier=False)
         requests.append(Request(key, f"{around}inside: {name}"))
-    while requests and not inner.has_room(len(requests)):
-        inner = inner.skip("nested", len(requests))
-        requests.pop()
-    inner = ask(inner, requests)
+    try:
+        inner = ask(inner, requests)
+    except OutOfCompiles as cut:  # what it knows counts outside
+        raise OutOfCompiles(_merged(state, cut.state), cut.number) from None
     rows = [inner.row(request.key) for request in requests]  # pyright: ignore
     return inner, [row for row in rows if row is not None]
 

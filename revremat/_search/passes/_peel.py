@@ -66,9 +66,6 @@ def peel_from(state: State, ask: Ask, start: Row) -> tuple[State, float]:
     units = [unit for unit in state.units if can_peel(unit)]
     for unit in units:
         few = max(1, heuristics.num_peeled // len(units))
-        if not state.has_room(2 * few + heuristics.most_trimmed):
-            state = state.skip("peel", 2 * few + heuristics.most_trimmed)
-            continue
         counts = state.counts_of(row)
         room = budget - row.bytes
         sides: list[list[Price | None]] = []

@@ -37,8 +37,6 @@ def compare(
     rows = [r for r in rows if state.is_costed(r) and not r.takes(*without)]
     akin = [r for r in rows if choice.support & policies.support(state.counts_of(r))]
     limit = budget - over(akin)
-    if not state.has_room(1 + most):
-        return state.skip("runners-up", 1 + most)
     # Mixes may need copies of weights that no cost has and these do not need.
     alike_limit = budget - over(r for r in rows if r.alike)
     state, pure = assign(state, ask, alike_limit, without, pure=True)
@@ -50,18 +48,12 @@ def compare(
         state, rival = assign(state, ask, limit, without, excluding=seen)
         if rival is None:
             break
-        if not state.has_room(len(found) + 1):
-            state = state.skip("runners-up", len(found) + 1)
-            break
         seen.append(rival.support)
         if best is not None:
             fixed_us = best.time_us - state.layers_us(best)
             if rival.time_us + fixed_us > heuristics.near_time * state.best.time_us:
                 break
         found.append(rival)
-    while found and not state.has_room(len(found)):  # second costs took some
-        state = state.skip("runners-up", len(found))
-        found.pop()
     mixes = [(mix.counts, mix.bytes) for mix in found]
     state = try_mixes(state, ask, mixes)[0]  # at the same time
     return state.but(compared=state.compared | {at})

@@ -1,6 +1,5 @@
 """Softmax maxima: candidates once more without a value no model can judge."""
 
-from revremat._search._layer_costs import first_cuts
 from revremat._search._pass import Ask
 from revremat._search._state import State
 from revremat._search.passes._ask import offer
@@ -10,10 +9,8 @@ from revremat.policies import kept_maxima, without_maxima
 def softmax_maxima(state: State, ask: Ask) -> State:
     """Offers what keeps a softmax's maxima without them, too, where that is faster.
 
-    One candidate tells for all of its unit, maximum by maximum, as long as there is
-    room to choose by what it tells.
+    One candidate tells for all of its unit, maximum by maximum.
     """
-    after = state.space.heuristics.compiles_after_variants
     for unit in state.units:
         choices = [*state.costs[unit.name].choices.values()]
         kept = {c: kept_maxima(unit, c) for c in choices}
@@ -21,10 +18,6 @@ def softmax_maxima(state: State, ask: Ask) -> State:
         for maximum in dict.fromkeys(name for names in kept.values() for name in names):
             one = next(c for c, names in kept.items() if maximum in names)
             variant = without_maxima(one, [maximum])
-            number = len(first_cuts(unit, [variant])) + after
-            if not state.has_room(number):
-                state = state.skip("softmax maxima", number)
-                break
             state = offer(state, ask, unit, [variant])
             costs = state.costs[unit.name]
             name = costs.names.get(variant.action)
@@ -37,10 +30,7 @@ def softmax_maxima(state: State, ask: Ask) -> State:
         state = state.but(dropped_maxima=dropped)
         keeping = [c for c, names in kept.items() if slower & set(names)]
         variants = [without_maxima(c, slower) for c in keeping]
-        number = len(first_cuts(unit, variants)) + after
-        if variants and not state.has_room(number):
-            state = state.skip("softmax maxima", number)
-        elif variants:
+        if variants:
             state = offer(state, ask, unit, variants)
             before = state.dominated.get(unit.name, frozenset())
             names = before | {c.name for c in keeping}

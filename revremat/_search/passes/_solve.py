@@ -7,27 +7,32 @@ from revremat._search._pass import Ask
 from revremat._search._state import State
 from revremat._search.passes._ask import assign, try_mixes
 from revremat._search.passes._runners_up import compare
-from revremat._search.passes._unroll import unroll
+from revremat._search.passes._unroll import unroll_those
 from revremat.policies import Choice, Support
 
 
 def solve(state: State, ask: Ask) -> State:
-    """The best assignment by costs; if there is none, with layers unrolled."""
+    """The best assignment by costs, until one fits."""
     state, choice = tighten(state, ask)
-    if choice is None:
-        more = unroll(state, ask)
-        if more.num_compiles > state.num_compiles:
-            more, choice = tighten(more, ask)
-        state = more
+    return state.but(leading=choice)
+
+
+def solve_briefly(state: State, ask: Ask) -> State:
+    """The best assignment by the costs so far: a plan that fits early, if any does.
+
+    What is nearest is not looked at: there will be other costs.
+    """
+    most = state.space.heuristics.most_brief_tightenings
+    state, choice = tighten(state, ask, most=most)
     return state.but(leading=choice)
 
 
 def unroll_chosen(state: State, ask: Ask) -> State:
-    """Layers of what was chosen unrolled, where that was not done before."""
+    """Layers of what was chosen unrolled, which is mostly what gains most."""
     if state.leading is None:
         return state
-    more = unroll(state, ask, state.leading.support)
-    return solve_again(more, ask) if more.num_compiles > state.num_compiles else more
+    more = unroll_those(state, ask, state.leading.support)
+    return more if more.candidates == state.candidates else solve_briefly(more, ask)
 
 
 def solve_again(state: State, ask: Ask) -> State:
@@ -38,7 +43,7 @@ def solve_again(state: State, ask: Ask) -> State:
 
 
 def tighten(
-    state: State, ask: Ask, without: Sequence[str] = ()
+    state: State, ask: Ask, without: Sequence[str] = (), most: int | None = None
 ) -> tuple[State, Choice | None]:
     """The best assignment by its costs, measured; the limit moves until it fits.
 
@@ -47,16 +52,16 @@ def tighten(
       ask: Measures.
       without: Kinds that no layer takes, as `State.options_without` has them.
 
+      most: Choices measured at most; by default as many as the heuristics say.
+
     Returns:
       What is known then, and the first choice.
     """
     heuristics, budget = state.space.heuristics, state.budget_bytes
+    most = heuristics.most_tightenings if most is None else most
     limit, first = float(budget), None
     failed: list[Support] = []
-    for _ in range(heuristics.most_tightenings):
-        if first and not state.has_room(1):
-            state = state.skip("solve", 1)
-            break
+    for _ in range(most):
         state, choice = assign(state, ask, limit, without, excluding=failed)
         if choice is None and first is None:  # Costs may be a little too high.
             state, least = assign(state, ask, None, without)
