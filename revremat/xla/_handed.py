@@ -141,15 +141,11 @@ def handed(
 def _returning_changes(
     step: Callable[..., Any], specs: tuple[Any, ...], donate: tuple[int, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A step that returns what it writes into modules; and its arguments, as trees.
+    """A step that returns what it writes into its arguments; and those, as trees.
 
-    Without that the compiler would leave out whatever leads to nothing else. What is
-    written into a dict is lost under `jax.jit`, and so it is here; JAX remembers a step
-    that is left as it is.
+    Without that the compiler would leave out whatever leads to nothing else.
     """
     arguments = take_apart(specs)
-    if not arguments.graphs:
-        return step, specs
     count = len(arguments.leaves)
     order = jax.tree.leaves(arguments.as_trees(range(count)))
     donated = {position % max(1, len(specs)) for position in donate}
@@ -161,6 +157,8 @@ def _returning_changes(
         copy = arguments.copy(values)
         out = step(*copy.args)
         outcome, arrays = copy.outcome(out)
+        if not (arguments.graphs or outcome.is_change):
+            return out
         # As nnx.jit does: what is donated and stays comes back in its own memory.
         stay = [k for k in outcome.untouched if arguments.leaves[k].argument in donated]
         return [*arrays, *(values[k] for k in stay)]
