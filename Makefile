@@ -1,10 +1,10 @@
 PYTHON := .venv/bin/python
-EXTRAS := gpu-targets,tpu-targets,dev,experiments
+EXTRAS := gpu-targets,tpu-targets,dev,experiments,docs
 # Bytecode is kept whatever the surroundings say: tests start many processes.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(1)/bin/python -m pytest -n 2 --dist loadscope \
   --no-loadscope-reorder
 
-.PHONY: run test test-oldest check card setup
+.PHONY: run test test-oldest check card docs setup
 
 # Reports, a few hundred training steps, and the table that says which machine to rent.
 run: setup
@@ -22,6 +22,10 @@ test-oldest:
 # What the first GPU of this machine really does; without one, its CPU.
 card: setup
 	@$(PYTHON) -m experiments.card
+
+# The manual, as docs/_build/index.html.
+docs: setup
+	$(PYTHON) -m sphinx -W --keep-going -n -b html docs docs/_build
 
 check: setup
 	$(PYTHON) -m ruff format --check .

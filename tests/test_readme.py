@@ -91,7 +91,7 @@ def test_what_nothing_checks_is_found(text, found):
 
 
 def test_benchmarks_say_first_what_share_is_unrolling():
-    head = (ROOT / "docs" / "benchmarks.md").read_text().split("\n## ")[0]
+    head = (ROOT / "docs" / "benchmarks" / "index.md").read_text().split("\n## ")[0]
     for name in ("gpt2_xl", "vit_l_384", "efficientnet_b7"):
         assert re.search(rf"\| {name} \| .*(%|all of it)", head)
 
