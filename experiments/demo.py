@@ -23,7 +23,7 @@ import revremat as rr
 from experiments.configs import gpt
 from experiments.step import build, mesh_axes
 from revremat import UserError, sharding
-from revremat._bytes import format_bytes, format_us
+from revremat._format import format_bytes, format_us
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "runs" / "demo"

@@ -21,6 +21,14 @@ class UserError(ValueError):
         super().__init__(sentence(message))
 
 
+class DoesNotFit(UserError, AssertionError):
+    """A program takes more than its budget, or than its compiler has room for.
+
+    One class for a search with `strict`, for `rr.assert_fits`, whose tests it fails as
+    assertions do, and for compilers that refuse a program themselves.
+    """
+
+
 @contextlib.contextmanager
 def arguments_told(
     label: str, function: Callable[..., Any], args: Sequence[Any]

@@ -1,7 +1,6 @@
 """search and fit: a plan for a budget, proven by the target's own compiler."""
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -9,24 +8,20 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from revremat import policies, xla
-from revremat._bytes import format_bytes, format_us, parse_bytes
-from revremat._choose import Search
-from revremat._compiled import Progress as Progress
-from revremat._errors import UserError
-from revremat._fitted import Fit as Fit
-from revremat._fitted import Row as Row
+from revremat import _search, policies, xla
+from revremat._errors import DoesNotFit, UserError
+from revremat._format import format_bytes, format_us, parse_bytes
 from revremat._frontier import Frontier, Point
 from revremat._measure import REMAT_PASS_OFF, remarks
 from revremat._plan import Plan
 from revremat._problem import Problem
-from revremat._refine import WORTH_A_COMPILE
-from revremat._render import new_table, print_noun
+from revremat._report._text import new_table, print_noun
+from revremat._search import Fit as Fit
+from revremat._search import Progress as Progress
+from revremat._search import Row as Row
 from revremat.xla import Target
 
-
-class DoesNotFit(UserError):
-    """No plan that was found stays within the budget."""
+_NEGLIGIBLE = _search.Heuristics().negligible_budget
 
 
 def search(
@@ -48,9 +43,8 @@ def search(
       target: Where it will run.
       strict: Raise where no plan fits; else the smallest found is returned, whose
         `fits` is False and whose `held_by` says what holds the memory.
-      most_compiles: Compile no more than so many programs, cut ones included: fewer
-        ways back are priced, and what is tried beside the choice and after it ends
-        where that is reached.
+      most_compiles: Compile no more than so many programs, shortened ones included:
+        the search ends there with the best plan so far, which with more is never worse.
       unroll: Whether layers of a loop may be written out one after the other, which is
         often faster; a long program takes longer to compile, here and where it runs.
       progress: Told before each compile.
@@ -108,7 +102,14 @@ def fit(
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
     limit = parse_bytes(budget, usable_bytes=wanted.usable_bytes)
-    found = Search(problem, wanted, progress, most_compiles, unroll).fit(limit)
+    found = _search.run(
+        problem,
+        wanted,
+        limit,
+        most_compiles=most_compiles,
+        unroll=unroll,
+        progress=progress,
+    )
     if strict and not found.plan.fits:
         raise DoesNotFit(_sentence(found))
     return found
@@ -138,26 +139,25 @@ def presets(
       target: Where it will run.
       progress: Told before each compile.
     """
-    search = Search(problem, xla.target(target), progress)
-    search.expected = 1 + len(policies.PRESETS)
+    state, ask = _search.begin(problem, xla.target(target), progress=progress)
+    ask = dataclasses.replace(ask, expected=1 + len(policies.PRESETS))
+    keys = _presets(state)
+    state = ask(state, [_search.Request(key, name) for name, key in keys.items()])
     # Presets that are one and the same here are compiled once, and each has its name.
-    names = ("as written", *policies.PRESETS)
-    rows = zip(names, _presets(search), strict=True)
-    return tuple(dataclasses.replace(r, name=n) for n, r in rows if r is not None)
+    rows = {name: state.row(key) for name, key in keys.items()}
+    return tuple(dataclasses.replace(r, name=n) for n, r in rows.items() if r)
 
 
-def _presets(search: Search) -> tuple[Row | None, ...]:
-    unknown = float("nan")
-    uniform = [
-        (
-            name,
-            {u.name: policies.preset(u, name).action for u in search.units},
-            unknown,
-        )
-        for name in policies.PRESETS
-    ]
-    programs = [("as written", None, unknown), *uniform]
-    return tuple(search.add_all(programs, in_order=False))
+def _presets(state: _search.State) -> dict[str, _search.ProgramKey]:
+    """The program as written, and all units under each uniform preset."""
+    found = {"as written": _search.BASELINE}
+    for name in policies.PRESETS:
+        actions = {
+            u.name: (policies.preset(u, name).action,) * u.num_layers
+            for u in state.units
+        }
+        found[name] = state.key_of(actions, gradient_barrier=False)
+    return found
 
 
 def frontier(
@@ -189,42 +189,44 @@ def frontier(
         raise UserError(f"{num_budgets} budgets make no frontier: write 2 or more")
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
-    search = Search(problem, wanted, progress, unroll=unroll)
-    search.prepare()
-    search.expected += 4 * num_budgets
-    uniform = {id(row.measurement) for row in _presets(search) if row is not None}
-    plain = search.written().bytes
-    # The prices may be a little low: the smallest is asked for with something to spare.
-    least = policies.smallest_bytes(search.menus(), search.host_bytes)
+    state, ask = _search.begin(problem, wanted, unroll=unroll, progress=progress)
+    ask = dataclasses.replace(ask, expected=ask.expected + 4 * num_budgets)
+    state = _search.profile_all(state, ask)
+    presets = _presets(state)
+    state = ask(state, [_search.Request(key, name) for name, key in presets.items()])
+    plain = state.baseline.bytes
+    # The costs may be a little low: the smallest is asked for with something to spare.
+    least = policies.smallest_bytes(state.options, state.host_bytes)
     smallest = min(1.01 * least, 0.999 * plain)
     ratio = (smallest / (0.999 * plain)) ** (1 / (num_budgets - 1))
     budgets = [int(0.999 * plain * ratio**k) for k in range(num_budgets)]
     for budget in budgets:
-        search.fit(budget)
-    answers: dict[int, int] = {}
+        state = _search.decide(state.within(budget), ask)
+    answers: dict[_search.ProgramKey, int] = {}
     for budget in budgets:  # what was found for one may be the best for others
-        row = search.best(budget)
-        if row.bytes <= budget:
-            answers.setdefault(id(row.measurement), budget)
+        at = state.within(budget)
+        if at.fits:
+            answers.setdefault(at.key_of_row(at.best), budget)
+    uniform = {*presets.values()}
     points = []
-    for row in search.rows.values():
-        one = id(row.measurement)
-        kind = "searched" if one in answers else "compiled"
-        if one in uniform:
+    for key, row in state.rows.items():
+        kind = "searched" if key in answers else "compiled"
+        if key in uniform:
             kind = "as written" if row.plan is None else "preset"
-        budget = answers.get(one)
         plan = ""
         if row.plan is not None:
             about = {"target": wanted.spec, "compiled_bytes": row.bytes}
             plan = dataclasses.replace(row.plan, **about).to_json()
-        points.append(Point(row.name, kind, row.bytes, row.time_us, budget, plan))
+        points.append(
+            Point(row.name, kind, row.bytes, row.time_us, answers.get(key), plan)
+        )
     points.sort(key=lambda p: (p.bytes, p.step_us))
     return Frontier(
         program=problem.name or getattr(problem.loss, "__name__", "loss"),
         target=wanted.spec,
         usable_bytes=wanted.usable_bytes,
         points=tuple(points),
-        num_compiles=search.done,
+        num_compiles=state.num_compiles,
     )
 
 
@@ -245,9 +247,7 @@ def _(noun: Fit, console: Console) -> None:
         table.add_row(
             Text(row.name),
             format_bytes(row.bytes),
-            ""
-            if math.isnan(row.predicted_bytes)
-            else format_bytes(row.predicted_bytes),
+            "" if row.predicted_bytes is None else format_bytes(row.predicted_bytes),
             format_us(row.time_us),
             "yes" if row.bytes <= (plan.budget_bytes or 0) else "no",
             "chosen" if chosen else "",
@@ -277,9 +277,13 @@ def _(noun: Fit, console: Console) -> None:
     console.print(
         f"{gap}{noun.num_compiles}{allowed} programs compiled or read from the cache"
     )
+    for one in noun.skipped:
+        console.print(
+            f"the limit cut {one.what}, which needed {one.num_compiles} more at least"
+        )
     budget = plan.budget_bytes or 0
-    left = budget - best.memory.total_bytes
-    if noun.filled and left >= WORTH_A_COMPILE * budget > 0:
+    left, negligible = budget - best.memory.total_bytes, _NEGLIGIBLE * budget
+    if noun.filled and left >= negligible > 0:
         console.print(
             f"{format_bytes(left)} of the budget are left: nothing near this plan that "
             "would take them is faster, by prices or compiled"

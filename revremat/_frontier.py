@@ -4,9 +4,9 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from revremat._json import parse_json, schema_of
-from revremat._notebook import InNotebooks
-from revremat._types import check_types
+from revremat._io._json import parse_json, schema_of
+from revremat._io._notebook import InNotebooks
+from revremat._io._types import check_types
 
 SCHEMA_VERSION = 1
 KINDS = ("as written", "preset", "searched", "compiled")

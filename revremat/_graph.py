@@ -9,10 +9,10 @@ from itertools import groupby
 from typing import Any
 
 from revremat import _resolve
-from revremat._bytes import format_bytes
 from revremat._errors import UserError
-from revremat._json import parse_json
-from revremat._notebook import InNotebooks
+from revremat._format import format_bytes
+from revremat._io._json import parse_json
+from revremat._io._notebook import InNotebooks
 from revremat._plan import Action, Plan, UnitPlan, check_sent
 from revremat._printable import printable
 from revremat._resolve import Flow, check_names, needed

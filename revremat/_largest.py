@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from revremat import xla
-from revremat._bytes import parse_bytes
-from revremat._errors import UserError
+from revremat._errors import DoesNotFit, UserError
+from revremat._format import parse_bytes
 from revremat._measure import measure
 from revremat._measurement import Measurement
 from revremat._problem import Problem
@@ -125,7 +125,7 @@ def largest(
                 donate=problem.donate,
                 name=problem.name,
             )
-        except xla.DoesNotFitError:
+        except DoesNotFit:
             found[count] = Trial(count * unit, None, False)
             return False
         total = m.memory.total_bytes

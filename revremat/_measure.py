@@ -11,8 +11,8 @@ from typing import Any, Literal
 import jax
 
 from revremat import xla
-from revremat._bytes import format_bytes, parse_bytes
-from revremat._errors import UserError
+from revremat._errors import DoesNotFit, UserError
+from revremat._format import format_bytes, parse_bytes
 from revremat._measurement import Measurement, Memory, Packing
 from revremat._problem import Problem
 from revremat.xla import Artifact, Heap, Target
@@ -260,10 +260,6 @@ def _finish(lowered: xla.Lowered, target: Target, name: str) -> Measurement | Fa
         return read_artifact(lowered.compile(), target, name)
     except Exception as error:
         return Failure(error)
-
-
-class DoesNotFit(AssertionError):
-    """A step takes more than its budget."""
 
 
 def assert_fits(

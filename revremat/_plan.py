@@ -11,9 +11,9 @@ from typing import Any
 
 from revremat._compat import jax_version
 from revremat._errors import UserError
-from revremat._files import read_text, write_text
-from revremat._json import parse_json, schema_of
-from revremat._notebook import InNotebooks
+from revremat._io._files import read_text, write_text
+from revremat._io._json import parse_json, schema_of
+from revremat._io._notebook import InNotebooks
 from revremat._printable import printable, sentence
 
 SCHEMA_VERSION = 4

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from revremat import xla
-from revremat._bytes import format_bytes
 from revremat._errors import UserError
+from revremat._format import format_bytes
 from revremat._measure import read_artifact
 from revremat._measurement import Measurement
 from revremat.xla import Target

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from revremat._errors import UserError
-from revremat._files import read_text
 from revremat._frontier import Frontier
 from revremat._graph import Graph
-from revremat._json import parse_json
+from revremat._io._files import read_text
+from revremat._io._json import parse_json
+from revremat._io._notebook import InNotebooks
 from revremat._measurement import Measurement
-from revremat._notebook import InNotebooks
 from revremat._plan import Plan
 
-_FIT_SCHEMA = 1
+FIT_SCHEMA = 2
+"""Of a saved search; 2 has what was dropped and skipped."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class FitRecord(InNotebooks):
     def to_json(self) -> str:
         """The text that `Fit.to_json` wrote."""
         parts = {
-            "schema": _FIT_SCHEMA,
+            "schema": FIT_SCHEMA,
             "plan": json.loads(self.plan.to_json()),
             "measurement": json.loads(self.measurement.to_json()),
             "rows": [vars(row) for row in self.rows],
@@ -69,7 +70,7 @@ class FitRecord(InNotebooks):
           ValueError: The text is no such record, or one of a newer schema.
         """
         data = parse_json(text)
-        if data.pop("schema") > _FIT_SCHEMA:
+        if data.pop("schema") > FIT_SCHEMA:
             raise ValueError("a newer schema: update revremat")
         plan, measurement = (
             json.dumps(data.pop(key)) for key in ("plan", "measurement")

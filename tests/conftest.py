@@ -46,12 +46,12 @@ def _own_caches(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def _silent_commands():
     """What a command prints must not depend on how busy the machine is."""
-    from revremat import _cli_progress
+    from revremat._cli import _progress
 
-    before = _cli_progress.FIRST_LINE_SECONDS
-    _cli_progress.FIRST_LINE_SECONDS = 3600.0
+    before = _progress.FIRST_LINE_SECONDS
+    _progress.FIRST_LINE_SECONDS = 3600.0
     yield
-    _cli_progress.FIRST_LINE_SECONDS = before
+    _progress.FIRST_LINE_SECONDS = before
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from revremat import UserError
-from revremat._bytes import format_bytes, format_us, parse_bytes
+from revremat._format import format_bytes, format_us, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,8 @@ def test_bytes_for_people(number, text):
     assert format_bytes(number) == text
 
 
+@example(10_732_049_531)  # a little less than 10 GiB
+@example(107_374_000_000)
 @given(st.integers(1, 2**55))
 def test_what_is_shown_can_be_written(number):
     text = format_bytes(number)

@@ -12,7 +12,7 @@ import pytest
 import revremat as rr
 from revremat import xla
 from revremat._cli import main
-from revremat._load import load
+from revremat._cli._program import load
 
 PROGRAM = """
 import jax, jax.numpy as jnp

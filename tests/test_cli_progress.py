@@ -8,9 +8,8 @@ import time
 import pytest
 
 import revremat as rr
-from revremat import _cli_progress
-from revremat._cli import main
-from revremat._cli_progress import progress
+from revremat._cli import _progress, main
+from revremat._cli._progress import progress
 
 PROGRAM = """
 import time
@@ -31,8 +30,8 @@ def problem(target):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr(_cli_progress, "FIRST_LINE_SECONDS", 0.02)
-    monkeypatch.setattr(_cli_progress, "MOST_SECONDS", 0.1)
+    monkeypatch.setattr(_progress, "FIRST_LINE_SECONDS", 0.02)
+    monkeypatch.setattr(_progress, "MOST_SECONDS", 0.1)
 
 
 def test_what_is_done_soon_prints_nothing(capsys):

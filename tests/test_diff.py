@@ -7,7 +7,7 @@ import pytest
 
 from revremat import Memory
 from revremat._cli import main
-from revremat._cli_diff import diff
+from revremat._report._diff import diff
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
 
 GROWN = changed(

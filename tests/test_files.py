@@ -10,9 +10,8 @@ import pytest
 import revremat as rr
 from revremat import Plan, UserError
 from revremat._cli import main
-from revremat._cli_diff import load_measurement
-from revremat._files import check_place, read_text, write_text
-from revremat._lock import read_lock
+from revremat._io._files import check_place, read_text, write_text
+from revremat._report._lock import read_lock
 from revremat.allocation._csv import read_problem
 from revremat.xla import _dumps
 
@@ -31,7 +30,7 @@ def _no_hang():
 
 READERS = {
     "plan": Plan.load,
-    "report": load_measurement,
+    "report": rr.load,
     "lock": read_lock,
     "buffers": read_problem,
     "dump": lambda path: rr.read(path, target="h100:1"),

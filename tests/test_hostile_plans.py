@@ -15,7 +15,7 @@ import pytest
 import revremat as rr
 from revremat import OFFLOAD, RECOMPUTE, SAVE, Plan, UserError
 from revremat._cli import main
-from revremat._load import load
+from revremat._cli._program import load
 from revremat._plan import MOST_LAYERS, MOST_PLAN_BYTES, MOST_UNITS
 from tests.hostile import mutated, plausible
 

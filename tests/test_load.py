@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import revremat as rr
-from revremat._load import ProgramError, load, users_errors
+from revremat._cli._program import ProgramError, load, users_errors
 
 GOOD = """
 import jax, jax.numpy as jnp

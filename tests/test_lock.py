@@ -6,7 +6,7 @@ import json
 import pytest
 
 from revremat import UserError
-from revremat._lock import check_lock, lock_text
+from revremat._report._lock import check_lock, lock_text
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, MIB, changed
 
 

@@ -133,7 +133,7 @@ def test_what_fits_comes_back_measured(budget):
 
 @pytest.mark.parametrize("budget", [2**20, "1MiB", "0.001%"])
 def test_what_does_not_fit_says_by_how_much_and_who_holds_it(budget):
-    with pytest.raises(AssertionError) as raised:
+    with pytest.raises(rr.DoesNotFit) as raised:
         rr.assert_fits(STEP, W, X, target="h100:1", budget=budget)
     text = str(raised.value)
     total = rr.measure(STEP, W, X, target="h100:1").memory.total_bytes
@@ -145,7 +145,7 @@ def test_what_does_not_fit_says_by_how_much_and_who_holds_it(budget):
 
 def test_without_a_budget_the_card_is_the_budget():
     vast = spec(2**15, 2**20)
-    with pytest.raises(AssertionError, match=r"more than the budget of 77\.6 GiB"):
+    with pytest.raises(rr.DoesNotFit, match=r"more than the budget of 77\.6 GiB"):
         rr.assert_fits(lambda w: w * 2, vast, target="h100:1")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from revremat._bytes import format_us
+from revremat._format import format_us
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, MIB, changed
 
 MEMORY = MEASUREMENT.memory

@@ -9,11 +9,11 @@ import pytest
 
 import revremat as rr
 from revremat import Buffer, Curve
-from revremat._bytes import format_bytes
+from revremat._format import format_bytes
 from revremat._measurement import Packing
-from revremat._page._colours import tones
-from revremat._page._embedded import array_text
-from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
+from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
+from revremat._report.page._colours import tones
+from revremat._report.page._embedded import array_text
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
 from tests.pages import large
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import revremat as rr
 from revremat import Buffer, Curve, Span
-from revremat._bytes import format_bytes, format_us
+from revremat._format import format_bytes, format_us
 from tests.browser import Browser, find_browser
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
 from tests.pages import large

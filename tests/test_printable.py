@@ -5,7 +5,7 @@ from rich.text import Text
 
 import revremat as rr
 from revremat import UserError
-from revremat._load import ProgramError
+from revremat._cli._program import ProgramError
 from revremat._printable import (
     MOST_CHARACTERS,
     masked,
@@ -13,7 +13,7 @@ from revremat._printable import (
     printable_lines,
     sentence,
 )
-from revremat._render import new_table
+from revremat._report._text import new_table
 from tests.measurements import MEASUREMENT, changed
 
 NASTY = {

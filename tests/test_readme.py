@@ -14,7 +14,7 @@ import pytest
 import revremat
 import revremat as rr
 from revremat import xla
-from revremat._load import load
+from revremat._cli._program import load
 from tools import readme
 
 ROOT = Path(__file__).parents[1]

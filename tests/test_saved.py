@@ -8,7 +8,7 @@ import pytest
 
 import revremat as rr
 from revremat._cli import main
-from revremat._lock import lock_text
+from revremat._report._lock import lock_text
 from revremat._saved import TrialRecord, what_is
 from tests.measurements import MEASUREMENT, changed
 from tests.test_frontier import FRONTIER

@@ -160,6 +160,8 @@ def _changes(node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int], Any]
             yield begin(node), end(node), lambda _, name=name: NAMES[name]
         case ast.IfExp(body=body, test=_, orelse=orelse):
             yield begin(body), end(orelse), _swapped(node, body, orelse)
+        case ast.Call(func=ast.Name(id="min" | "max")):
+            pass  # their order says nothing
         case ast.Call(args=[one, other, *_]) if not isinstance(one, ast.Starred):
             yield begin(one), end(other), _swapped(node, one, other)
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 import revremat as rr
-from revremat._choose import Search
 
 _MOST_LOST = 0.05
 FACTORS = (1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
@@ -98,8 +97,14 @@ def largest(
     sizes = sorted(size for size in sizes if size > plain.size)
 
     def holds(size: int) -> bool:
-        search = Search(make(size), target, lambda *_: stop(), most_compiles, unroll)
-        fit = search.fit(target.usable_bytes)
+        fit = rr.fit(
+            make(size),
+            budget=target.usable_bytes,
+            target=target,
+            most_compiles=most_compiles,
+            unroll=unroll,
+            progress=lambda *_: stop(),
+        )
         us = fit.measurement.time.step_us / size
         found["searched"].append(
             {

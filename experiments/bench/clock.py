@@ -37,7 +37,7 @@ from experiments.card.jobs import Here
 from experiments.card.jobs import seconds as fastest_of
 from experiments.card.programs import values
 from revremat import xla
-from revremat._files import write_text
+from revremat._io._files import write_text
 from revremat.xla._cards import MEASURABLE, Card, load_card, with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"

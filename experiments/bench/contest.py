@@ -10,11 +10,9 @@ from typing import Any
 
 import revremat as rr
 from experiments.bench.rivals import RIVALS, Arena, Rival
+from experiments.bench.searching import Actions, Row, Searching
 from revremat import policies
-from revremat._bytes import format_bytes
-from revremat._choose import Search
-from revremat._compiled import Actions
-from revremat._fitted import Row
+from revremat._format import format_bytes
 from revremat._graph import Unit
 from revremat.policies import PRESETS, Candidate, Menu, preset
 
@@ -23,17 +21,17 @@ _JUST_UNDER = 0.999
 _TO_SPARE = 1.001
 
 
-def budgets_of(search: Search, number: int) -> list[int]:
+def budgets_of(search: Searching, number: int) -> list[int]:
     """Evenly spaced by ratio, from just under plain to the smallest that was compiled.
 
     Args:
       search: Prepared.
       number: How many, 2 or more.
     """
-    plain = _JUST_UNDER * search.written().bytes
-    limit = _TO_SPARE * policies.smallest_bytes(search.menus())
+    plain = _JUST_UNDER * search.baseline().bytes
+    limit = _TO_SPARE * policies.smallest_bytes(search.options)
     host_bytes = search.target.host_bytes
-    choice = policies.choose(search.menus(), limit, host_budget_bytes=host_bytes)
+    choice = policies.choose(search.options, limit, host_budget_bytes=host_bytes)
     if choice is not None:
         search.try_mix(choice)
     smallest = min(plain, search.best(0).bytes)
@@ -41,7 +39,7 @@ def budgets_of(search: Search, number: int) -> list[int]:
     return [*(int(plain * ratio**k) for k in range(number - 1)), math.ceil(smallest)]
 
 
-def arena_of(search: Search) -> Arena:
+def arena_of(search: Searching) -> Arena:
     """The search's program for rivals, who share its compiles.
 
     Plans that keep the same are compiled once, whatever their names.
@@ -52,7 +50,7 @@ def arena_of(search: Search) -> Arena:
     def compile(name: str, actions: Actions | None) -> Row | None:
         key = None if actions is None else _kept(search, actions)
         if key not in rows:
-            rows[key] = search.add(name, actions, in_order=False)
+            rows[key] = search.add(name, actions)
         return rows[key]
 
     def presets() -> tuple[Menu, ...]:
@@ -63,8 +61,8 @@ def arena_of(search: Search) -> Arena:
     return Arena(tuple(search.units), compile, presets)
 
 
-def _kept(search: Search, actions: Actions) -> tuple[Any, ...]:
-    found, plan = [], search.graph.plan(actions)
+def _kept(search: Searching, actions: Actions) -> tuple[Any, ...]:
+    found, plan = [], search.state.space.graph.plan(actions)
     for unit in search.units:
         for action in plan.actions[unit.name]:
             kept = unit.kept(action)
@@ -73,13 +71,14 @@ def _kept(search: Search, actions: Actions) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _preset_menus(search: Search) -> list[Menu]:
+def _preset_menus(search: Searching) -> list[Menu]:
     """Measured prices of the presets, by two compiles each."""
     menus = []
-    for prices in search.prices:
-        nearest = {n: _nearest(prices.unit, prices.choices, n) for n in PRESETS}
-        prices.refine(dict.fromkeys(nearest.values()))
-        menu = prices.menu()
+    for unit in search.units:
+        choices = search.choices[unit.name]
+        nearest = {n: _nearest(unit, choices, n) for n in PRESETS}
+        search.refine(frozenset((unit.name, name) for name in nearest.values()))
+        menu = search.state.costs[unit.name].options
         by_name = {p.name: p for p in menu.prices}
         found = (dataclasses.replace(by_name[nearest[n]], name=n) for n in PRESETS)
         menus.append(dataclasses.replace(menu, prices=tuple(found)))
@@ -124,9 +123,9 @@ class Searched:
     ):
         self.began, self.load = time.perf_counter(), os.getloadavg()[0]
         self.tell, self.unroll = tell, unroll
-        self.search = Search(problem, target, lambda *_: stop(), unroll=unroll)
+        self.search = Searching(problem, target, lambda *_: stop(), unroll)
         self.search.prepare()
-        self.plain = self.search.written()
+        self.plain = self.search.baseline()
         self.alone: dict[int, dict[str, Any]] = {}
 
     def say(self, what: str) -> None:
@@ -169,7 +168,7 @@ class Searched:
 
     def no_more_memory(self) -> dict[str, Any]:
         """The fastest that take no more than the program as it is written."""
-        rows = [r for r in self.search.rows.values() if r.plan is not None]
+        rows = [r for r in self.search.rows if r.plan is not None]
         rows = [r for r in rows if r.bytes <= self.plain.bytes]
         by_time = lambda r: (r.time_us, r.bytes)
         fused = min(filter(_only_recomputes, rows), key=by_time, default=None)

@@ -33,12 +33,11 @@ from experiments.bench.contest import arena_of, budgets_of
 from experiments.bench.programs import PROGRAMS, refusal, values
 from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import Uniform
-from experiments.bench.timed_search import TimedSearch
+from experiments.bench.searching import Row, Searching
+from experiments.bench.timed_search import Retiming, TimedOracle
 from experiments.bench.versus import geometric_mean
-from revremat._bytes import format_bytes
-from revremat._choose import Search
-from revremat._files import write_text
-from revremat._fitted import Row
+from revremat._format import format_bytes
+from revremat._io._files import write_text
 from revremat.xla._cards import with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -127,9 +126,10 @@ def main(options: Options) -> int:
     found = _programs_of(out, result)
     for name in names:
         problem = PROGRAMS[name].make(target, size)
-        search = (TimedSearch if timed else Search)(problem, target)
+        oracle = TimedOracle.of(problem, target) if timed else None
+        search = Searching(problem, target, oracle=oracle)
         search.prepare()
-        settle = search.time_again if isinstance(search, TimedSearch) else _settled
+        settle = _settled if oracle is None else Retiming(search, oracle)
         try:
             rows = gains(
                 search,
@@ -176,7 +176,7 @@ def _programs_of(file: Path, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def gains(
-    search: Search,
+    search: Searching,
     num_budgets: int,
     race: Callable[[list[Policy]], list[dict[str, Any]]],
     settle: Callable[[list[Row]], bool],
@@ -196,7 +196,8 @@ def gains(
     pairs = _pairs(search, budgets)
     while settle([row for _, *both in pairs for row in both]):
         pairs = _pairs(search, budgets)
-    rows = {id(row): row for _, *both in pairs for row in both}
+    key_of = search.state.key_of_row
+    rows = {key_of(row): row for _, *both in pairs for row in both}
     measured = race([_policy(search.problem, row) for row in rows.values()])
     times = {k: one["measured_us"] for k, one in zip(rows, measured, strict=True)}
     return [
@@ -205,9 +206,9 @@ def gains(
             "plan": answer.name,
             "preset": best.name,
             "estimated_us": [answer.time_us, best.time_us],
-            "measured_us": [times[id(answer)], times[id(best)]],
+            "measured_us": [times[key_of(answer)], times[key_of(best)]],
             "estimated_gain": best.time_us / answer.time_us,
-            "measured_gain": times[id(best)] / times[id(answer)],
+            "measured_gain": times[key_of(best)] / times[key_of(answer)],
         }
         for budget, answer, best in pairs
     ]
@@ -218,7 +219,7 @@ def _settled(rows: list[Row]) -> bool:
     return False
 
 
-def _pairs(search: Search, budgets: list[int]) -> list[tuple[int, Row, Row]]:
+def _pairs(search: Searching, budgets: list[int]) -> list[tuple[int, Row, Row]]:
     """At each budget the fastest program of all and the fastest uniform preset."""
     presets = Uniform(arena_of(search))
     for budget in budgets:

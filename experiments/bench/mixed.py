@@ -20,12 +20,11 @@ from typing import Any, Literal
 import tyro
 
 import revremat as rr
+from experiments.bench.searching import Row, Searching
 from experiments.configs import gpt
 from revremat import policies
-from revremat._bytes import format_bytes, format_us
-from revremat._choose import Search
-from revremat._files import write_text
-from revremat._fitted import Row
+from revremat._format import format_bytes, format_us
+from revremat._io._files import write_text
 
 RESULTS = Path(__file__).parents[1] / "results"
 ALONE = ("recompute", "offload", "invert")
@@ -89,8 +88,8 @@ def main(options: Options) -> int:
     program = PROGRAMS[options.program]
     target = rr.target(program.target)
     problem = gpt.problem(target, **program.overrides)
-    search = Search(problem, target)
-    plain = search.written()
+    search = Searching(problem, target)
+    plain = search.baseline()
     print(f"as written: {format_bytes(plain.bytes)}, {format_us(plain.time_us)}")
     results = []
     for share in options.budgets or program.budgets:
@@ -179,11 +178,11 @@ def _knows_only(action: rr.Action, way: str) -> bool:
     return _ways(action) <= {"save", way}
 
 
-def _choose(search: Search, way: str, limit: float) -> policies.Choice | None:
+def _choose(search: Searching, way: str, limit: float) -> policies.Choice | None:
     """A choice among layers that know only one way, all of whose prices are exact."""
     while True:
         menus = []
-        for menu in search.menus():
+        for menu in search.options:
             choices = search.choices[menu.unit]
             prices = [
                 p for p in menu.prices if _knows_only(choices[p.name].action, way)
@@ -191,12 +190,12 @@ def _choose(search: Search, way: str, limit: float) -> policies.Choice | None:
             menus.append(dataclasses.replace(menu, prices=tuple(prices)))
         if not all(menu.prices for menu in menus):
             return None
-        choice = search.mix(menus, limit)
+        choice = search.assign(menus, limit)
         if choice is None or not search.refine(choice.support):
             return choice
 
 
-def alone(search: Search, way: str, budget: int) -> Row | None:
+def alone(search: Searching, way: str, budget: int) -> Row | None:
     """The fastest plan that fits and knows only one way back beside keeping."""
     limit = float(budget)
     for _ in range(_MOST_TRIES):
@@ -209,7 +208,7 @@ def alone(search: Search, way: str, budget: int) -> Row | None:
         limit -= row.bytes - budget + 1e-3 * budget
     fitting = [
         row
-        for row in search.rows.values()
+        for row in search.rows
         if row.bytes <= budget
         and row.plan is not None
         and all(_knows_only(a, way) for few in row.plan.actions.values() for a in few)

@@ -21,9 +21,9 @@ import numpy as np
 import tyro
 
 import revremat as rr
-from revremat._bytes import format_bytes, format_us
-from revremat._choose import Search
-from revremat._files import write_text
+from experiments.bench.searching import Searching
+from revremat._format import format_bytes, format_us
+from revremat._io._files import write_text
 from revremat._measure import Request, measure_each
 
 RESULT = Path(__file__).parents[1] / "results" / "regret.json"
@@ -129,8 +129,8 @@ def main(options: Options) -> int:
             )
         ]
         sizes = [size for size, _, _ in found]
-        search = Search(problem, target, unroll=False)
-        free = Search(problem, target)
+        search = Searching(problem, target, unroll=False)
+        free = Searching(problem, target)
         for budget in np.geomspace(max(sizes), 1.02 * min(sizes), options.budgets):
             budget = int(budget)
             best = min((t, s, c) for s, t, c in found if s <= budget)

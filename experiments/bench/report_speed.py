@@ -16,7 +16,7 @@ import revremat as rr
 from experiments.configs import gpt
 from revremat import xla
 from revremat._measure import read_artifact
-from revremat._page import page
+from revremat._report.page import page
 
 
 @dataclass(frozen=True)

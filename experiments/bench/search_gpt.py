@@ -22,12 +22,11 @@ import tyro
 import revremat as rr
 from experiments.bench.contest import arena_of
 from experiments.bench.rivals import Splits
+from experiments.bench.searching import Searching
 from experiments.configs import gpt_24
-from revremat._bytes import format_bytes, format_us
-from revremat._choose import Search
-from revremat._files import write_text
-from revremat._fit import Fit, Row
 from revremat._fit import presets as compile_presets
+from revremat._format import format_bytes, format_us
+from revremat._io._files import write_text
 
 RESULT = Path(__file__).parents[1] / "results" / "search-gpt.json"
 _EVERY_PAIR = 12
@@ -54,7 +53,7 @@ def main(options: Options) -> int:
     rows = compile_presets(problem, target=target)
     plain = rows[0].bytes
     print(f"as written: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
-    shared = Search(problem, target)
+    shared = Searching(problem, target)
     shared.prepare()
     rival = Splits(arena_of(shared), most=_EVERY_PAIR)
     found = []
@@ -109,7 +108,7 @@ def main(options: Options) -> int:
     return 0 if held else 1
 
 
-def _deep(options: Options, target: rr.Target) -> Fit:
+def _deep(options: Options, target: rr.Target) -> rr.Fit:
     problem = gpt_24.problem(
         target, batch_size=options.batch_size, num_layers=options.deep
     )
@@ -117,7 +116,7 @@ def _deep(options: Options, target: rr.Target) -> Fit:
     return rr.fit(problem, budget=int(0.5 * plain), target=target)
 
 
-def _predictions(num_layers: int, one: Fit) -> list[dict[str, Any]]:
+def _predictions(num_layers: int, one: rr.Fit) -> list[dict[str, Any]]:
     return [
         {
             "num_layers": num_layers,
@@ -127,7 +126,7 @@ def _predictions(num_layers: int, one: Fit) -> list[dict[str, Any]]:
             "error": row.predicted_bytes / row.bytes - 1,
         }
         for row in one.rows
-        if isinstance(row, Row) and row.plan is not None
+        if row.predicted_bytes is not None
     ]
 
 

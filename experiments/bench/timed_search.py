@@ -11,20 +11,20 @@ import contextlib
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
+import revremat as rr
 from experiments.bench.programs import values
+from experiments.bench.searching import Row, Searching
 from experiments.card.trace import durations_us
-from revremat import xla
-from revremat._apply import apply
-from revremat._choose import Search
-from revremat._cut import step_of
-from revremat._fitted import Row
-from revremat._measure import Failure, Request
+from revremat import _search, xla
+from revremat._measure import Failure
+from revremat._measure import Request as Step
 from revremat._measurement import Measurement, Time
+from revremat._search import CompilerOracle, ProgramKey, Request
 from revremat.xla._kernel_key import kernel_key
 
 _STEPS, _SECONDS = 12, 0.4  # at least as many, and for at least so long
@@ -34,62 +34,82 @@ _ROUNDS = 5
 _CALLS = {"while", "conditional", "call"}
 
 
-class TimedSearch(Search):
-    """As `Search`, on the device that it runs on itself."""
+class TimedOracle:
+    """The compiler of the device that this runs on, and the device's own clock.
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        self._settled: set[Any] = set()
-        super().__init__(*args, **kwargs)
+    Args:
+      compiler: The target's compiler.
+    """
 
-    def ask(self, steps: Sequence[tuple[str, Request]]) -> list[Measurement | Failure]:
-        """Steps by the target's compiler, each with the times of its own kernels."""
+    def __init__(self, compiler: CompilerOracle):
+        self.compiler = compiler
+
+    @classmethod
+    def of(cls, problem: rr.Problem, target: rr.Target) -> "TimedOracle":
+        """For one problem on the device that is at hand."""
+        return cls(_search.compiler(problem, target))
+
+    def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
+        """Compiles programs, each with the times of its own kernels."""
         found = []
-        for name, request in steps:
-            with contextlib.suppress(Exception):  # the search says what fails, and how
+        for request in requests:
+            with contextlib.suppress(
+                Exception
+            ):  # the compiler says what fails, and how
                 self._time(request)
-            found += super().ask([(name, request)])
+            found += self.compiler.measure([request])
         return found
-
-    def time_again(self, rows: Sequence[Row]) -> bool:
-        """Times whole programs several times more, in turn; the median counts.
-
-        Of many that are about as fast, the first choice is the one whose first time
-        happened to be short: that one is no longer looked at.
-
-        Returns:
-          Whether there were any that had not been timed again before.
-        """
-        keys = {id(row): key for key, row in self.rows.items()}
-        new = dict.fromkeys(keys[id(row)] for row in rows)
-        new = [key for key in new if key not in self._settled]
-        times: dict[Any, list[Time]] = {key: [] for key in new}
-        for _ in range(_ROUNDS):
-            for key in new:
-                row = self.rows[key]
-                loss = self.problem.loss
-                loss = loss if row.plan is None else apply(loss, row.plan)
-                request = step_of(self.problem, loss)
-                self._time(request)
-                (found,) = super().ask([(row.name, request)])
-                assert not isinstance(found, Failure)
-                times[key].append(found.time)
-        for key in new:
-            row = self.rows[key]
-            median = sorted(times[key], key=lambda t: t.step_us)[_ROUNDS // 2]
-            measurement = dataclasses.replace(row.measurement, time=median)
-            self.rows[key] = dataclasses.replace(row, measurement=measurement)
-            self._settled.add(key)
-        return bool(new)
 
     def _time(self, request: Request) -> None:
         """Runs a step; from here on its kernels take what they took in it."""
-        card = self.target.card
-        known = card.kernels | kernel_times(request, self.target)
+        target, step = self.compiler.target, self.compiler.step(request.key)
+        card = target.card
+        known = card.kernels | kernel_times(step, target)
         card = dataclasses.replace(card, kernels=known)
-        self.target = dataclasses.replace(self.target, card=card)
+        target = dataclasses.replace(target, card=card)
+        self.compiler = dataclasses.replace(self.compiler, target=target)
 
 
-def kernel_times(request: Request, target: xla.Target) -> dict[str, float]:
+class Retiming:
+    """Times whole programs several times more, in turn; the median counts.
+
+    Of many that are about as fast, the first choice is the one whose first time
+    happened to be short: that one is no longer looked at.
+
+    Args:
+      search: Whose programs they are.
+      oracle: Times them.
+    """
+
+    def __init__(self, search: Searching, oracle: TimedOracle):
+        self.search, self.oracle = search, oracle
+        self.settled: set[ProgramKey] = set()
+
+    def __call__(self, rows: Sequence[Row]) -> bool:
+        """Whether there were any that had not been timed again before."""
+        state = self.search.state
+        new = dict.fromkeys(map(state.key_of_row, rows))
+        new = [key for key in new if key not in self.settled]
+        times: dict[ProgramKey, list[Time]] = {key: [] for key in new}
+        for _ in range(_ROUNDS):
+            for key in new:
+                request = Request(key, state.trials[key].label)
+                (found,) = self.oracle.measure([request])
+                assert isinstance(found, Measurement)
+                times[key].append(found.time)
+        trials = dict(state.trials)
+        for key in new:
+            trial = trials[key]
+            assert isinstance(trial.outcome, Measurement)
+            median = sorted(times[key], key=lambda t: t.step_us)[_ROUNDS // 2]
+            outcome = dataclasses.replace(trial.outcome, time=median)
+            trials[key] = dataclasses.replace(trial, outcome=outcome)
+            self.settled.add(key)
+        self.search.state = state.but(trials=trials)
+        return bool(new)
+
+
+def kernel_times(request: Step, target: xla.Target) -> dict[str, float]:
     """Microseconds of every kernel of a step, by what it does.
 
     Those of the fastest steps, each step taken as a whole: what else runs on the
@@ -141,7 +161,7 @@ def _is_kernel(i: Any, module: xla.Module, events: Mapping[str, Any]) -> bool:
     )
 
 
-def _runner(compiled: Any, request: Request) -> Callable[[], None]:
+def _runner(compiled: Any, request: Step) -> Callable[[], None]:
     arguments = list(values(request.specs))
 
     def run() -> None:

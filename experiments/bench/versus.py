@@ -34,8 +34,8 @@ from experiments.bench.contest import Searched, contest, plain_json, search_agai
 from experiments.bench.programs import PROGRAMS, refusal
 from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import RIVALS
-from revremat._bytes import format_bytes, format_us
-from revremat._files import write_text
+from revremat._format import format_bytes, format_us
+from revremat._io._files import write_text
 
 RESULTS = Path(__file__).parents[1] / "results" / "versus"
 PROMISED = {"uniform preset": 1.12, "two-preset split": 1.03, "memory budget": 1.03}

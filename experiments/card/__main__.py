@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.card import facts, kernels, programs
-from revremat._files import write_text
+from revremat._io._files import write_text
 from revremat.xla._cards import measured_folder
 
 ROOT = Path(__file__).parents[2]

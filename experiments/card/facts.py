@@ -6,8 +6,8 @@ import statistics
 from typing import Any
 
 from revremat import render
-from revremat._bytes import format_bytes, format_us
-from revremat._render import new_table
+from revremat._format import format_bytes, format_us
+from revremat._report._text import new_table
 from revremat.xla import load_card
 from revremat.xla._cards import MEASURABLE
 

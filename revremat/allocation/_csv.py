@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from revremat._errors import UserError
-from revremat._files import read_text, write_text
+from revremat._io._files import read_text, write_text
 from revremat.allocation._problem import AllocationProblem, Buffer
 
 _NEEDED = ("id", "lower", "upper", "size")

@@ -4,7 +4,7 @@ import html
 import os
 from collections.abc import Sequence
 
-from revremat._files import write_text
+from revremat._io._files import write_text
 from revremat.allocation._problem import AllocationProblem
 from revremat.allocation._solution import Allocation
 

@@ -9,7 +9,7 @@ once.
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-from revremat._bytes import format_bytes
+from revremat._format import format_bytes
 from revremat.policies._joint import VIEWS, Joint, takes_fused
 
 RULES = ("dear", "reduction", "whole", "far apart", "chain")

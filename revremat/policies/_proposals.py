@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, zip_longest
 
-from revremat._bytes import format_bytes
+from revremat._format import format_bytes
 from revremat._graph import Unit
 from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.policies._bans import bans

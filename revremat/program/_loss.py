@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from revremat._arguments import Arguments, Leaf, Outcome, take_apart
-from revremat._closed_over import watched
+from revremat._arguments._closed_over import watched
 from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import check_sizes, check_value

@@ -6,7 +6,6 @@ from revremat.xla._cards import GPU_CARDS as GPU_CARDS
 from revremat.xla._cards import Card as Card
 from revremat.xla._cards import load_card as load_card
 from revremat.xla._clock import estimate as estimate
-from revremat.xla._compile import DoesNotFitError as DoesNotFitError
 from revremat.xla._compile import Lowered as Lowered
 from revremat.xla._compile import compile_step as compile_step
 from revremat.xla._compile import lower_step as lower_step

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from revremat._errors import UserError
-from revremat._files import folder_of, read_text
-from revremat._json import parse_json
+from revremat._io._files import folder_of, read_text
+from revremat._io._json import parse_json
 
 GPU_CARDS = ("v100", "a100", "a6000", "h100", "h800", "h200", "b200")
 TPU_CARDS = ("v4", "v5e", "v5p", "v6e")

@@ -18,7 +18,7 @@ from revremat._compat import (
     use_remat_pass,
     without_compilation_cache,
 )
-from revremat._errors import UserError, arguments_told
+from revremat._errors import DoesNotFit, UserError, arguments_told
 from revremat._problem import positions
 from revremat._sources import loops_told
 from revremat.program._attention import PREFIX as ATTENTION
@@ -51,10 +51,6 @@ _REFUSED = (
 )
 
 
-class DoesNotFitError(UserError):
-    """The target's compiler itself refused the program for want of memory."""
-
-
 @dataclass(frozen=True)
 class Lowered:
     """A step that is ready to be compiled, in any thread.
@@ -85,7 +81,7 @@ class Lowered:
         """Compiles it, or reads an identical compile from the disk.
 
         Raises:
-          DoesNotFitError: The compiler ran out of memory before it had laid it out.
+          DoesNotFit: The compiler ran out of memory before it had laid it out.
         """
         target = self.target
         asked = {"remat_pass": True} if self.remat_pass else {}
@@ -257,7 +253,7 @@ def compile_step(
       An `Artifact`.
 
     Raises:
-      DoesNotFitError: The compiler ran out of memory before it had laid it out.
+      DoesNotFit: The compiler ran out of memory before it had laid it out.
       UserError: The arguments do not suit the target.
     """
     lowered = lower_step(
@@ -333,7 +329,7 @@ def _compile_in(
     except jax.errors.JaxRuntimeError as error:
         if _NO_ROOM in str(error):
             reason = str(error).splitlines()[0]
-            raise DoesNotFitError(
+            raise DoesNotFit(
                 f"the compiler of {target.spec} refuses the program: {reason}"
             ) from None
         raise

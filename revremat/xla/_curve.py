@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from revremat._history import Curve
 from revremat._measurement import PHASES, categories
+from revremat._measurement._history import Curve
 from revremat.xla._hlo import Module
 from revremat.xla._liveness import Heap, Liveness
 from revremat.xla._origin import Origins

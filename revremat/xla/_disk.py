@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import jax
 
 from revremat._compat import compile_settings
-from revremat._files import NotRegularError, folder_of, open_regular, read_bytes
+from revremat._io._files import NotRegularError, folder_of, open_regular, read_bytes
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._identity import module_digest
 from revremat.xla._scratch import ABANDONED_S

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from revremat._errors import UserError
-from revremat._files import open_regular, read_bytes
+from revremat._io._files import open_regular, read_bytes
 from revremat.xla._artifact import Artifact
 from revremat.xla._hlo import Module, is_tuple
 from revremat.xla._liveness import liveness

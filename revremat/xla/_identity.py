@@ -35,7 +35,7 @@ def module_digest(lowered: Any) -> str:
 def _told_by(text: str) -> str:
     """A module's text, with one line of the user's for each operation."""
     lines = text.split("\n")
-    defined = dict(m.groups() for m in map(_DEFINED.match, lines) if m)
+    defined: dict[str, str] = {m[1]: m[2] for m in map(_DEFINED.match, lines) if m}
     # What is said, and whether that has a line, is where a program begins, or neither.
     known: dict[str, tuple[str, str]] = {}
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from revremat._files import read_bytes
+from revremat._io._files import read_bytes
 
 ABANDONED_S = 24 * 60 * 60
 """Longer than any compile takes."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from revremat._history import Span
+from revremat._measurement._history import Span
 
 MOST_SPANS = 300
 STREAMS = ("compute", "collective", "transfer")

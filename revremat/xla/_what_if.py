@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from revremat._what_if import Checkpoint, Donation, Residual, WhatIf
+from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
 from revremat.xla._hlo import Module, kind_of, leaves
 from revremat.xla._liveness import Heap, Liveness
 from revremat.xla._origin import Origin, Origins, phase_of

@@ -8,7 +8,7 @@ import pytest
 
 import revremat as rr
 from experiments.bench import measured_gain
-from revremat._choose import Search
+from experiments.bench.searching import Searching
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def search():
 
     w = jax.ShapeDtypeStruct((6, 16, 16), jnp.float32)
     x = jax.ShapeDtypeStruct((512, 16), jnp.float32)
-    found = Search(rr.Problem(loss, (w, x)), rr.target("cpu:1"))
+    found = Searching(rr.Problem(loss, (w, x)), rr.target("cpu:1"))
     found.prepare()
     return found
 

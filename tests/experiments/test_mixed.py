@@ -8,7 +8,7 @@ import pytest
 
 import revremat as rr
 from experiments.bench.mixed import ALONE, alone, of_other_budgets, ways
-from revremat._choose import Search
+from experiments.bench.searching import Searching
 
 LAYERS, ROWS, WIDTH = 8, 4096, 512
 
@@ -24,11 +24,11 @@ def search():
     array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     w = {"up": array(LAYERS, WIDTH, 4 * WIDTH), "down": array(LAYERS, 4 * WIDTH, WIDTH)}
     problem = rr.Problem(loss, (w, array(ROWS, WIDTH)))
-    return Search(problem, rr.target("h100:1"), unroll=False)
+    return Searching(problem, rr.target("h100:1"), unroll=False)
 
 
 def test_each_way_alone_fits_and_takes_no_other(search):
-    plain = search.written()
+    plain = search.baseline()
     budget = int(0.6 * plain.bytes)
     assert search.fit(budget).plan.fits
     rows = {way: alone(search, way, budget) for way in ALONE}

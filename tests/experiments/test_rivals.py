@@ -26,7 +26,7 @@ from experiments.bench.rivals._budget import Part
 from experiments.bench.rivals._greedy import drops
 from experiments.bench.rivals._knapsack import knapsack
 from experiments.bench.rivals._ladder import tensors
-from revremat._choose import Search
+from experiments.bench.searching import Searching
 from revremat.policies import PRESETS, Menu, Price, preset
 from tests.experiments.small_stack import LAYERS, loss, problem
 
@@ -38,7 +38,7 @@ def graph():
 
 @pytest.fixture(scope="module")
 def search():
-    found = Search(problem(), rr.target("cpu:1"))
+    found = Searching(problem(), rr.target("cpu:1"))
     found.prepare()
     return found
 

@@ -5,15 +5,14 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import revremat as rr
 from experiments.bench import timed_search
-from experiments.bench.timed_search import TimedSearch, kernel_times
+from experiments.bench.searching import Searching
+from experiments.bench.timed_search import Retiming, TimedOracle, kernel_times
 from revremat import xla
-from revremat._choose import Search
-from revremat._cut import step_of
 from revremat._measure import Request
+from revremat._search import step_of
 from revremat.xla._kernel_key import kernel_key
 
 LAYERS, WIDTH, ROWS = 4, 64, 256
@@ -79,29 +78,32 @@ def test_the_fastest_steps_are_taken_as_a_whole():
     assert times == 0.5
 
 
-@pytest.fixture
-def search(monkeypatch):
-    """One whose programs are not run; told the times of single programs by a test."""
+def test_what_is_chosen_is_timed_again_and_the_median_counts(monkeypatch):
+    """One whose programs are not run; the times of single programs are made up."""
     monkeypatch.setattr(timed_search, "kernel_times", lambda *_: {})
-    found = TimedSearch(problem(), rr.target("cpu:1"))
-    found.written()
-    return found
+    oracle = TimedOracle.of(problem(), rr.target("cpu:1"))
+    search = Searching(problem(), rr.target("cpu:1"), oracle=oracle)
+    search.baseline()
+    times, asked = itertools.cycle([50.0, 10.0, 30.0]), oracle.measure
 
-
-def test_what_is_chosen_is_timed_again_and_the_median_counts(search, monkeypatch):
-    times = itertools.cycle([50.0, 10.0, 30.0])
-    asked = Search.ask
-
-    def ask(self, steps):
-        (found,) = asked(self, steps)
+    def measure(requests):
+        (found,) = asked(requests)
         time = dataclasses.replace(found.time, step_us=next(times))
         return [dataclasses.replace(found, time=time)]
 
-    monkeypatch.setattr(Search, "ask", ask)
-    assert search.time_again([search.best(10**12)])
+    monkeypatch.setattr(oracle, "measure", measure)
+    retime = Retiming(search, oracle)
+    assert retime([search.best(10**12)])
     assert search.best(10**12).time_us == 30.0
-    assert not search.time_again([search.best(10**12)])
+    assert not retime([search.best(10**12)])
 
 
-def test_what_is_inside_of_units_is_searched_the_same_way(search):
-    assert isinstance(search.within(()), TimedSearch)
+def test_every_program_that_is_measured_is_timed(monkeypatch):
+    timed = []
+    note = lambda step, target: timed.append(step) or {"a kernel": 1.0}
+    monkeypatch.setattr(timed_search, "kernel_times", note)
+    oracle = TimedOracle.of(problem(), rr.target("cpu:1"))
+    search = Searching(problem(), rr.target("cpu:1"), unroll=False, oracle=oracle)
+    search.prepare()
+    assert len(timed) == search.done > 5
+    assert oracle.compiler.target.card.kernels["a kernel"] == 1.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import revremat as rr
-from revremat._fitted import Row, not_sent
+from revremat._search._result import Row, not_sent
 
 LAYERS, WIDTH, ROWS = 6, 256, 8192
 

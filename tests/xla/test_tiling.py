@@ -23,8 +23,8 @@ def compiles(monkeypatch):
     """Of each compile, whether XLA tiled; and its dump."""
     made, compile_ = [], _compile._compile
 
-    def watched(program, target, options):
-        artifact = compile_(program, target, options)
+    def watched(program, target, options, remat_pass):
+        artifact = compile_(program, target, options, remat_pass)
         made.append((DISABLED_PASSES not in options, artifact.hlo))
         return artifact
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat._what_if import Checkpoint, WhatIf
+from revremat._measurement._what_if import Checkpoint, WhatIf
 from tests.xla.programs import mlp
 from tests.xla.steps import DEPTH, ROWS, STACK, STEPS, WIDTH, X
 

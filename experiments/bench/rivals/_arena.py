@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from revremat import Action, UserError
-from revremat._fitted import Row
 from revremat._graph import Unit
+from revremat._search import Row
 from revremat.policies import Menu
 
 Actions = Mapping[str, tuple[Action, ...]]

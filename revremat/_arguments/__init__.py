@@ -1,0 +1,8 @@
+"""What a function is given: taken apart into arrays, and what it writes into it."""
+
+from revremat._arguments._arguments import Arguments as Arguments
+from revremat._arguments._arguments import Leaf as Leaf
+from revremat._arguments._arguments import Outcome as Outcome
+from revremat._arguments._arguments import has_modules as has_modules
+from revremat._arguments._arguments import take_apart as take_apart
+from revremat._arguments._closed_over import watched as watched

@@ -1,0 +1,3 @@
+"""The command line, a file a command."""
+
+from revremat._cli._main import main as main

@@ -1,0 +1,90 @@
+"""The command line: which command was written, and its exit code."""
+
+import contextlib
+import functools
+import operator
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from revremat._cli._diff import Diff
+from revremat._cli._exit import FAILED, MISTAKE
+from revremat._cli._export import Export
+from revremat._cli._program import ProgramError
+from revremat._cli._report import Report
+from revremat._cli._search import Compare, Search
+from revremat._cli._targets import Targets
+from revremat._errors import UserError
+from revremat._printable import parsing, say
+from revremat._version import installed_version
+
+_ABOUT = """Reversible networks and rematerialization for JAX.
+
+PROGRAM, in every command: `package.module:problem` or `file.py:problem`, a function
+`problem(target)` that returns `revremat.Problem(loss=..., specs=(...))`. Begin with
+`revremat report PROGRAM --target h100:8`. `revremat --version` prints the version."""
+
+
+@dataclass(frozen=True)
+class Allocate:
+    """Packs buffers with known lifetimes into as little memory as possible."""
+
+
+def _commands(words: Sequence[str]) -> Any:
+    allocate: Any = Allocate
+    if words[:1] == ["allocate"]:
+        # Takes as long to import as all else together, and only this needs it.
+        from revremat.allocation._command import AllocateOptions as allocate
+    kinds = {
+        "report": Report,
+        "diff": Diff,
+        "search": Search,
+        "compare": Compare,
+        "export": Export,
+        "targets": Targets,
+        "allocate": allocate,
+    }
+    parts: list[Any] = [
+        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items()
+    ]
+    return functools.reduce(operator.or_, parts)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Returns:
+      The exit code: 0, 1 when a check failed or the user's program raised, 2 for a
+      mistake in what was written.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"revremat {installed_version()}")
+        return 0
+    try:
+        with parsing(words):
+            command: Any = tyro.cli(
+                _commands(words), prog="revremat", description=_ABOUT, args=words
+            )
+        if words[:1] == ["allocate"]:
+            from revremat.allocation._command import run
+
+            code = run(command)
+        else:
+            code = command.run()
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        say(f"revremat: {error}", error=True)
+        return FAILED if isinstance(error, ProgramError) else MISTAKE
+    except BrokenPipeError:  # the reader has seen enough
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("revremat: interrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,1 @@
+"""What is read and written: files, JSON, types of what was read, notebooks."""

@@ -1,0 +1,1 @@
+"""Reports: nouns as text, as pages, as locks; knows every noun."""

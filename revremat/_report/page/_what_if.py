@@ -1,0 +1,93 @@
+"""The section of a page that says what would fall."""
+
+from dataclasses import dataclass
+
+from revremat._format import format_bytes
+from revremat._measurement._what_if import WhatIf
+
+_MOST_ROWS = 12
+_LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table of the section, and the sentence below it.
+
+    Attributes:
+      key: What a script or a test finds it by.
+      columns: Their headings; the first is of text.
+      texts: Further columns of text.
+      rows: Cells: text, or bytes.
+      note: What the figures mean, or why there are none.
+    """
+
+    key: str
+    columns: tuple[str, ...]
+    texts: tuple[str, ...]
+    rows: tuple[tuple[str | int, ...], ...]
+    note: str
+
+
+def what_if(noun: WhatIf | None) -> tuple[Part, ...]:
+    """The section's tables; nothing where it was not asked for."""
+    if noun is None:
+        return ()
+    return (_residuals(noun), _donations(noun), _checkpoints(noun))
+
+
+def _residuals(noun: WhatIf) -> Part:
+    rows = tuple(
+        (_path(r.scope, r.op), f"{r.count}", r.bytes, r.saves_bytes)
+        for r in noun.residuals[:_MOST_ROWS]
+    )
+    note = "No value of the forward pass is alive at the peak."
+    if rows:
+        note = "Falls by: with nothing made in its place; holes are left out."
+    columns = ("if one residual went", "count", "bytes", "falls by")
+    return Part("residual", columns, ("count",), rows, note + _rest(noun.residuals))
+
+
+def _donations(noun: WhatIf) -> Part:
+    rows = tuple(
+        (_name(d.argument), _name(d.result) + "*" * d.scratch, d.saves_bytes)
+        for d in noun.donations[:_MOST_ROWS]
+    )
+    note = "Donating more arguments saves nothing: none of them is like a result."
+    if rows:
+        total = format_bytes(sum(d.saves_bytes for d in noun.donations))
+        note = f"All {len(noun.donations)} together save at most {total}."
+        if any(d.scratch for d in noun.donations):
+            note += " *: perhaps less: its memory holds other values before."
+    columns = ("if it were donated", "result like it", "saves at most")
+    texts = ("result like it",)
+    return Part("donation", columns, texts, rows, note + _rest(noun.donations))
+
+
+def _checkpoints(noun: WhatIf) -> Part:
+    idle = [c for c in noun.checkpoints if c.twice_bytes or not c.again]
+    rows = tuple(
+        (_name(c.scope), "yes" if c.again else "NO", c.twice_bytes, c.kept_bytes)
+        for c in idle[:_MOST_ROWS]
+    )
+    freeing = len(noun.checkpoints) - len(idle)
+    note = "Nothing is checkpointed."
+    if noun.checkpoints:
+        note = f"{freeing} of {len(noun.checkpoints)} checkpointed regions free all "
+        note += "that is computed again."
+    columns = ("checkpoint", "computed again", "kept all the same", "kept beside")
+    return Part("checkpoint", columns, ("computed again",), rows, note + _rest(idle))
+
+
+def _rest(everything: tuple | list) -> str:
+    more = len(everything) - _MOST_ROWS
+    return f" {more} smaller ones are left out." if more > 0 else ""
+
+
+def _path(*parts: str) -> str:
+    return _name("/".join(filter(None, parts)))
+
+
+def _name(text: str) -> str:
+    """A path, cut from the left where it is long."""
+    text = text or "(unnamed)"
+    return text if len(text) <= _LONGEST else "…" + text[1 - _LONGEST :]

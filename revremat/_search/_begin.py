@@ -1,0 +1,83 @@
+"""Begin and run: a search from a problem to a `Fit`."""
+
+from revremat._problem import Problem
+from revremat._search._answer import answer
+from revremat._search._heuristics import Heuristics
+from revremat._search._oracle import Asking, CompilerOracle, Oracle, Progress
+from revremat._search._result import Fit
+from revremat._search._run import decide
+from revremat._search._space import expected_compiles, state_of, traced_twice
+from revremat._search._state import State
+from revremat.xla import Target
+
+
+def compiler(problem: Problem, target: Target) -> CompilerOracle:
+    """The target's own compiler, for one problem.
+
+    Raises:
+      UserError: The loss is another program each time it is traced.
+    """
+    graph, traced = traced_twice(problem, target)
+    return CompilerOracle(problem, traced, graph, target)
+
+
+def begin(
+    problem: Problem,
+    target: Target,
+    *,
+    oracle: Oracle | None = None,
+    heuristics: Heuristics | None = None,
+    most_compiles: int | None = None,
+    unroll: bool = True,
+    progress: Progress | None = None,
+) -> tuple[State, Asking]:
+    """A search that knows nothing yet, and how it asks.
+
+    Args:
+      problem: The program.
+      target: Where it would run.
+      oracle: Measures programs; by default the target's compiler does.
+      heuristics: Numbers that decide.
+      most_compiles: How many programs may be measured; None for as many as it takes.
+      unroll: Whether layers of loops may be unrolled.
+      progress: Told before each program is measured.
+
+    Raises:
+      UserError: As `rr.search` does.
+    """
+    known = compiler(problem, target)
+    state = state_of(
+        problem,
+        target,
+        known.graph,
+        known.traced,
+        most_compiles=most_compiles,
+        unroll=unroll,
+        heuristics=heuristics,
+    )
+    asking = Asking(oracle or known, expected_compiles(state), progress)
+    return state, asking
+
+
+def run(
+    problem: Problem,
+    target: Target,
+    budget_bytes: int,
+    *,
+    oracle: Oracle | None = None,
+    heuristics: Heuristics | None = None,
+    most_compiles: int | None = None,
+    unroll: bool = True,
+    progress: Progress | None = None,
+) -> Fit:
+    """The best plan for a budget; takes what `begin` takes."""
+    state, ask = begin(
+        problem,
+        target,
+        oracle=oracle,
+        heuristics=heuristics,
+        most_compiles=most_compiles,
+        unroll=unroll,
+        progress=progress,
+    )
+    return answer(decide(state.within(budget_bytes), ask), problem.loss)

@@ -1,0 +1,77 @@
+"""Heuristics: every number that decides something in a search, with its reason."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Heuristics:
+    """What a search is steered by.
+
+    Shares are of what the name's last word says; the measurements that chose them are
+    in `docs/search.md` and `docs/benchmarks.md`.
+
+    Attributes:
+      most_candidates: Candidates of a unit that get a cost at first. Twelve found the
+        best of 256 sets within 1 % on three kinds of layers (benchmark `regret`).
+      fewest_candidates: Candidates of a unit with which a search begins: recompute all,
+        save all, and one between. So ten compiles give a plan.
+      most_brief_tightenings: Choices compiled while not all costs are known.
+      most_tightenings: Choices compiled until one fits; errors shrink by half and more
+        each time.
+      far_off: Compiled bytes over expected ones from where a cost is not believed.
+      step_below: Share of the budget by which a limit goes down beyond the error that
+        was seen, so that the same choice does not come again.
+      num_runners_up: Other choices compiled beside the best. A third gained nothing.
+      near_bytes: Bytes over budget up to which the smallest assignment is tried.
+      near_time: Expected time over the best one up to which a runner-up may still win:
+        whole programs differ from their layers' sum by about 2 %.
+      negligible_budget: Share of the budget that is not worth a compile.
+      least_gain_fill: Share of a step that a local change has to promise.
+      least_gain_column: Share of a step that new candidates have to promise, for which
+        three compiles and more are spent.
+      apart_budget: Share of the budget between a mix that was too large and the next.
+      most_filled: Compiles of one local search.
+      nearly_budget: Bytes over budget up to which peeled layers may make a mix fit.
+      num_peeled: Actions tried for a first or last layer, of all units together.
+      most_trimmed: Peeled plans compiled whole for one unit.
+      most_column_rounds: Rounds of column generation; the fourth rarely found any.
+      barrier_saves: Share of all bytes that a gradient barrier has to save: it takes
+        time, too.
+      most_unrolled_layers: Layers of a loop beyond which it stays a loop: compiling
+        takes too long.
+      most_unrolled_operations: Operations of those layers, likewise.
+      off_difference: How far off costs may be, as a share of a difference.
+      off_whole: How far off costs may be, as a share of the whole.
+      isolate_operations: Operations of a program whose units are worth compiling
+        without the rest of it.
+      isolate_part: Part of a program up to which a unit is a small part of it.
+      isolate_fused_time: Share of a step that layers may lose by not being fused with
+        what is around them.
+    """
+
+    most_candidates: int = 12
+    fewest_candidates: int = 3
+    most_brief_tightenings: int = 2
+    most_tightenings: int = 5
+    far_off: float = 1.1
+    step_below: float = 1e-4
+    num_runners_up: int = 2
+    near_bytes: float = 1.02
+    near_time: float = 1.02
+    negligible_budget: float = 0.003
+    least_gain_fill: float = 1e-3
+    least_gain_column: float = 0.002
+    apart_budget: float = 1e-4
+    most_filled: int = 8
+    nearly_budget: float = 1.25
+    num_peeled: int = 6
+    most_trimmed: int = 4
+    most_column_rounds: int = 4
+    barrier_saves: float = 0.05
+    most_unrolled_layers: int = 100
+    most_unrolled_operations: int = 15_000
+    off_difference: float = 0.25
+    off_whole: float = 0.02
+    isolate_operations: int = 1000
+    isolate_part: float = 1 / 2
+    isolate_fused_time: float = 1 / 200

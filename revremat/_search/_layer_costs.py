@@ -1,0 +1,455 @@
+"""Layer costs: what one layer costs under each candidate, told from probes.
+
+A program's bytes are linear in the layers that keep something, with a constant for all
+else. Two compiles of the program cut to a few of its layers, at full width and batch,
+give both. Measured on GPT at 24 layers, cuts to 4 and 8 predict the compiled bytes to
+0.1 %; cuts to 2 and 4 were up to 3.6 % low.
+
+One compile gives a candidate a rough cost, with the constant of the one that recomputes
+everything; the second is only spent on candidates that an assignment really uses.
+
+A unit that is a small part of a large program is compiled without the rest of it. What
+its layers take and save, against recomputing everything, is the same unless they are
+cheap or the step runs the loss many times, which compiles of the whole program tell;
+where the peak stands is set right by one of them.
+
+A peeled layer is one that stands before or after its loop. The compiler fuses and
+overlaps it with what is next to it: on GPT that saves a third of the layer's time. So
+the first and the last layer have costs of their own, beside the run they stand next to.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from revremat._graph import Unit
+from revremat._plan import RECOMPUTE, Action
+from revremat._search._heuristics import Heuristics
+from revremat.policies import Candidate, Counts, Menu, Price, Runs
+
+DEPTHS = (4, 8)
+"""Layers in a shortened program; 4 and 8 extrapolate to 1.5 %, 2 and 4 to 3.6 %."""
+RECOMPUTE_ALL, SAVE_ALL = "full", "none"
+"""Names of the presets that the others are held to."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the target's compiler says of one shortened program.
+
+    Attributes:
+      bytes: Per device.
+      host_bytes: Per device.
+      time_us: Of the shortened step.
+    """
+
+    bytes: float
+    host_bytes: float
+    time_us: float
+
+
+def cuts(unit: Unit, action: Action) -> list[tuple[Action, ...]]:
+    """The layers of the shortened programs that tell a cost, the shorter one first."""
+    n = unit.num_layers
+    if n == 1:
+        return [(action,)]
+    if not unit.skippable:  # the other half recomputes everything instead
+        whole, half = (action,) * n, (action,) * (n // 2)
+        if action == RECOMPUTE:
+            return [whole]
+        return [(RECOMPUTE,) * (n - n // 2) + half, whole]
+    few, more = DEPTHS if n > DEPTHS[1] else (max(1, n // 2), n)
+    if action.every > 1:  # whole segments, and several: one is no loop
+        few, more = 2 * action.every, 4 * action.every
+    return [(action,) * few, (action,) * more]
+
+
+def first_cuts(unit: Unit, candidates: Iterable[Candidate]) -> list[tuple[Action, ...]]:
+    """One for each candidate; two for segments, whose cuts are longer."""
+    few = list(candidates)
+    segmented = [cuts(unit, c.action)[0] for c in few if c.action.every > 1]
+    return [*segmented, *(cuts(unit, c.action)[-1] for c in few)]
+
+
+def is_loop(unit: Unit) -> bool:
+    """Whether the layers are iterations of a loop, which can be unrolled."""
+    return unit.kind == "scan" and unit.num_layers > 1
+
+
+def can_peel(unit: Unit) -> bool:
+    """Whether a first and a last layer can have costs of their own."""
+    return is_loop(unit) and unit.skippable and unit.num_layers > DEPTHS[1]
+
+
+def peeled_cut(action: Action, beside: Action, last: bool) -> tuple[Action, ...]:
+    """A shortened program whose first or last layer differs from the run beside it."""
+    run = (beside,) * (DEPTHS[1] - 1)
+    return (*run, action) if last else (action, *run)
+
+
+def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
+    """What the first or the last layer stands beside, and whether it stands alone.
+
+    >>> neighbour([("save", 1), ("full", 22), ("save", 1)], last=False)
+    ('full', True)
+    >>> neighbour([("full", 24)], last=True)
+    ('full', False)
+    """
+    ordered = runs[::-1] if last else runs
+    stands_alone = len(runs) > 1 and ordered[0][1] == 1
+    return ordered[1 if stands_alone else 0][0], stands_alone
+
+
+@dataclass(frozen=True)
+class Unrolled(Candidate):
+    """A candidate whose layers are unrolled.
+
+    Attributes:
+      plain: The same in a loop.
+    """
+
+    plain: Candidate
+
+
+def unrolled(candidate: Candidate) -> Unrolled:
+    """The same candidate, its layers unrolled."""
+    name = f"{candidate.name}, unrolled"
+    return Unrolled(name, candidate.action(unroll=True), candidate)
+
+
+def plain_of(candidate: Candidate) -> Candidate:
+    """The same candidate in a loop."""
+    if isinstance(candidate, Unrolled):
+        return candidate.plain
+    return Candidate(candidate.name, candidate.action(unroll=False))
+
+
+def summary(counts: Counts) -> str:
+    """What a program is called, by the runs of each of its units.
+
+    >>> summary({"scan_0": [("none", 1), ("full", 23)]})
+    'none, 23 x full'
+    >>> summary({"encoder": [("full", 12)], "decoder": [("none", 12)]})
+    'encoder: 12 x full; decoder: 12 x none'
+    """
+    parts = []
+    for unit, runs in counts.items():
+        text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
+        parts.append(f"{unit}: {text}" if len(counts) > 1 else text)
+    return "; ".join(parts)
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """The costs of one unit's candidates, every other unit recomputing everything.
+
+    Attributes:
+      unit: The unit.
+      offered: All of its candidates so far; one is called `full` and keeps nothing but
+        the input.
+      probe: From the first layers' actions to what was measured; None for what was not,
+        or could not be compiled.
+      has_failed: Whether such a shortened program could not be compiled.
+      is_isolated: Whether probes are of the unit without the rest of the program.
+      kept_by_others: Bytes that other units' layers keep in a probe, per device.
+      share: Part of an activation that lies on one device.
+      correction: Bytes that all else takes more than the probes say.
+      dominated: Names of candidates that are not worth unrolling: a variant is faster.
+      heuristics: Numbers that decide.
+    """
+
+    unit: Unit
+    offered: tuple[Candidate, ...]
+    probe: Callable[[tuple[Action, ...]], Probe | None]
+    has_failed: Callable[[tuple[Action, ...]], bool]
+    is_isolated: bool = False
+    kept_by_others: float = 0.0
+    share: float = 1.0
+    correction: float = 0.0
+    dominated: Collection[str] = ()
+    heuristics: Heuristics = field(default_factory=Heuristics)
+
+    @cached_property
+    def choices(self) -> Mapping[str, Candidate]:
+        """The candidates by name, without those that do not compile."""
+        fails = lambda c: any(map(self.has_failed, cuts(self.unit, c.action)))
+        return {
+            c.name: c for c in self.offered if c.name == RECOMPUTE_ALL or not fails(c)
+        }
+
+    @cached_property
+    def names(self) -> Mapping[Action, str]:
+        """What candidates are called, by what they do."""
+        return {c.action: c.name for c in self.choices.values()}
+
+    @property
+    def known_actions(self) -> set[Action]:
+        """What need not be offered again: it has a cost, or does not compile."""
+        return {c.action for c in self.offered}
+
+    @property
+    def has_any(self) -> bool:
+        """Whether anything was probed yet."""
+        return any(self._deep(name) is not None for name in self.choices)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is the cost of recomputing everything."""
+        return None not in (self._deep(RECOMPUTE_ALL), self._shallow(RECOMPUTE_ALL))
+
+    def _deep(self, name: str) -> Probe | None:
+        return self.probe(cuts(self.unit, self.choices[name].action)[-1])
+
+    def _shallow(self, name: str) -> Probe | None:
+        return self.probe(cuts(self.unit, self.choices[name].action)[0])
+
+    # ---- What to ask for -------------------------------------------------------------
+
+    @property
+    def first_probes(self) -> list[tuple[Action, ...]]:
+        """One cut for each candidate, two for the one that recomputes everything."""
+        reference = cuts(self.unit, RECOMPUTE)
+        found = [reference[0]] if len(reference) > 1 else []
+        return [*found, *first_cuts(self.unit, self.choices.values())]
+
+    def second_probes(self, names: Iterable[str]) -> list[tuple[Action, ...]]:
+        """What is missing for exact costs of candidates."""
+        if self.unit.num_layers == 1:
+            return []
+        few = [n for n in dict.fromkeys(names) if n in self.choices]
+        return [
+            cuts(self.unit, self.choices[name].action)[0]
+            for name in few
+            if self._shallow(name) is None
+        ]
+
+    def not_unrolled(self) -> "list[Unrolled]":
+        """The candidates unrolled, those that are not yet.
+
+        What a layer of a loop keeps is copied into a stack of all layers' and out of it
+        again, so what is fastest in a loop need not be so without one.
+        """
+        unit, limits = self.unit, self.heuristics
+        num_operations = unit.num_layers * len(unit.operations)
+        is_long = (
+            unit.num_layers > limits.most_unrolled_layers
+            or num_operations > limits.most_unrolled_operations
+        )
+        if not is_loop(unit) or is_long:
+            return []
+        failing = self.known_actions - self.names.keys()
+        return [
+            unrolled(candidate)
+            for name, candidate in self.choices.items()
+            if candidate.action.can_unroll
+            and not candidate.action.unroll
+            and candidate.action(unroll=True) not in failing
+            and unrolled(candidate).name not in self.choices
+            and name not in self.dominated
+        ]
+
+    def least_recomputed(self, beside: str, number: int) -> list[str]:
+        """Candidates worth a cost as a peeled layer: those that recompute least.
+
+        Args:
+          beside: The candidate of the run beside it, which is no news.
+          number: How many, at most.
+        """
+        options = []
+        for name, candidate in self.choices.items():
+            kept, action = self.unit.kept(candidate.action), candidate.action
+            differs = action.unroll or action.every > 1
+            if name != beside and not (differs or kept.ahead or action.on_host):
+                options.append((kept.rebuild_flops, kept.device_bytes, name))
+        return [name for *_, name in sorted(options)[:number]]
+
+    # ---- Costs -----------------------------------------------------------------------
+
+    @cached_property
+    def options(self) -> Menu:
+        """All costs that are known."""
+        found = []
+        for name, candidate in self.choices.items():
+            if self._deep(name) is None:
+                continue
+            cost = self.cost(name)
+            base = max(0.0, cost.base_bytes + self.correction)
+            shortest = 2 if can_peel(self.unit) and not candidate.action.unroll else 1
+            found.append(
+                dataclasses.replace(cost, base_bytes=base, shortest_run=shortest)
+            )
+        return Menu(self.unit.name, self.unit.num_layers, tuple(found))
+
+    @property
+    def reference(self) -> Price:
+        """The cost of recomputing everything."""
+        return self.cost(RECOMPUTE_ALL)
+
+    def difference(self, name: str) -> tuple[float, float]:
+        """Bytes kept and time of one layer, against recomputing everything."""
+        cost, full = self.cost(name), self.reference
+        return cost.kept_bytes - full.kept_bytes, cost.time_us - full.time_us
+
+    def cost(self, name: str) -> Price:
+        """One layer's, without the correction of all else; rough without two probes."""
+        deep, shallow = self._deep(name), self._shallow(name)
+        assert deep is not None
+        if shallow is None:
+            return self._rough_cost(name, deep)
+        action = self.choices[name].action
+        long, short = cuts(self.unit, action)[-1], cuts(self.unit, action)[0]
+        layers = _num_taking(long) - _num_taking(short)
+        others = len(short) - _num_taking(short)  # they recompute everything
+        if layers <= 0:
+            kept = self.share * self.unit.kept(action).device_bytes
+            # Of several layers, the others' costs are against all recomputed.
+            alone = self.unit.num_layers == 1
+            own = self._deep(RECOMPUTE_ALL)
+            assert own is not None
+            host = deep.host_bytes - own.host_bytes if alone else 0.0
+            time_us = deep.time_us if alone else 0.0
+        else:
+            kept = (deep.bytes - shallow.bytes) / layers
+            host = (deep.host_bytes - shallow.host_bytes) / layers
+            if not others:  # what recomputed layers have there is no cost
+                host -= self._host_when_recomputed
+            time_us = (deep.time_us - shallow.time_us) / layers
+            if others:  # the slopes are against layers that recompute everything
+                kept += self.share * self.unit.kept(RECOMPUTE).device_bytes
+        kept = max(0.0, kept)
+        base = deep.bytes - _num_taking(long) * kept - self.kept_by_others
+        return Price(name, kept, base, max(0.0, host), time_us)
+
+    @cached_property
+    def _host_when_recomputed(self) -> float:
+        """Bytes that one layer has on the host even if it recomputes everything."""
+        few = cuts(self.unit, RECOMPUTE)
+        deep, shallow = self._deep(RECOMPUTE_ALL), self._shallow(RECOMPUTE_ALL)
+        layers = len(few[-1]) - len(few[0])
+        if deep is None or shallow is None or layers <= 0:
+            return 0.0
+        return (deep.host_bytes - shallow.host_bytes) / layers
+
+    def _rough_cost(self, name: str, deep: Probe) -> Price:
+        """As if all but the kept bytes were as where everything is recomputed."""
+        full, reference = self.reference, self._deep(RECOMPUTE_ALL)
+        assert reference is not None
+        n = _num_taking(cuts(self.unit, self.choices[name].action)[-1])
+        kept = max(0.0, full.kept_bytes + (deep.bytes - reference.bytes) / n)
+        time_us = full.time_us + (deep.time_us - reference.time_us) / n
+        base = deep.bytes - n * kept - self.kept_by_others
+        host = max(0.0, deep.host_bytes - reference.host_bytes) / n
+        return Price(name, kept, base, host, time_us)
+
+    # ---- Peeled layers ---------------------------------------------------------------
+
+    def peeled(self, name: str, beside: str, last: bool) -> Price | None:
+        """What a first or last layer costs more than its neighbours in a loop.
+
+        Returns:
+          Differences: kept bytes, host bytes and time; no base. None if not known.
+        """
+        if not can_peel(self.unit) or name == beside:
+            return None
+        action, run = self.choices[name].action, self.choices[beside].action
+        probe, many = self.probe(peeled_cut(action, run, last)), self._deep(beside)
+        if probe is None or many is None:
+            return None
+        return Price(
+            name,
+            probe.bytes - many.bytes,
+            0.0,
+            probe.host_bytes - many.host_bytes,
+            probe.time_us - many.time_us,
+        )
+
+    def known_peeled(self, beside: str, last: bool) -> list[Price]:
+        """Those costs of the first or the last layer that are known."""
+        found = (self.peeled(name, beside, last) for name in self.choices)
+        return [cost for cost in found if cost is not None]
+
+    def peel(self, runs: Runs) -> tuple[Runs, Runs, Runs]:
+        """A first layer with a cost outside of the loop, the loop, and a last one."""
+        first, loop, last = (), tuple(runs), ()
+        if self._stands_alone(runs, last=False):
+            first, loop = loop[:1], loop[1:]
+        if self._stands_alone(runs, last=True):
+            loop, last = loop[:-1], loop[-1:]
+        return first, loop, last
+
+    def _stands_alone(self, runs: Runs, last: bool) -> bool:
+        beside, stands_alone = neighbour(runs, last)
+        name = runs[-1 if last else 0][0]
+        return stands_alone and self.peeled(name, beside, last) is not None
+
+    def layers_us(self, runs: Runs) -> float:
+        """Time of all layers by their costs, of peeled ones by theirs."""
+        total = sum(n * self.cost(name).time_us for name, n in runs)
+        for last in (False, True):
+            if self._stands_alone(runs, last):
+                name, (beside, _) = runs[-1 if last else 0][0], neighbour(runs, last)
+                added = self.peeled(name, beside, last)
+                assert added is not None
+                more_us = self.cost(beside).time_us + added.time_us
+                total += more_us - self.cost(name).time_us
+        return total
+
+
+def _num_taking(actions: Sequence[Action]) -> int:
+    """Layers that take the action in question; all of them if all are recomputed."""
+    number = sum(action != RECOMPUTE for action in actions)
+    return number or len(actions)
+
+
+def hold(
+    costs: Sequence[LayerCosts],
+    saved: tuple[float, float],
+    recomputed: tuple[float, float],
+    heuristics: Heuristics,
+) -> bool:
+    """Whether costs say about what becomes of the program if it saves everything.
+
+    They do not where the step runs the loss more than once, or on more than one of the
+    arguments that probes are made with, and a unit was probed without the program.
+
+    Args:
+      costs: Of all units.
+      saved: Bytes and time of the program all of whose layers save everything.
+      recomputed: Bytes and time of it with everything recomputed.
+      heuristics: Numbers that decide.
+    """
+    # Where that is no candidate, saving everything is recomputing everything.
+    found = [c for c in costs if SAVE_ALL in c.choices]
+    differences = [(c.unit.num_layers, *c.difference(SAVE_ALL)) for c in found]
+    more_bytes = sum(n * size for n, size, _ in differences)
+    more_us = sum(n * time_us for n, _, time_us in differences)
+    (all_bytes, all_us), (size, time_us) = saved, recomputed
+    found_us, found_bytes = all_us - time_us, all_bytes - size
+    off = heuristics.off_difference
+    off_us = abs(found_us - more_us) - off * max(abs(found_us), abs(more_us))
+    # Less than the costs say is right where the peak is elsewhere.
+    off_bytes = found_bytes - (1 + off) * more_bytes
+    most = heuristics.off_whole
+    return off_us <= most * time_us and off_bytes <= most * size
+
+
+def corrections(
+    costs: Sequence[LayerCosts], bytes_of_all: int, predict: Callable[..., float]
+) -> dict[str, float]:
+    """Sets the constant of all costs right by one whole program.
+
+    Args:
+      costs: Of all units, none of them set right yet.
+      bytes_of_all: What the program takes with all layers recomputing everything.
+      predict: What the costs say it takes, with such corrections.
+    """
+    kept = sum(c.unit.num_layers * c.reference.kept_bytes for c in costs)
+    found = {
+        c.unit.name: (
+            bytes_of_all - kept - c.reference.base_bytes if c.is_isolated else 0.0
+        )
+        for c in costs
+    }
+    off = bytes_of_all - predict(found)
+    return {unit: correction + off for unit, correction in found.items()}

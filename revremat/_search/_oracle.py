@@ -1,0 +1,194 @@
+"""Oracle: the only thing in a search that costs time."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from revremat._apply import apply
+from revremat._errors import UserError
+from revremat._graph import Graph
+from revremat._measure import Failure, try_each
+from revremat._measure import Request as Step
+from revremat._measurement import Measurement
+from revremat._plan import RECOMPUTE
+from revremat._problem import Problem
+from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
+from revremat._search._probe_programs import isolate, shorten
+from revremat._search._state import OutOfCompiles, State
+from revremat.program._loss import TracedLoss
+from revremat.xla import Target
+
+Progress = Callable[[str, int, int], None]
+"""Told what is compiled next, how many compiles are done, and how many there may be."""
+
+
+class Oracle(Protocol):
+    """Whatever knows what programs take."""
+
+    def measure(self, requests: Iterable[Request]) -> Sequence[Measurement | Failure]:
+        """What becomes of each, in order; the next is taken when its turn comes."""
+        ...
+
+
+@dataclass(frozen=True)
+class CompilerOracle:
+    """The target's own compiler.
+
+    Attributes:
+      problem: The program.
+      traced: Its loss.
+      graph: Its units.
+      target: Where it would run.
+    """
+
+    problem: Problem
+    traced: TracedLoss
+    graph: Graph
+    target: Target
+
+    def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
+        """Compiles programs, as many at a time as there are cores."""
+        asked: list[Request] = []
+        calls: list[bool] = []
+
+        def steps() -> Iterator[Step]:
+            for request in requests:
+                asked.append(request)
+                calls.append(False)
+                yield self.step(request.key, functools.partial(note, len(calls) - 1))
+
+        def note(place: int) -> None:
+            calls[place] = True
+
+        found = list(try_each(steps(), target=self.target))
+        plans = [
+            called
+            for request, called, one in zip(asked, calls, found, strict=True)
+            if not isinstance(one, Failure) and _is_plan(request)
+        ]
+        if plans and not any(plans):
+            raise UserError(
+                "Problem.step does not use the loss it is given, so no plan changes "
+                "anything: write `lambda loss: (step, specs)` with a step that "
+                "differentiates this loss, not one it closes over"
+            )
+        return found
+
+    def step(
+        self, key: ProbeKey | ProgramKey, note: Callable[[], None] = lambda: None
+    ) -> Step:
+        """What is compiled.
+
+        Args:
+          key: Which program.
+          note: Called when a whole program's loss is.
+        """
+        if isinstance(key, ProgramKey):
+            if key.actions is None:
+                return step_of(self.problem, self.problem.loss)
+            plan = self.graph.plan(dict(key.actions), in_order=key.gradient_barrier)
+            loss = apply(self.problem.loss, plan)
+            return step_of(self.problem, _noted(loss, note))
+        barrier = key.gradient_barrier
+        if key.is_isolated:
+            found = isolate(self.traced, self.graph, key.unit, key.actions, barrier)
+            return Step(*found, name=self.problem.name)
+        units = [self.graph[name] for name in key.recomputed]
+        chosen = {u.name: (RECOMPUTE,) * u.num_layers for u in units}
+        chosen[key.unit] = key.actions
+        loss = shorten(self.problem.loss, self.graph, chosen, barrier)
+        return step_of(self.problem, loss)
+
+
+def _is_plan(request: Request) -> bool:
+    return isinstance(request.key, ProgramKey) and request.key != BASELINE
+
+
+def step_of(problem: Problem, loss: Callable[..., Any]) -> Step:
+    """The step of a problem with another loss."""
+    step, specs = problem.make_step(loss)
+    return Step(step, tuple(specs), problem.donate, problem.name)
+
+
+def _noted(loss: Callable[..., Any], note: Callable[[], None]) -> Callable[..., Any]:
+    """The same loss; it is told when it is called."""
+
+    @functools.wraps(loss)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        note()
+        return loss(*args, **kwargs)
+
+    return noted
+
+
+@dataclass(frozen=True)
+class TableOracle:
+    """What was measured before, or made up.
+
+    Attributes:
+      table: From key to what is said of it.
+      asked: Every request so far.
+    """
+
+    table: Mapping[ProbeKey | ProgramKey, Measurement | Failure]
+    asked: list[Request] = field(default_factory=list)
+
+    def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
+        """Looks them up.
+
+        Raises:
+          KeyError: One that is not in the table.
+        """
+        found = []
+        for request in requests:
+            self.asked.append(request)
+            found.append(self.table[request.key])
+        return found
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How passes ask: of each program once, with what is known as the answer.
+
+    Attributes:
+      oracle: Is asked.
+      expected: About how many programs there will be.
+      progress: Told before each.
+    """
+
+    oracle: Oracle
+    expected: int = 0
+    progress: Progress | None = None
+
+    def __call__(self, state: State, requests: Sequence[Request]) -> State:
+        """What is known after these programs were measured.
+
+        Raises:
+          OutOfCompiles: There are more new ones than are allowed; as many as are were
+            measured.
+          Exception: The baseline does not compile; whatever JAX or XLA raises.
+        """
+        unique = {r.key: r for r in reversed(requests)}
+        new = [unique[key] for key in dict.fromkeys(r.key for r in requests)]
+        new = [request for request in new if not state.knows(request)]
+        left_out = 0 if state.room is None else max(0, len(new) - state.room)
+        new = new[: len(new) - left_out]
+        told = self._told(new, state.num_compiles)
+        outcomes = self.oracle.measure(told) if new else []
+        for request, outcome in zip(new, outcomes, strict=True):
+            if isinstance(outcome, Failure) and request.key == BASELINE:
+                raise outcome.error
+            state = state.with_measured(request, outcome)
+        if left_out:
+            raise OutOfCompiles(state, left_out)
+        for request in requests:
+            state = state.with_expected(request)
+        return state
+
+    def _told(self, requests: Sequence[Request], done: int) -> Iterator[Request]:
+        for number, request in enumerate(requests, done):
+            if self.progress is not None:
+                total = max(number + 1, self.expected)
+                self.progress(request.label, number, total)
+            yield request

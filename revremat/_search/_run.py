@@ -1,0 +1,107 @@
+"""Run: which passes a search has, in which order, and why in that order."""
+
+from collections.abc import Sequence
+
+from revremat._search._pass import Ask, Pass
+from revremat._search._state import OutOfCompiles, State
+from revremat._search.passes._baseline import baseline, recompute_all
+from revremat._search.passes._bound import bound
+from revremat._search.passes._calibrate import calibrate
+from revremat._search.passes._candidates import candidates
+from revremat._search.passes._column_generation import column_generation
+from revremat._search.passes._fill import fill
+from revremat._search.passes._gradient_barrier import gradient_barrier, without_barrier
+from revremat._search.passes._hedge import hedge
+from revremat._search.passes._nested import nested
+from revremat._search.passes._peel import peel
+from revremat._search.passes._profile import profile_layers
+from revremat._search.passes._runners_up import runners_up
+from revremat._search.passes._smallest import smallest
+from revremat._search.passes._softmax_maxima import softmax_maxima
+from revremat._search.passes._solve import (
+    solve,
+    solve_briefly,
+    unroll_chosen,
+)
+from revremat._search.passes._unroll import unroll
+
+
+def _inside(state: State, ask: Ask) -> State:
+    return decide(state, ask)
+
+
+PROFILE: tuple[Pass, ...] = (
+    baseline,  # everything is held to it, and what it takes says what to isolate
+    gradient_barrier,  # before any cost: with a barrier they are other ones
+    profile_layers,  # a few candidates, so that there soon is a plan
+    calibrate,  # their constant by a whole program; costs may turn out not to hold
+)
+COSTS: tuple[Pass, ...] = (
+    candidates,
+    softmax_maxima,  # before unrolling, so that the better variants are unrolled
+    unroll,
+)
+DECIDE: tuple[Pass, ...] = (
+    solve_briefly,  # by few costs: a limit of compiles may leave no others
+    unroll_chosen,  # of all that could come next, this gains most
+    candidates,
+    solve_briefly,  # before as many costs again are asked for, of unrolled layers
+    *COSTS[1:],
+    solve,
+    runners_up,  # costs are off by some percent, so what is nearest may be better
+    column_generation,  # its estimates need the costs of what was chosen
+    hedge("unroll"),  # after everything that has unrolled layers was measured
+    hedge("on_host"),
+    smallest,  # only where nothing above has fitted
+    fill,  # from the best of all, so after all that starts anew
+    bound,  # by the costs of plans in loops; peeling then corrects it
+    peel,
+    fill,  # peeled layers may have given something back
+    nested(_inside),  # what is inside has to beat all of that
+    without_barrier,  # last: it has no costs to go on from
+)
+REQUIRED: tuple[Pass, ...] = (baseline, profile_layers, calibrate, solve)
+"""Without any of the others a search finds less, and all that it finds is right."""
+
+
+def run_all(state: State, ask: Ask, passes: Sequence[Pass]) -> State:
+    """One pass after the other; the first that a limit of compiles cuts is the last.
+
+    So a limited search is the beginning of a free one.
+    """
+    for one in passes:
+        try:
+            state = one(state, ask)
+        except OutOfCompiles as cut:
+            return cut.state.skip(name_of(one), cut.number)
+    return state
+
+
+def name_of(one: Pass) -> str:
+    """What a pass is called."""
+    return getattr(one, "__name__", type(one).__name__)
+
+
+def profile_all(state: State, ask: Ask) -> State:
+    """Measures what layers of all candidates cost."""
+    state = profile(state, ask)
+    return run_all(state, ask, COSTS if state.is_profiled and state.units else ())
+
+
+def profile(state: State, ask: Ask) -> State:
+    """Measures what layers of a few candidates cost, once for all budgets."""
+    if state.is_profiled:
+        return state
+    before = len(state.skipped)
+    state = run_all(state, ask, PROFILE)
+    return state.but(is_profiled=len(state.skipped) == before)
+
+
+def decide(state: State, ask: Ask) -> State:
+    """Finds the best plan for the state's budget."""
+    state = baseline(state, ask)
+    if state.arguments_exceed:  # then no plan can fit
+        return run_all(state, ask, [recompute_all])
+    state = profile(state, ask)
+    passes = DECIDE if state.is_profiled and state.units else ()
+    return run_all(state, ask, passes)

@@ -1,0 +1,485 @@
+"""Space: what is fixed for one search; State: all that is known, which only grows."""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from revremat import policies
+from revremat._graph import Graph, Unit
+from revremat._measure import Failure
+from revremat._measurement import Measurement
+from revremat._plan import RECOMPUTE, Action, Plan
+from revremat._search._heuristics import Heuristics
+from revremat._search._keys import BASELINE, Actions, ProbeKey, ProgramKey, Request
+from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, Probe, summary
+from revremat._search._result import Row, Skipped
+from revremat.policies import Candidate, Choice, Counts, Menu, Support
+from revremat.xla import Target
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is fixed for one search.
+
+    Attributes:
+      graph: The program's units.
+      target: Where it will run.
+      units: About which is decided; the others stay as they are.
+      enclosing: Units that have those inside and recompute everything.
+      level: How many units lie around the innermost of those that are decided.
+      pools: From unit to all that is proposed for its layers.
+      proposed: From unit to the candidates that get costs at first.
+      untouched: Units with so few bytes that they stay as they are.
+      share: Part of an activation that lies on one device.
+      small_units: Units that are worth compiling without the rest of the program.
+      unroll: Whether layers of loops may be unrolled.
+      repeats_loss: Whether the step may run the loss several times.
+      most_compiles: How many programs may be measured; None for as many as it takes.
+      heuristics: Numbers that decide.
+    """
+
+    graph: Graph
+    target: Target
+    units: tuple[Unit, ...]
+    pools: Mapping[str, policies.Pool]
+    proposed: Mapping[str, tuple[Candidate, ...]]
+    enclosing: tuple[Unit, ...] = ()
+    level: int = 0
+    untouched: tuple[str, ...] = ()
+    share: float = 1.0
+    small_units: frozenset[str] = frozenset()
+    unroll: bool = True
+    repeats_loss: bool = False
+    most_compiles: int | None = None
+    heuristics: Heuristics = field(default_factory=Heuristics)
+
+    def can_offload(self, unit: Unit) -> bool:
+        """Whether layers may keep values on the host.
+
+        Loops and branches around a unit cannot keep its stacks there.
+        """
+        return self.target.platform != "cpu" and not (unit.inside or unit.in_branch)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One whole program that was measured.
+
+    Attributes:
+      key: Which.
+      label: What it was called when it was asked for.
+      plan: Its plan; None for the baseline.
+      outcome: What the target's compiler says, or why it could not.
+      predicted_bytes: What was expected of it; None if nothing was.
+    """
+
+    key: ProgramKey
+    label: str
+    plan: Plan | None
+    outcome: Measurement | Failure
+    predicted_bytes: float | None = None
+
+    @property
+    def row(self) -> Row | None:
+        """What is told of it; None for what does not compile."""
+        if isinstance(self.outcome, Failure):
+            return None
+        return Row(self.name, self.plan, self.outcome, self.predicted_bytes)
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+        order = "; gradients in order" if self.key.gradient_barrier else ""
+        return f"{self.label}{order}"
+
+
+class OutOfCompiles(Exception):
+    """A limit of compiles was reached while a pass was asking.
+
+    Args:
+      state: All that is known then.
+      number: How many more programs were asked for.
+    """
+
+    def __init__(self, state: "State", number: int):
+        super().__init__(f"{number} programs more than are allowed")
+        self.state, self.number = state, number
+
+
+@dataclass(frozen=True)
+class State:
+    """All that is known; passes give a new one that knows more.
+
+    Attributes:
+      space: What is fixed.
+      budget_bytes: Per device.
+      candidates: From unit to everything offered for it so far, in that order.
+      probes: Shortened programs, by what was compiled.
+      failed_labels: What shortened programs were called that could not be compiled.
+      trials: Whole programs, by what was compiled.
+      units: Units that are decided: those of the space whose layers can be recomputed.
+      isolated: Units whose probes are of the unit alone.
+      calibration: From unit to what all else takes more than its probes say, in bytes.
+      gradient_barrier: Whether programs hold layers' gradients together.
+      dominated: From unit to candidates that are not worth unrolling.
+      dropped_maxima: From unit to maxima of a softmax that are better not kept.
+      late: Units and candidates that column generation added.
+      exhausted: Programs and budgets; near those programs nothing is faster that fits.
+      compared: What was held against its runners-up, and by how many candidates.
+      is_profiled: Whether layers' first costs are known.
+      leading: What costs liked best, before it was compiled.
+      bound_us: Time of a step that no assignment of these candidates can beat, by their
+        costs; 0 where that is not known.
+      greedy_us: What costs say of a greedy assignment; None if it found none.
+      nested: States of what is inside of units, by whether those recompute everything;
+        None where there is nothing to decide.
+      num_compiles: Programs measured, shortened ones included.
+      skipped: What a limit of compiles cut off.
+    """
+
+    space: Space
+    candidates: Mapping[str, tuple[Candidate, ...]]
+    units: tuple[Unit, ...]
+    budget_bytes: int = 0
+    probes: Mapping[ProbeKey, Probe | Failure] = field(default_factory=dict)
+    failed_labels: Mapping[ProbeKey, str] = field(default_factory=dict)
+    trials: Mapping[ProgramKey, Trial] = field(default_factory=dict)
+    isolated: frozenset[str] = frozenset()
+    calibration: Mapping[str, float] = field(default_factory=dict)
+    gradient_barrier: bool = False
+    dominated: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    dropped_maxima: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    late: frozenset[tuple[str, str]] = frozenset()
+    exhausted: frozenset[tuple[ProgramKey, int]] = frozenset()
+    compared: frozenset[tuple[Any, ...]] = frozenset()
+    is_profiled: bool = False
+    leading: Choice | None = None
+    bound_us: float = 0.0
+    greedy_us: float | None = None
+    nested: Mapping[bool, "State | None"] = field(default_factory=dict)
+    num_compiles: int = 0
+    skipped: tuple[Skipped, ...] = ()
+
+    @staticmethod
+    def of(space: Space, **known: Any) -> "State":
+        """Nothing is known but what was proposed, and what is given."""
+        return State(space, dict(space.proposed), space.units, **known)
+
+    def but(self, **changes: Any) -> "State":
+        """The same with more known."""
+        return dataclasses.replace(self, **changes)
+
+    def within(self, budget_bytes: int) -> "State":
+        """The same for a budget; what was chosen for another is forgotten."""
+        return self.but(
+            budget_bytes=budget_bytes, leading=None, bound_us=0.0, greedy_us=None
+        )
+
+    # ---- What is measured ------------------------------------------------------------
+
+    def with_measured(
+        self, request: Request, outcome: Measurement | Failure
+    ) -> "State":
+        """The same, and what was measured."""
+        key, number = request.key, self.num_compiles + 1
+        if isinstance(key, ProgramKey):
+            plan = self.plan_of(key)
+            predicted = request.predicted_bytes
+            trial = Trial(key, request.label, plan, outcome, predicted)
+            return self.but(trials={**self.trials, key: trial}, num_compiles=number)
+        if isinstance(outcome, Failure):
+            labels = {**self.failed_labels, key: request.label}
+            probes = {**self.probes, key: outcome}
+            return self.but(probes=probes, failed_labels=labels, num_compiles=number)
+        probe = Probe(
+            outcome.memory.total_bytes, outcome.memory.host_bytes, outcome.time.step_us
+        )
+        return self.but(probes={**self.probes, key: probe}, num_compiles=number)
+
+    def with_expected(self, request: Request) -> "State":
+        """The same, and what is now expected of a program that was measured before."""
+        key = request.key
+        if not isinstance(key, ProgramKey) or request.predicted_bytes is None:
+            return self
+        if (known := self.trials[key]).predicted_bytes is not None:
+            return self
+        new = dataclasses.replace(known, predicted_bytes=request.predicted_bytes)
+        return self.but(trials={**self.trials, key: new})
+
+    def knows(self, request: Request) -> bool:
+        """Whether a program was measured already."""
+        return request.key in (
+            self.trials if isinstance(request.key, ProgramKey) else self.probes
+        )
+
+    def plan_of(self, key: ProgramKey) -> Plan | None:
+        """What a program's key says, as a plan."""
+        if key.actions is None:
+            return None
+        actions = dict(key.actions)
+        return self.space.graph.plan(actions, in_order=key.gradient_barrier)
+
+    def row(self, key: ProgramKey) -> Row | None:
+        """What is told of a whole program; None if it is not known to compile."""
+        trial = self.trials.get(key)
+        return trial.row if trial else None
+
+    @cached_property
+    def rows(self) -> Mapping[ProgramKey, Row]:
+        """Every whole program that compiles, in the order in which they were asked."""
+        found = ((key, trial.row) for key, trial in self.trials.items())
+        return {key: row for key, row in found if row is not None}
+
+    @property
+    def baseline(self) -> Row:
+        """The program without a plan."""
+        return self.rows[BASELINE]
+
+    @property
+    def reference(self) -> Row | None:
+        """The program all of whose layers recompute everything."""
+        return self.row(self.reference_key)
+
+    @property
+    def reference_key(self) -> ProgramKey:
+        return self.key_of({u.name: (RECOMPUTE,) * u.num_layers for u in self.units})
+
+    @property
+    def host_bytes(self) -> float:
+        """What layers may keep on the host of each device, beside the program's own."""
+        own = self.reference.measurement.memory.host_bytes if self.reference else 0
+        return max(0.0, self.space.target.host_bytes - own)
+
+    @cached_property
+    def best(self) -> Row:
+        """The fastest program that fits, or else the smallest."""
+        return best_of(self.rows.values(), self.budget_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether any program does."""
+        return self.best.bytes <= self.budget_bytes
+
+    @property
+    def arguments_exceed(self) -> bool:
+        """Whether the step's arguments alone are more than the budget."""
+        memory = self.baseline.measurement.memory
+        return memory.argument_bytes > self.budget_bytes
+
+    @property
+    def known_bound_us(self) -> float:
+        """What no assignment beats, where a plan fits; 0 where that is not known."""
+        return min(self.bound_us, self.best.time_us) if self.fits else 0.0
+
+    # ---- Programs of this space ------------------------------------------------------
+
+    def key_of(
+        self, actions: Actions, gradient_barrier: bool | None = None
+    ) -> ProgramKey:
+        """A program whose units take these actions; what is around recomputes all."""
+        if gradient_barrier is None:
+            gradient_barrier = self.gradient_barrier
+        around = {u.name: (RECOMPUTE,) * u.num_layers for u in self.space.enclosing}
+        taken = {**around, **actions}
+        units = [u.name for u in self.space.graph.units if u.name in taken]
+        return ProgramKey.of({name: taken[name] for name in units}, gradient_barrier)
+
+    def probe_key(self, unit: Unit, actions: tuple[Action, ...]) -> ProbeKey:
+        """A shortened program of a unit's first layers."""
+        is_isolated = unit.name in self.isolated
+        others = (*self.space.enclosing, *self.units)
+        names = () if is_isolated else tuple(u.name for u in others if u != unit)
+        barrier = self.gradient_barrier
+        return ProbeKey(unit.name, actions, names, is_isolated, barrier)
+
+    def mix_request(
+        self, counts: Counts, predicted_bytes: float | None = None
+    ) -> Request | None:
+        """A program by its candidates; None if one of those does not compile."""
+        actions = {}
+        for unit, runs in counts.items():
+            choices = self.costs[unit].choices
+            if not all(name in choices for name, _ in runs):
+                return None
+            actions[unit] = tuple(
+                choices[name].action for name, n in runs for _ in range(n)
+            )
+        around = {
+            u.name: ((RECOMPUTE_ALL, u.num_layers),) for u in self.space.enclosing
+        }
+        label = summary({**around, **counts})
+        return Request(self.key_of(actions), label, predicted_bytes)
+
+    def all_recomputed(self, predicted_bytes: float | None = None) -> Request:
+        """The program that all others are held to."""
+        counts = {u.name: ((RECOMPUTE_ALL, u.num_layers),) for u in self.units}
+        found = self.mix_request(counts, predicted_bytes)
+        assert found is not None
+        return found
+
+    def decided(self, row: Row) -> dict[str, tuple[Action, ...]]:
+        """A row's actions without those of what is around, if those are as here."""
+        actions = dict(row.plan.actions) if row.plan else {}
+        for unit in self.space.enclosing:
+            if actions.pop(unit.name, ()) != (RECOMPUTE,) * unit.num_layers:
+                return {}
+        return actions
+
+    def counts_of(self, row: Row) -> Counts:
+        """A row's plan as runs of candidates."""
+        decided, found = self.decided(row), {}
+        for unit, costs in self.costs.items():
+            if unit in decided:
+                runs = groupby(map(costs.names.__getitem__, decided[unit]))
+                found[unit] = tuple((name, len(list(run))) for name, run in runs)
+        return found
+
+    def is_costed(self, row: Row) -> bool:
+        """Whether all actions of a program have costs: presets need not have any."""
+        if row.plan is None or row.plan.in_order != self.gradient_barrier:
+            return False
+        actions = self.decided(row)
+        return actions.keys() == self.costs.keys() and all(
+            self.costs[unit].names.keys() >= set(taken)
+            for unit, taken in actions.items()
+        )
+
+    @property
+    def best_costed(self) -> Row | None:
+        """The best program whose actions have costs."""
+        rows = [row for row in self.rows.values() if self.is_costed(row)]
+        return best_of(rows, self.budget_bytes) if rows else None
+
+    def key_of_row(self, row: Row) -> ProgramKey:
+        """The key of one of the rows."""
+        if row.plan is None:
+            return BASELINE
+        return ProgramKey.of(row.plan.actions, row.plan.in_order)
+
+    # ---- Costs -----------------------------------------------------------------------
+
+    @cached_property
+    def costs(self) -> Mapping[str, LayerCosts]:
+        """What is known of every unit's layers, by units' names."""
+        return self.costs_with(self.calibration)
+
+    def costs_with(self, calibration: Mapping[str, float]) -> dict[str, LayerCosts]:
+        """The same as if all else took that much more than probes say."""
+        return {
+            unit.name: self._costs(unit, calibration.get(unit.name, 0.0))
+            for unit in self.units
+        }
+
+    def _costs(self, unit: Unit, correction: float) -> LayerCosts:
+        def found(actions: tuple[Action, ...]) -> Probe | Failure | None:
+            return self.probes.get(self.probe_key(unit, actions))
+
+        def probe(actions: tuple[Action, ...]) -> Probe | None:
+            one = found(actions)
+            return None if isinstance(one, Failure) else one
+
+        others = sum(
+            u.num_layers * u.kept(RECOMPUTE).device_bytes
+            for u in self.units
+            if u != unit
+        )
+        is_isolated = unit.name in self.isolated
+        return LayerCosts(
+            unit,
+            self.candidates[unit.name],
+            probe,
+            lambda actions: isinstance(found(actions), Failure),
+            is_isolated,
+            0.0 if is_isolated else self.space.share * others,
+            self.space.share,
+            correction,
+            self.dominated.get(unit.name, ()),
+            self.space.heuristics,
+        )
+
+    @cached_property
+    def options(self) -> tuple[Menu, ...]:
+        """All costs that are known; nothing before the first."""
+        return tuple(c.options for c in self.costs.values() if c.has_any)
+
+    def layers_us(self, row: Row) -> float:
+        """Time of a compiled program's layers by their costs."""
+        runs = self.counts_of(row)
+        return sum(
+            costs.layers_us(runs[unit])
+            for unit, costs in self.costs.items()
+            if unit in runs
+        )
+
+    def options_without(self, kinds: Collection[str]) -> Sequence[Menu]:
+        """Costs of what is not of these kinds.
+
+        Args:
+          kinds: "unroll", what is unrolled; "on_host"; "late", what column generation
+            added.
+        """
+        found: Sequence[Menu] = self.options
+        for kind in kinds:
+            found = [menu.only(self.lacking(kind, menu.unit)) for menu in found]
+        return found
+
+    def lacking(self, kind: str, unit: str) -> set[str]:
+        """Names of a unit's candidates that are not of a kind."""
+        if kind == "late":
+            is_of = lambda c: (unit, c.name) in self.late
+        else:
+            is_of = lambda c: getattr(c.action, kind)
+        return {c.name for c in self.costs[unit].choices.values() if not is_of(c)}
+
+    @property
+    def far_off(self) -> tuple[str, ...]:
+        """Kinds whose programs take much more than their costs say."""
+        rows = [row for row in self.rows.values() if row.takes("unroll")]
+        most = self.space.heuristics.far_off
+        far_off = any(
+            row.predicted_bytes is not None and row.bytes > most * row.predicted_bytes
+            for row in rows
+        )
+        return ("unroll",) if far_off else ()
+
+    def assign(
+        self, options: Sequence[Menu], limit: float, **how: Any
+    ) -> Choice | None:
+        """The fastest assignment of these options that the host has room for."""
+        distinct = [menu.distinct() for menu in options]
+        return policies.choose(
+            distinct, limit, host_budget_bytes=self.host_bytes, **how
+        )
+
+    # ---- A limit of compiles ---------------------------------------------------------
+
+    @property
+    def room(self) -> int | None:
+        """How many compiles more are allowed; None for as many as it takes."""
+        most = self.space.most_compiles
+        return None if most is None else max(0, most - self.num_compiles)
+
+    def skip(self, what: str, number: int) -> "State":
+        """The same, and which pass was cut for want of compiles."""
+        return self.but(skipped=(*self.skipped, Skipped(what, number)))
+
+    @property
+    def num_needed(self) -> int:
+        """Compiles without which nothing is known of any plan."""
+        return 1 + sum(len(c.first_probes) for c in self.costs.values()) + 1
+
+
+def best_of(rows: Collection[Row], budget_bytes: int) -> Row:
+    """The fastest that fits, or else the smallest."""
+    fitting = [row for row in rows if row.bytes <= budget_bytes]
+    if fitting:
+        return min(fitting, key=lambda row: (row.time_us, row.bytes))
+    return min(rows, key=lambda row: row.bytes)
+
+
+def support_of(support: Support, unit: str) -> list[str]:
+    """The candidates of one unit, in order of their names."""
+    return [name for of, name in sorted(support) if of == unit]

@@ -1,0 +1,15 @@
+"""Baseline: the program as the user wrote it."""
+
+from revremat._search._keys import BASELINE, Request
+from revremat._search._pass import Ask
+from revremat._search._state import State
+
+
+def baseline(state: State, ask: Ask) -> State:
+    """Measures the program without a plan; everything is held to it."""
+    return ask(state, [Request(BASELINE, "as written")])
+
+
+def recompute_all(state: State, ask: Ask) -> State:
+    """Measures the program with everything recomputed: mostly, none is smaller."""
+    return ask(state, [state.all_recomputed()])

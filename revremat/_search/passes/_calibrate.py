@@ -1,0 +1,104 @@
+"""Calibrate: the constant of all costs, set right by one whole program."""
+
+from collections.abc import Mapping
+
+from revremat import policies
+from revremat._graph import Unit
+from revremat._plan import RECOMPUTE, SAVE
+from revremat._search._keys import Request
+from revremat._search._layer_costs import (
+    RECOMPUTE_ALL,
+    SAVE_ALL,
+    corrections,
+    hold,
+    summary,
+)
+from revremat._search._pass import Ask
+from revremat._search._result import Row
+from revremat._search._state import State
+from revremat._search.passes._ask import probe
+from revremat._search.passes._profile import profile_layers
+
+
+def calibrate(state: State, ask: Ask) -> State:
+    """Holds costs to the program with everything recomputed.
+
+    Units whose layers cannot be recomputed, because that does not compile, stay as they
+    are; the costs of the others are measured anew without them.
+    """
+    while state.units:
+        state = _calibrated(state, ask)
+        if state.calibration:
+            return state
+        state = profile_layers(_without_failing(state, ask), ask)
+    return state
+
+
+def _calibrated(state: State, ask: Ask) -> State:
+    """Without any calibration where something needed does not compile."""
+    if not _have_references(state):
+        return state
+    isolated = [u for u in state.units if u.name in state.isolated]
+    counts = {u.name: ((RECOMPUTE_ALL, u.num_layers),) for u in state.units}
+
+    def predict(calibration: Mapping[str, float]) -> float:
+        costs = state.costs_with(calibration)
+        return policies.predict_bytes([c.options for c in costs.values()], counts)
+
+    # Where units are probed alone, what it takes is not known before.
+    expected = None if isolated else predict({})
+    state = ask(state, [state.all_recomputed(expected)])
+    if (row := state.reference) is None:
+        return state
+    if isolated:
+        state, holds = _holds(state, ask, row)
+        if not holds:
+            state = state.but(isolated=frozenset())
+            for unit in isolated:
+                costs = state.costs[unit.name]
+                state = probe(state, ask, unit, costs.first_probes)
+            if not _have_references(state):
+                return state
+    found = corrections([*state.costs.values()], row.bytes, predict)
+    state = state.but(calibration=found)
+    return ask(state, [state.all_recomputed(predict(found))])
+
+
+def _have_references(state: State) -> bool:
+    return all(costs.has_reference for costs in state.costs.values())
+
+
+def _holds(state: State, ask: Ask, reference: Row) -> tuple[State, bool]:
+    """Whether costs are the program's."""
+    rebuilt = reference.bytes, reference.time_us
+    costs, heuristics = [*state.costs.values()], state.space.heuristics
+    baseline = state.baseline.bytes, state.baseline.time_us
+    if hold(costs, baseline, rebuilt, heuristics):
+        return state, True
+    # The baseline need not save everything.
+    counts = {u.name: ((SAVE_ALL, u.num_layers),) for u in state.units}
+    actions = {u.name: (SAVE,) * u.num_layers for u in state.units}
+    key = state.key_of(actions)
+    state = ask(state, [Request(key, summary(counts))])
+    if (kept := state.row(key)) is None:
+        return state, True
+    return state, hold(costs, (kept.bytes, kept.time_us), rebuilt, heuristics)
+
+
+def _without_failing(state: State, ask: Ask) -> State:
+    """Leaves units as they are without which the others compile.
+
+    A unit that cannot be recomputed fails every program that recomputes it.
+    """
+    failing = {name for name, c in state.costs.items() if not c.has_reference}
+    kept: list[Unit] = []
+    for unit in state.units:
+        actions = {u.name: (RECOMPUTE,) * u.num_layers for u in [*kept, unit]}
+        key = state.key_of(actions)
+        counts = {u.name: ((RECOMPUTE_ALL, u.num_layers),) for u in [*kept, unit]}
+        state = ask(state, [Request(key, summary(counts))])
+        if state.row(key) is not None:
+            kept.append(unit)
+    if len(kept) == len(state.units):  # only shortened programs fail
+        kept = [u for u in kept if u.name not in failing]
+    return state.but(units=tuple(kept))

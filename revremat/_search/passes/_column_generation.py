@@ -1,0 +1,187 @@
+"""Column generation: candidates that were not worth a probe at first, and now seem so.
+
+A dozen candidates of a unit are probed before anything is known; units that hold little
+have two. Once there are costs, those of their nearest neighbours tell what the others
+would cost, and an assignment among all of them tells which to ask about.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from revremat._graph import Kept, Unit
+from revremat._search._layer_costs import LayerCosts, plain_of, unrolled
+from revremat._search._pass import Ask
+from revremat._search._state import State
+from revremat._search.passes._ask import offer, probe
+from revremat._search.passes._solve import solve_again
+from revremat.policies import (
+    Candidate,
+    Menu,
+    Pool,
+    Price,
+    sent_to_host,
+    without_maxima,
+)
+
+
+def column_generation(state: State, ask: Ask) -> State:
+    """Offers what the best assignment of all candidates would take, if it gains enough.
+
+    Estimates are too good or too bad; a cost shows which, and moves those of all that
+    are near. So it is done again, some rounds.
+    """
+    if state.leading is None:
+        return state
+    more = state
+    for _ in range(state.space.heuristics.most_column_rounds):
+        before = more.late
+        more = _one_round(more, ask)
+        if more.late == before:
+            break
+    return more if more.late == state.late else solve_again(more, ask)
+
+
+def _one_round(state: State, ask: Ask) -> State:
+    """Costs of a few candidates more; the same state if none is worth it."""
+    heuristics = state.space.heuristics
+    if state.best.bytes > state.budget_bytes:
+        return state
+    proposed = {unit.name: without_cost(state, unit) for unit in state.units}
+    options = [
+        _with_estimates(state, menu, proposed[menu.unit]) for menu in state.options
+    ]
+    choice = state.assign(options, state.budget_bytes)
+    now = state.assign(state.options, state.budget_bytes)
+    if choice is None or now is None:
+        return state
+    wanted = {
+        name: [c for c in few if (name, c.name) in choice.support]
+        for name, few in proposed.items()
+    }
+    number = sum(map(len, wanted.values()))
+    least_us = heuristics.least_gain_column * state.best.time_us
+    if not number or now.time_us - choice.time_us <= least_us:
+        return state
+    for unit in state.units:
+        if not (new := wanted[unit.name]):
+            continue
+        state = offer(state, ask, unit, new)
+        names = [c.name for c in new]
+        second = state.costs[unit.name].second_probes(names)
+        state = probe(state, ask, unit, second)
+        state = state.but(late=state.late | {(unit.name, name) for name in names})
+    return state
+
+
+def without_cost(state: State, unit: Unit) -> list[Candidate]:
+    """What is proposed for a unit and has no cost, in loops and unrolled.
+
+    Sets, and whatever has a cost with one more of its values on the host.
+    """
+    pool, costs = state.space.pools[unit.name], state.costs[unit.name]
+    choices = costs.choices.values()
+    found = [*pool.sets]
+    if state.space.can_offload(unit) and unit.num_layers > 1:
+        sets = {plain_of(c) for c in choices if _is_set(c)}
+        for one in sorted(sets, key=lambda c: c.name):
+            found += sent_to_host(unit, one)
+    slower = state.dropped_maxima.get(unit.name, frozenset())
+    found = [without_maxima(c, slower) for c in found]
+    if any(c.action.unroll for c in choices):
+        found += [unrolled(c) for c in found if c.action.can_unroll]
+    by_action = {c.action: c for c in reversed(found)}  # the first of each stays
+    by_name = {c.name: c for c in by_action.values()}
+    known = costs.known_actions
+    return [
+        c
+        for c in by_name.values()
+        if c.action not in known and c.name not in costs.choices
+    ]
+
+
+def _with_estimates(state: State, menu: Menu, proposed: Sequence[Candidate]) -> Menu:
+    """Options with what has no cost beside what has, where nothing seems better."""
+    pool, card = state.space.pools[menu.unit], state.space.target.card
+    costs: LayerCosts = state.costs[menu.unit]
+    known, share = {p.name: p for p in menu.prices}, state.space.share
+    estimates = []
+    for candidate in proposed:
+        near = _nearest(pool, costs.choices.values(), candidate)
+        if near is None:
+            continue
+        mine, theirs, there = pool.kept(candidate), pool.kept(near), known[near.name]
+        kept_bytes = share * (mine.device_bytes - theirs.device_bytes)
+        host_bytes = share * (mine.host_bytes - theirs.host_bytes)
+        traffic = share * (pool.cost(candidate).traffic - pool.cost(near).traffic)
+        estimate = Price(
+            candidate.name,
+            max(0.0, there.kept_bytes + kept_bytes),
+            there.base_bytes,
+            max(0.0, there.host_bytes + host_bytes),
+            there.time_us + 1e6 * traffic / card.stream_bandwidth,
+            there.shortest_run,
+        )
+        if mine.host_bytes > theirs.host_bytes:
+            waits_us = exposed_us(costs.unit, mine, estimate, card.pcie_bandwidth)
+            estimate = replace(estimate, time_us=estimate.time_us + waits_us)
+        estimates.append(estimate)
+    return Menu(menu.unit, menu.num_layers, (*menu.prices, *_best(estimates, known)))
+
+
+def exposed_us(unit: Unit, kept: Kept, cost: Price, bandwidth: float) -> float:
+    """What a layer waits for the host, if its transfers hide behind all that it does.
+
+    The way there has the time of its forward pass, the way back that of its backward
+    pass.
+    """
+    both = unit.forward_flops + unit.backward_flops + kept.rebuild_flops
+    forward_us = cost.time_us * unit.forward_flops / max(1, both)
+    sent_us = 1e6 * cost.host_bytes / bandwidth
+    return sum(
+        max(0.0, sent_us - passes_us)
+        for passes_us in (forward_us, cost.time_us - forward_us)
+    )
+
+
+def _nearest(
+    pool: Pool, costed: Iterable[Candidate], candidate: Candidate
+) -> Candidate | None:
+    """The one that keeps most of the same, of those that are alike otherwise.
+
+    What sends nothing to the host is held to others that do not.
+    """
+    unroll, may_send = candidate.action.unroll, candidate.action.on_host
+    alike = [
+        c
+        for c in costed
+        if _is_set(c)
+        and c.action.unroll == unroll
+        and (may_send or not c.action.on_host)
+    ]
+    order = lambda c: (pool.apart(candidate, c), c.name)
+    return min(alike, key=order, default=None)
+
+
+def _is_set(candidate: Candidate) -> bool:
+    """Whether it is no more than to keep some values and recompute the others."""
+    action = candidate.action
+    if action.kind not in ("save", "recompute") or action.ahead:
+        return False
+    return action.chunks == action.every == 1
+
+
+def _best(estimates: Iterable[Price], known: Mapping[str, Price]) -> list[Price]:
+    """Without those that take no less time than another that keeps no more."""
+    found: list[Price] = []
+    order = lambda p: (p.kept_bytes, p.time_us, p.name)
+    for one in sorted(estimates, key=order):
+        others = [*known.values(), *found]
+        if not any(
+            p.kept_bytes <= one.kept_bytes
+            and p.time_us <= one.time_us
+            and p.base_bytes <= one.base_bytes
+            and not p.host_bytes
+            for p in others
+        ):
+            found.append(one)
+    return found

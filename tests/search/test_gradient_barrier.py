@@ -1,0 +1,99 @@
+"""Gradients are held together where a compiler that puts them off takes more."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+import revremat as rr
+from revremat._search import BASELINE, Request, begin
+from revremat._search.passes._baseline import baseline
+from revremat._search.passes._gradient_barrier import (
+    gradient_barrier,
+    without_barrier,
+)
+
+WIDTH, ROWS, MICROBATCHES = 256, 4096, 4
+
+
+def sines(w, x):
+    return x + jnp.sin(jnp.tanh(x @ w["up"])) @ w["down"]
+
+
+def gates(w, x):
+    up = x @ w["up"]
+    return x + (jax.nn.silu(up) * jnp.cos(up)) @ w["down"]
+
+
+def weighted(w, x):
+    up = jax.nn.softmax(x @ w["up"])
+    return x + (up * jnp.exp(-up)) @ w["down"]
+
+
+LAYERS = (sines, gates, weighted) * 2
+
+
+def loss(ws, x):
+    for layer, w in zip(LAYERS, ws, strict=True):
+        x = rr.block(layer, layer.__name__)(w, x)
+    return jnp.square(x).mean()
+
+
+def array(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+WEIGHTS = [{"up": array(WIDTH, 4 * WIDTH), "down": array(4 * WIDTH, WIDTH)}] * 6
+
+
+def accumulated(loss):
+    def step(ws, batches):
+        def one(total, x):
+            value, gradients = jax.value_and_grad(loss)(ws, x)
+            return jax.tree.map(jnp.add, total, gradients), value
+
+        return jax.lax.scan(one, jax.tree.map(jnp.zeros_like, ws), batches)
+
+    return step, (WEIGHTS, array(MICROBATCHES, ROWS, WIDTH))
+
+
+def made_of(step=None):
+    """A search that has seen the program as it is written."""
+    problem = rr.Problem(loss, (WEIGHTS, array(ROWS, WIDTH)), step)
+    state, ask = begin(problem, rr.target("h100:1"))
+    return baseline(state, ask), ask
+
+
+def alike(state, ask, action, barrier=None):
+    """What is known with a program more whose layers are alike, and its row."""
+    actions = {unit.name: (action,) * unit.num_layers for unit in state.units}
+    key = state.key_of(actions, barrier)
+    state = ask(state, [Request(key, "alike")])
+    return state, state.row(key)
+
+
+def test_over_microbatches_gradients_are_held_together_where_they_were_put_off():
+    state, ask = made_of(accumulated)
+    state = gradient_barrier(state, ask)
+    assert state.gradient_barrier
+    state, put_off = alike(state, ask, rr.RECOMPUTE, barrier=False)
+    state, held = alike(state, ask, rr.RECOMPUTE)
+    assert held.bytes < 0.7 * put_off.bytes
+    step, specs = accumulated(rr.apply(loss, held.plan))
+    again = rr.measure(step, *specs, target="h100:1")
+    assert again.memory.total_bytes == held.bytes
+    assert held.name.endswith("; gradients in order")
+
+    state, kept = alike(state, ask, rr.RECOMPUTE(save=["dot_general_0"]))
+    state = state.within(state.rows[BASELINE].bytes - 1)
+    # Its costs are of programs with a barrier: what is faster without has no bound.
+    found = without_barrier(state.but(bound_us=math.inf), ask)
+    assert found.bound_us == 0.0
+    assert not found.best.plan.in_order
+    assert found.best.time_us < kept.time_us
+    assert without_barrier(state.but(bound_us=1.0), ask).bound_us == 1.0
+
+
+def test_a_plain_step_is_left_to_the_compiler():
+    state, ask = made_of()
+    assert not gradient_barrier(state, ask).gradient_barrier

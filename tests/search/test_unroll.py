@@ -1,0 +1,75 @@
+"""Which layers of a loop are offered unrolled."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat._search._layer_costs import LayerCosts
+from revremat._search.passes._unroll import unroll, unroll_those
+from revremat.policies import candidates
+from tests.search.world import World, small
+
+
+def costs_of(num_layers, products_of_a_layer):
+    def layer(x, w):
+        for _ in range(products_of_a_layer):
+            x = x @ w
+        return x, None
+
+    w = jax.ShapeDtypeStruct((num_layers, 8, 8), jnp.float32)
+    x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    (unit,) = rr.trace(lambda w, x: jax.lax.scan(layer, x, w)[0].sum(), w, x).units
+    return LayerCosts(unit, candidates(unit), lambda _: None, lambda _: False)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "products_of_a_layer", "is_offered"),
+    [
+        (96, 100, True),
+        (100, 2, True),
+        (101, 2, False),  # too many layers
+        (16, 1000, False),  # too many operations
+    ],
+)
+def test_loops_too_long_to_compile_stay_loops(
+    num_layers, products_of_a_layer, is_offered
+):
+    costs = costs_of(num_layers, products_of_a_layer)
+    assert bool(costs.not_unrolled()) == is_offered
+    assert all(candidate.action.unroll for candidate in costs.not_unrolled())
+
+
+class Unrolling(World):
+    """Unrolled layers cost what the others do."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        out = {action(unroll=True): name for action, name in self.names.items()}
+        self.names = self.names | out
+
+
+@pytest.mark.parametrize(
+    ("chosen", "offered"),
+    [
+        (None, ["full", "none", "small"]),
+        (["small"], ["small"]),
+        (["none", "full"], ["full", "none"]),
+        ([], []),
+    ],
+)
+def test_all_or_what_was_chosen_is_unrolled(chosen, offered):
+    costs = {"small": (small(), World().none)}
+    state, ask = Unrolling(costs).state(60, unroll=True)
+    support = None if chosen is None else frozenset(("u", name) for name in chosen)
+    state = unroll_those(state, ask, support)
+    names = [c.plain.name for c in state.candidates["u"] if c.action.unroll]
+    assert names == offered
+    before = state.num_compiles
+    assert unroll_those(state, ask, support).num_compiles == before
+    assert unroll(state, ask).num_compiles == before + 3 - len(offered)
+
+
+def test_nothing_is_unrolled_that_is_not_to_be():
+    state, ask = Unrolling().state(60, unroll=False)
+    assert unroll(state, ask) is state
