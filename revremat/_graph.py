@@ -2,19 +2,20 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from revremat import _resolve
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._json import parse_json
 from revremat._io._notebook import InNotebooks
 from revremat._plan import Action, Plan, UnitPlan, check_sent
 from revremat._printable import printable
-from revremat._rounding import unsteady
+from revremat._resolve import Flow, check_names, needed
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ class Unit:
             dear = maker is not None and maker.dear
             if not value.name or not (k in plain or dear or value.given):
                 continue
-            rebuilt = self._needed({k}, set())[0]
+            rebuilt = needed(self.operations, {k}, frozenset())[0]
             found.append(
                 Residual(
                     name=value.name,
@@ -225,56 +226,40 @@ class Unit:
         Raises:
           UserError: A name the unit does not have.
         """
-        unknown = sorted(action.names - set(self.position))
-        if unknown:
-            known = ", ".join(r.name for r in self.residuals) or "none"
-            raise UserError(
-                f"{action!r} names {', '.join(map(repr, unknown))}, which unit "
-                f"{self.name!r} does not have; it has: {known}."
-            )
-        at = lambda names: {self.position[name] for name in names}
-        plain = {k for k in self.residuals_of if self.values[k].is_decided}
-        offloaded, saved = at(action.offload), at(action.save)
-        if action.kind == "save":
-            saved |= plain - offloaded
-        if action.kind == "offload":
-            offloaded |= plain - saved
-        pinned = {
-            out for op in self.operations if op.pinned for out in op.outputs
-        } - offloaded
-        targets = set(self.residuals_of)
-        kept = saved | offloaded | pinned
-        known = set(self.handed_on) if action.kind == "invert" else set()
-        inputs = {k for k, v in enumerate(self.values) if v.role == "input"}
-        rebuilt, _ = self._needed(targets, kept | known)
-        inverted = (inputs | known) - kept if action.kind == "invert" else set()
-        pinned |= unsteady(rebuilt, kept, inverted) - kept
-        ahead = at(action.ahead) - saved - offloaded
-        there = saved | offloaded | pinned | known
-        late, from_late = self._needed(targets, there | ahead)
-        ahead &= from_late
-        early, from_early = self._needed(ahead, there)
-        used = from_late | from_early
-        saved |= pinned
-        inputs = {k for k in used if self.values[k].role == "input"}
-        if action.kind != "invert":
-            saved |= inputs - offloaded
+        known = (r.name for r in self.residuals)
+        check_names(action, self.position, f"unit {self.name!r}", known)
+        found = _resolve.resolve(self._flow, action)
         names = lambda ks: tuple(self.values[k].name for k in sorted(ks))
         size = lambda ks: sum(self.values[k].num_bytes for k in ks)
-        rebuilt, device_bytes = (*early, *late), size(saved & used)
+        rebuilt, device_bytes = (*found.early, *found.late), size(found.saved)
         if action.every > 1:  # of each segment its input is kept, and it is run again
             rebuilt = (*self.operations, *rebuilt)
-            handed = [v.num_bytes for v in self.values if v.role == "input"]
-            device_bytes = -(-sum(handed) // action.every)
+            device_bytes = -(-size(self._flow.inputs) // action.every)
         return Kept(
-            saved=names(saved & used),
-            offloaded=names(offloaded & used),
-            ahead=names(ahead),
+            saved=names(found.saved),
+            offloaded=names(found.offloaded),
+            ahead=names(found.ahead),
             device_bytes=device_bytes,
-            host_bytes=size(offloaded & used),
+            host_bytes=size(found.offloaded),
             rebuild_flops=sum(op.num_flops for op in rebuilt),
             rebuilt=tuple(op.kind for op in rebuilt),
-            unused=names(at(action.names) - used),
+            unused=names({self.position[name] for name in action.names} - found.used),
+        )
+
+    @cached_property
+    def _flow(self) -> Flow[int, Operation]:
+        """What of a layer decides what it keeps; values are called by position."""
+        pinned = (op for op in self.operations if op.pinned)
+        values = list(enumerate(self.values))
+        return Flow(
+            operations=self.operations,
+            residuals=self.residuals_of,
+            plain={k for k in self.residuals_of if self.values[k].is_decided},
+            inputs=tuple(k for k, v in values if v.role == "input"),
+            names=self.position,
+            unrepeatable={out for op in pinned for out in op.outputs},
+            free={k for k, v in values if v.role == "free"},
+            handed_on=self.handed_on,
         )
 
     def plan(self, actions: tuple[Action, ...]) -> UnitPlan:
@@ -333,16 +318,6 @@ class Unit:
             device_names=tuple(kept[action].saved for action in actions),
             host_names=tuple(kept[action].offloaded for action in actions),
         )
-
-    def _needed(self, targets: Iterable[int], given: set[int]):
-        wanted, ops = set(targets), []
-        for op in reversed(self.operations):
-            if any(out in wanted and out not in given for out in op.outputs):
-                ops.append(op)
-                wanted.update(op.inputs)
-        ops.reverse()
-        made = {out for op in ops for out in op.outputs}
-        return ops, {k for k in wanted if k in given or k not in made}
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,17 @@
 """What a layer keeps under an action, and how the rest is rebuilt from it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from revremat import _resolve
 from revremat._errors import UserError
 from revremat._plan import Action
-from revremat._rounding import unsteady
+from revremat._resolve import Flow, check_names
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.program._inverse import undone
 from revremat.program._linearize import Linearized
-from revremat.program._ops import Atom, Op, Program, Value, needed
+from revremat.program._ops import Atom, Op, Program, Value
 
 INPUT = "input"
 
@@ -88,6 +89,24 @@ class Layer:
         """
         assert self.inverse is not None
         return undone(self.inverse, self.passes.forward, self.carried)
+
+    @cached_property
+    def flow(self) -> Flow[Atom, Op]:
+        """What of the layer decides what it keeps."""
+        forward = self.passes.forward
+        pinned = (op for op in forward.ops if cannot_rebuild(op))
+        return Flow(
+            operations=forward.ops,
+            residuals=self.passes.residuals,
+            plain=frozenset(self.residuals),
+            inputs=tuple(v for v in forward.inputs if v not in self.held),
+            names=self.names,
+            unrepeatable=frozenset(out for op in pinned for out in op.outputs),
+            free=self.free,
+            handed_in=self.carried_in,
+            handed_on=tuple(v for v in self.carried_out if isinstance(v, Value)),
+            inverse=lambda: self.backwards,
+        )
 
     @property
     def residuals(self) -> tuple[Value, ...]:
@@ -200,99 +219,19 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
     Raises:
       UserError: A name that the layer does not have, or one both saved and offloaded.
     """
-    _check_names(layer, action, unit)
-    find = lambda names: [layer.names[name] for name in names]
-    residuals, ops = layer.passes.residuals, layer.passes.forward.ops
-    offloaded, saved = set(find(action.offload)), set(find(action.save))
-    if action.kind == "save":
-        saved |= set(layer.residuals) - offloaded
-    if action.kind == "offload":
-        offloaded |= set(layer.residuals) - saved
-    saved |= _forced(ops, residuals, saved | offloaded) - offloaded
-
-    varying = [v for v in layer.passes.forward.inputs if v not in layer.held]
-    invert = action.kind == "invert"
-    known = {v for v in layer.carried_out if isinstance(v, Value)} if invert else set()
-    kept = saved | offloaded
-    again, _ = needed(ops, residuals, kept | known)
-    inverted = (set(varying) | known) - kept if invert else set()
-    saved |= unsteady(again, kept, inverted) - offloaded
-    kept = saved | offloaded
-    ahead = [v for v in dict.fromkeys(find(action.ahead)) if v not in kept]
-    late, from_late = needed(ops, residuals, kept | known | set(ahead))
-    ahead = [v for v in ahead if v in from_late and v not in layer.free]
-    early, from_early = needed(ops, ahead, kept | known)
-    used = from_early | from_late
-    order = [*varying, *(out for op in ops for out in op.outputs)]
-    inputs = {v for v in varying if v in used}
-    if invert:
-        # What an action lists and nothing uses is not kept: the inverse may need it.
-        there = kept & used
-        missing = [v for v in layer.carried_in if v not in there]
-        late, _ = needed(layer.backwards, (*residuals, *missing), there | known)
-        if ahead:
-            early, _ = needed(layer.backwards, (*missing, *ahead), there | known)
-            ahead = _made_for(late, early, (*residuals, *missing), layer.free)
-            late, _ = needed(layer.backwards, residuals, there | known | set(ahead))
-    else:
-        saved |= inputs - offloaded
-    listed = (name for name in action.names if layer.names[name] not in used)
+    check_names(action, layer.names, unit, layer.names)
+    found = _resolve.resolve(layer.flow, action)
+    forward = layer.passes.forward
+    inputs = [v for v in forward.inputs if v not in layer.held]
+    order = [*inputs, *(out for op in forward.ops for out in op.outputs)]
+    kept = found.saved | found.offloaded
+    listed = (name for name in action.names if layer.names[name] not in found.used)
     return Kept(
-        saved=tuple(v for v in order if v in saved and v in used),
-        offloaded=tuple(v for v in order if v in offloaded and v in used),
-        ahead=tuple(ahead),
-        early=early,
-        late=late,
-        inverted=tuple(v for v in varying if v not in kept & used) if invert else (),
+        saved=tuple(v for v in order if v in found.saved),
+        offloaded=tuple(v for v in order if v in found.offloaded),
+        ahead=tuple(v for v in found.ahead if isinstance(v, Value)),
+        early=found.early,
+        late=found.late,
+        inverted=tuple(v for v in inputs if action.kind == "invert" and v not in kept),
         unused=tuple(sorted(listed)),
     )
-
-
-def _made_for(
-    ops: Sequence[Op],
-    early: Sequence[Op],
-    targets: Sequence[Atom],
-    free: Iterable[Value],
-) -> list[Value]:
-    """What the operations that run early make that the others, or targets, need."""
-    first = set(early)
-    used = {a for op in ops if op not in first for a in op.inputs} | set(targets)
-    made = [out for op in early for out in op.outputs]
-    without = set(free)
-    return [v for v in dict.fromkeys(made) if v in used and v not in without]
-
-
-def _forced(
-    ops: Sequence[Op], residuals: Sequence[Atom], kept: set[Value]
-) -> set[Value]:
-    """Values the rebuilding would need that can only be had by keeping them."""
-    forced: set[Value] = set()
-    while True:
-        rebuilt, used = needed(ops, residuals, kept | forced)
-        wanted = {atom for op in rebuilt for atom in op.inputs} | set(residuals) | used
-        found = {
-            out
-            for op in rebuilt
-            if cannot_rebuild(op)
-            for out in op.outputs
-            if out in wanted and out not in kept
-        }
-        if found <= forced:
-            return forced
-        forced |= found
-
-
-def _check_names(layer: Layer, action: Action, unit: str) -> None:
-    unknown = sorted(action.names - set(layer.names))
-    if unknown:
-        known = ", ".join(layer.names) or "none"
-        raise UserError(
-            f"{action!r} names {', '.join(map(repr, unknown))}, which {unit} does not "
-            f"have; it has: {known}."
-        )
-    both = sorted(set(action.save) & set(action.offload))
-    if both:
-        raise UserError(
-            f"{action!r} both saves and offloads {', '.join(map(repr, both))} in "
-            f"{unit}; list each name once."
-        )

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
-from revremat import _compat
+from revremat import _compat, _resolve
 
 BLOCK_PREFIX = "revremat.block."
 INVERSE_PREFIX = "revremat.inverse."
@@ -284,17 +284,9 @@ def needed(
       Those operations in order, and the values they (or the targets) use without one of
       them making it: the given ones that are really used, and inputs.
     """
-    given = set(given)
-    wanted = {t for t in targets if isinstance(t, Value)}
-    kept: list[Op] = []
-    for op in reversed(ops):
-        makes = any(out in wanted and out not in given for out in op.outputs)
-        if makes or (keep_effects and op.eqn.effects):
-            kept.append(op)
-            wanted.update(atom for atom in op.inputs if isinstance(atom, Value))
-    kept.reverse()
-    made = {out for op in kept for out in op.outputs}
-    return tuple(kept), frozenset(v for v in wanted if v in given or v not in made)
+    always = lambda op: keep_effects and bool(op.eqn.effects)
+    kept, used = _resolve.needed(ops, targets, frozenset(given), always)
+    return kept, frozenset(v for v in used if isinstance(v, Value))
 
 
 def prune(program: Program) -> Program:

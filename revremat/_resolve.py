@@ -1,0 +1,187 @@
+"""What a layer keeps under an action, and what it recomputes: told here alone.
+
+A layer's values may be anything that has an identity: those of a traced program, or
+their positions in a graph.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from revremat._errors import UserError
+from revremat._plan import Action
+from revremat._rounding import unsteady
+
+
+class Operation[V](Protocol):
+    """What of an operation is looked at."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def inputs(self) -> Sequence[V]: ...
+    @property
+    def outputs(self) -> Sequence[V]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Flow[V, O: Operation]:
+    """One layer's forward pass, as far as it decides what is kept.
+
+    Attributes:
+      operations: In order; each after all that it uses.
+      residuals: What the backward pass reads.
+      plain: What of that plain autodiff keeps: neither weights nor what is made of
+        weights alone for free.
+      inputs: What the layer is given and would have to keep; no weights.
+      names: From name to value.
+      unrepeatable: The results of operations that cannot be run twice.
+      free: What is made of weights alone for free.
+      handed_in: Its inputs that come from the layer before.
+      handed_on: What it gives the next one, where it has an inverse.
+      inverse: The operations of its inverse, followed by its own. None to take the
+        inverse's place as given: only the layer's own operations are counted then.
+    """
+
+    operations: Sequence[O]
+    residuals: Sequence[V]
+    plain: Set[V]
+    inputs: Sequence[V]
+    names: Mapping[str, V]
+    unrepeatable: Set[V]
+    free: Set[V]
+    handed_in: Sequence[V] = ()
+    handed_on: Sequence[V] = ()
+    inverse: Callable[[], Sequence[O]] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved[V, O]:
+    """What becomes of each value of a layer.
+
+    Attributes:
+      saved: Kept on the device, forward to backward; may hold the layer's inputs.
+      offloaded: Kept in host memory.
+      ahead: Recomputed one layer early; for INVERT, the layer's inputs and whatever
+        else comes of undoing it.
+      early: The operations that recompute those.
+      late: The operations that recompute all other residuals.
+      used: What the backward pass or anything recomputed for it reads.
+    """
+
+    saved: Set[V]
+    offloaded: Set[V]
+    ahead: tuple[V, ...]
+    early: tuple[O, ...]
+    late: tuple[O, ...]
+    used: Set[V]
+
+
+def check_names(
+    action: Action, known: Collection[str], unit: str, listed: Iterable[str]
+) -> None:
+    """Refuses names that a unit does not have, and those both saved and offloaded.
+
+    Args:
+      action: Whose names.
+      known: The unit's.
+      unit: What messages call it.
+      listed: Those of its names that messages show.
+
+    Raises:
+      UserError: The sentence.
+    """
+    unknown = sorted(action.names - set(known))
+    if unknown:
+        shown = ", ".join(listed) or "none"
+        raise UserError(
+            f"{action!r} names {', '.join(map(repr, unknown))}, which {unit} does not "
+            f"have; it has: {shown}."
+        )
+    both = sorted(set(action.save) & set(action.offload))
+    if both:
+        raise UserError(
+            f"{action!r} both saves and offloads {', '.join(map(repr, both))} in "
+            f"{unit}; list each name once."
+        )
+
+
+def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]:
+    """What a layer keeps under an action, and the operations that recompute the rest.
+
+    Args:
+      flow: The layer; it has all names that the action lists.
+      action: Without `every`: in a segment, that holds once it is run again.
+    """
+    ops, residuals = flow.operations, flow.residuals
+    find = lambda names: [flow.names[name] for name in names]
+    offloaded, saved = set(find(action.offload)), set(find(action.save))
+    if action.kind == "save":
+        saved |= flow.plain - offloaded
+    if action.kind == "offload":
+        offloaded |= flow.plain - saved
+    saved |= flow.unrepeatable - offloaded
+    inverts = action.kind == "invert"
+    known = set(flow.handed_on) if inverts else set()
+    kept = saved | offloaded
+    again, _ = needed(ops, residuals, kept | known)
+    inverted = ({*flow.inputs} | known) - kept if inverts else set()
+    saved |= unsteady(again, kept, inverted) - offloaded
+    kept = saved | offloaded
+    ahead = [v for v in dict.fromkeys(find(action.ahead)) if v not in kept]
+    late, from_late = needed(ops, residuals, kept | known | set(ahead))
+    ahead = [v for v in ahead if v in from_late and v not in flow.free]
+    early, from_early = needed(ops, ahead, kept | known)
+    used = from_early | from_late
+    if not inverts:
+        saved |= {v for v in flow.inputs if v in used} - offloaded
+    elif flow.inverse is not None:
+        undone = flow.inverse()
+        # What an action lists and nothing uses is not kept: the inverse may need it.
+        there = kept & used
+        missing = [v for v in flow.handed_in if v not in there]
+        late, _ = needed(undone, (*residuals, *missing), there | known)
+        if ahead:
+            early, _ = needed(undone, (*missing, *ahead), there | known)
+            ahead = _made_for(late, early, (*residuals, *missing), flow.free)
+            late, _ = needed(undone, residuals, there | known | set(ahead))
+    return Resolved(saved & used, offloaded & used, tuple(ahead), early, late, used)
+
+
+def needed[V, O: Operation](
+    operations: Sequence[O],
+    targets: Iterable[V],
+    given: Set[V],
+    always: Callable[[O], bool] = lambda op: False,
+) -> tuple[tuple[O, ...], Set[V]]:
+    """The operations that make `targets` out of `given` and whatever has no maker.
+
+    Args:
+      operations: In order.
+      targets: What is wanted.
+      given: What is there.
+      always: Of an operation, whether it belongs to them in any case.
+
+    Returns:
+      Those operations in order, and the values they (or the targets) use without one of
+      them making it: the given ones that are really used, and inputs.
+    """
+    wanted, ops = set(targets), []
+    for op in reversed(operations):
+        makes = any(out in wanted and out not in given for out in op.outputs)
+        if makes or always(op):
+            ops.append(op)
+            wanted.update(op.inputs)
+    ops.reverse()
+    made = {out for op in ops for out in op.outputs}
+    return tuple(ops), {v for v in wanted if v in given or v not in made}
+
+
+def _made_for[V, O: Operation](
+    ops: Sequence[O], early: Sequence[O], targets: Iterable[V], free: Set[V]
+) -> list[V]:
+    """What the operations that run early make that the others, or targets, need."""
+    first = set(early)
+    used = {a for op in ops if op not in first for a in op.inputs} | set(targets)
+    made = dict.fromkeys(out for op in early for out in op.outputs)
+    return [v for v in made if v in used and v not in free]

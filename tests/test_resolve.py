@@ -1,0 +1,105 @@
+"""What a layer keeps: told once, whatever its values are called."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
+from revremat._resolve import Flow, check_names, needed, resolve
+
+
+@dataclass(frozen=True)
+class Op:
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+# x and the weight w: h = x w, a = tanh h, drawn at random r, y = a r.
+MATMUL = Op("dot_general", ("x", "w"), ("h",))
+TANH = Op("tanh", ("h",), ("a",))
+DRAW = Op("rng_uniform", (), ("r",))
+TIMES = Op("mul", ("a", "r"), ("y",))
+FLOW = Flow(
+    operations=(MATMUL, TANH, DRAW, TIMES),
+    residuals=("x", "w", "a", "r"),
+    plain={"x", "a", "r"},
+    inputs=("x",),
+    names={"input": "x", "h": "h", "a": "a", "r": "r", "y": "y"},
+    unrepeatable={"r"},
+    free=frozenset(),
+    handed_in=("x",),
+    handed_on=("y",),
+)
+
+
+@pytest.mark.parametrize(
+    ("action", "saved", "offloaded", "late"),
+    [
+        (SAVE, "xar", "", ()),
+        (SAVE(offload=["a"]), "xr", "a", ()),
+        (OFFLOAD, "", "xar", ()),
+        (OFFLOAD(save=["a"]), "a", "xr", ()),
+        (RECOMPUTE, "xr", "", (MATMUL, TANH)),
+        (RECOMPUTE(save=["a"]), "xar", "", ()),
+        (RECOMPUTE(save=["h"]), "xhr", "", (TANH,)),
+        (RECOMPUTE(save=["h", "a"]), "xar", "", ()),
+        (RECOMPUTE(offload=["input"]), "r", "x", (MATMUL, TANH)),
+        (RECOMPUTE(offload=["r"]), "x", "r", (MATMUL, TANH)),
+        (RECOMPUTE(save=["y"]), "xr", "", (MATMUL, TANH)),
+        (INVERT, "r", "", (MATMUL, TANH)),
+        (INVERT(save=["a"]), "ar", "", ()),
+    ],
+    ids=repr,
+)
+def test_every_value_is_kept_or_recomputed(action, saved, offloaded, late):
+    found = resolve(FLOW, action)
+    assert (found.saved, found.offloaded) == (set(saved), set(offloaded))
+    assert (found.ahead, found.early, found.late) == ((), (), late)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "early", "late"),
+    [
+        (["h"], (MATMUL,), (TANH,)),
+        (["a"], (MATMUL, TANH), ()),
+        (["r"], (), (MATMUL, TANH)),  # is kept: it cannot be had twice
+        (["y"], (), (MATMUL, TANH)),  # nothing needs it
+    ],
+)
+def test_what_is_recomputed_ahead_is_not_recomputed_later(ahead, early, late):
+    found = resolve(FLOW, RECOMPUTE(ahead=ahead))
+    assert (found.early, found.late) == (early, late)
+    assert found.ahead == tuple(ahead if early else ())
+
+
+def test_an_inverse_runs_first_where_it_is_known():
+    undo = Op("div", ("y", "w"), ("x",))
+    flow = Flow(**{**vars(FLOW), "inverse": lambda: (undo, *FLOW.operations)})
+    assert resolve(flow, INVERT).late == (undo, MATMUL, TANH)
+    assert resolve(flow, INVERT(save=["input"])).late == (MATMUL, TANH)
+    assert resolve(flow, RECOMPUTE).late == (MATMUL, TANH)
+
+
+def test_only_what_leads_to_the_targets_is_needed():
+    ops = FLOW.operations
+    assert needed(ops, ["a"], set()) == ((MATMUL, TANH), {"x", "w"})
+    assert needed(ops, ["a"], {"h"}) == ((TANH,), {"h"})
+    assert needed(ops, ["a"], {"a", "h"}) == ((), {"a"})
+    random = lambda op: op.kind == "rng_uniform"
+    assert needed(ops, ["h"], set(), random)[0] == (MATMUL, DRAW)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (SAVE(save=["z"]), "names 'z', which unit 'u' does not have; it has: h, a."),
+        (RECOMPUTE(offload=["z", "h"]), "names 'z', which unit 'u'"),
+        (RECOMPUTE(ahead=["b", "c"]), "names 'b', 'c', which unit 'u'"),
+        (RECOMPUTE(save=["a"], offload=["a"]), "both saves and offloads 'a' in unit"),
+    ],
+)
+def test_names_are_checked(action, message):
+    with pytest.raises(UserError, match=message):
+        check_names(action, FLOW.names, "unit 'u'", ["h", "a"])
+    check_names(SAVE(offload=["a"]), FLOW.names, "unit 'u'", ["h", "a"])
