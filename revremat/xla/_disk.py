@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import hashlib
+import io
 import json
 import os
 import platform
@@ -112,29 +113,29 @@ def read(key: str) -> Artifact | None:
         return None
     path = folder / _entry(key)
     try:
-        with open_regular(path, follow=False) as file:
-            found = _read_entry(file, key)
-            with contextlib.suppress(OSError):  # where nothing can be written
-                os.utime(path)  # the latest used ones are kept longest
-            return found
+        data = read_bytes(path, most=_MOST_ENTRY_BYTES, follow=False)
     except FileNotFoundError:
         return None
     except OSError as error:
-        # A link is ELOOP; anything else may be read the next time.
-        is_other = isinstance(error, NotRegularError) or error.errno == errno.ELOOP
-        if not is_other:
-            return None
+        # A link, something that is no file, or larger than anything that is written;
+        # whatever else is wrong may be right the next time.
+        is_other = isinstance(error, NotRegularError)
+        if is_other or error.errno in (errno.ELOOP, errno.EFBIG):
+            _remove(path)
+        return None
+    try:
+        found = _read_entry(data, key)
     except Exception:  # damaged: a zip file can be wrong in very many ways
-        pass
-    _remove(path)
-    return None
+        _remove(path)
+        return None
+    with contextlib.suppress(OSError):  # where nothing can be written
+        os.utime(path)  # the latest used ones are kept longest
+    return found
 
 
-def _read_entry(file: BinaryIO, key: str) -> Artifact:
+def _read_entry(data: bytes, key: str) -> Artifact:
     """Raises whatever there is to raise where anything is not as it was written."""
-    if os.fstat(file.fileno()).st_size > _MOST_ENTRY_BYTES:
-        raise ValueError("nothing as large is ever written")
-    with zipfile.ZipFile(file) as archive:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
         sizes = [archive.getinfo(name).file_size for name in (_ABOUT, _HLO)]
         if sum(sizes) > _MOST_ENTRY_BYTES:
             raise ValueError("nothing as large is ever written")

@@ -265,9 +265,11 @@ def test_a_flipped_bit_anywhere_is_noticed_or_harmless(cache):
     file = entry(cache)
     data = file.read_bytes()
     whole = _disk.read(file.stem)
-    for position in range(0, len(data), max(1, len(data) // 60)):
+    spread = range(0, 8 * len(data), max(1, 8 * len(data) // 60))
+    where_it_is_listed = range(8 * (len(data) - 22), 8 * len(data))
+    for bit in (*spread, *where_it_is_listed):
         bad = bytearray(data)
-        bad[position] ^= 1 << (position % 8)
+        bad[bit // 8] ^= 1 << (bit % 8)
         file.write_bytes(bad)
         found = _disk.read(file.stem)
         assert found is not None or not file.exists()
