@@ -6,9 +6,23 @@ import re
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+
+ROOT = Path(__file__).parents[1]
+
+
+def _modules_with_shapes():
+    """Those whose signatures say shapes; what Numba compiles takes no wrappers."""
+    for path in (ROOT / "revremat").rglob("*.py"):
+        text = path.read_text()
+        if "from jaxtyping import" in text and "@numba." not in text:
+            yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+install_import_hook([*_modules_with_shapes()], "checked_shapes.checked")
 
 
 _SEARCHES = re.compile(r"\b(?:fit|search|Search|trainer\.run)\(")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Int
 
 from revremat._errors import UserError
 from revremat.allocation import _core, _disjunctive, _greedy, _rectangles
@@ -135,7 +136,7 @@ class _Run:
     def offer(
         self,
         makespan_bytes: int,
-        base: np.ndarray,
+        base: Int[np.ndarray, " blocks"],
         solver: str,
         placed: Blocks | None = None,
     ) -> None:
@@ -200,7 +201,7 @@ class _Run:
     def concentrate(self, rectangles: _rectangles.Rectangles) -> None:
         """Packs the fullest sections first; large problems have nothing else left."""
 
-        def keep(offsets: np.ndarray | None, least_bytes: int) -> bool:
+        def keep(offsets: Int[np.ndarray, " blocks"] | None, least_bytes: int) -> bool:
             self.nodes = rectangles.nodes
             self.proved_bytes = max(self.proved_bytes, least_bytes)
             if offsets is not None:
@@ -255,7 +256,9 @@ class _Run:
                 return
 
     def keep(
-        self, rectangles: _rectangles.Rectangles, offsets: np.ndarray | None
+        self,
+        rectangles: _rectangles.Rectangles,
+        offsets: Int[np.ndarray, " blocks"] | None,
     ) -> None:
         """Takes what an attempt of the exact search came to."""
         self.nodes = rectangles.nodes
@@ -267,7 +270,9 @@ class _Run:
     def search(self, rectangles: _rectangles.Rectangles) -> int:
         """Exact search on rectangles."""
 
-        def keep_best(offsets: np.ndarray | None, least_bytes: int) -> None:
+        def keep_best(
+            offsets: Int[np.ndarray, " blocks"] | None, least_bytes: int
+        ) -> None:
             self.proved_bytes = max(self.proved_bytes, least_bytes)
             self.keep(rectangles, offsets)
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from revremat._errors import UserError
 from revremat.allocation._problem import LARGEST_BYTES, AllocationProblem
@@ -32,15 +33,15 @@ class Blocks:
         the padding between them that its alignment asks for. None: no block does.
     """
 
-    start: np.ndarray
-    buffer: np.ndarray
-    shift: np.ndarray
-    size: np.ndarray
-    alignment: np.ndarray
-    height: np.ndarray
+    start: Int[np.ndarray, " starts"]
+    buffer: Int[np.ndarray, " members"]
+    shift: Int[np.ndarray, " members"]
+    size: Int[np.ndarray, " members"]
+    alignment: Int[np.ndarray, " blocks"]
+    height: Int[np.ndarray, " blocks"]
     ranges: SectionRanges
     relation: Relation | None
-    follows: np.ndarray | None = None
+    follows: Bool[np.ndarray, " blocks"] | None = None
 
     @property
     def count(self) -> int:
@@ -52,7 +53,9 @@ class Blocks:
         """Whether every block is one buffer whose lifetime alone decides."""
         return len(self.buffer) == self.count and self.relation is None
 
-    def offsets(self, problem: AllocationProblem, base: np.ndarray) -> tuple[int, ...]:
+    def offsets(
+        self, problem: AllocationProblem, base: Int[np.ndarray, " blocks"]
+    ) -> tuple[int, ...]:
         """Offsets of all buffers from those of the blocks; empty buffers lie at 0."""
         offsets = [0] * len(problem.buffers)
         block = np.repeat(np.arange(self.count), np.diff(self.start))
@@ -60,7 +63,7 @@ class Blocks:
             offsets[i] = int(offset)
         return tuple(offsets)
 
-    def makespan(self, base: np.ndarray) -> int:
+    def makespan(self, base: Int[np.ndarray, " blocks"]) -> int:
         """The end of the block that reaches highest."""
         return int((base + self.height).max(initial=0))
 

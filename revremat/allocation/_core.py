@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from revremat.allocation._greedy import BEST_FIT, LOWEST, place_in_order
 from revremat.allocation._rectangles import Rectangles, tighten
@@ -49,12 +50,14 @@ class Core:
     """
 
     rectangles: Rectangles
-    inside: np.ndarray
-    piece: np.ndarray
-    shift: np.ndarray
+    inside: Bool[np.ndarray, " n"]
+    piece: Int[np.ndarray, " inside"]
+    shift: Int[np.ndarray, " inside"]
 
     @classmethod
-    def of(cls, whole: Rectangles, kept: np.ndarray, bundle: int) -> "Core":
+    def of(
+        cls, whole: Rectangles, kept: Bool[np.ndarray, " sections"], bundle: int
+    ) -> "Core":
         """What lives over the sections kept; a bundle is `bundle` units at most.
 
         What lies over the whole core is always one bundle: it may lie at the bottom of
@@ -90,7 +93,7 @@ class Core:
         )
         return cls(rectangles, inside, place[piece], shift)
 
-    def spread(self, placed: np.ndarray) -> np.ndarray:
+    def spread(self, placed: Int[np.ndarray, " pieces"]) -> Int[np.ndarray, " n"]:
         """Offsets of all buffers, -1 outside the core, from those of the pieces."""
         offsets = np.full(len(self.inside), -1, np.int64)
         offsets[self.inside] = placed[self.piece] + self.shift
@@ -103,7 +106,7 @@ def concentrate(
     best_bytes: int,
     deadline: float,
     rounds: int,
-    watch: Callable[[np.ndarray | None, int], bool],
+    watch: Callable[[Int[np.ndarray, " n"] | None, int], bool],
 ) -> None:
     """Packs one core after another, with more effort each round.
 
@@ -182,8 +185,11 @@ def _packed(core, target_bytes, best_bytes, deadline, number):
 
 
 def complete(
-    whole: Rectangles, offsets: np.ndarray, inside: np.ndarray, ceiling_bytes: int
-) -> np.ndarray:
+    whole: Rectangles,
+    offsets: Int[np.ndarray, " n"],
+    inside: Bool[np.ndarray, " n"],
+    ceiling_bytes: int,
+) -> Int[np.ndarray, " n"]:
     """Places what lies beside a core around it, stretch by stretch.
 
     Args:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
+from jaxtyping import Int
 
 from revremat.allocation._blocks import Blocks
 from revremat.allocation._search import FAILED, LIMIT, SOLVED
@@ -31,10 +32,10 @@ class Pairs:
     pairs are decided: `upper` lies above.
     """
 
-    upper: np.ndarray
-    lower: np.ndarray
-    above: np.ndarray
-    below: np.ndarray
+    upper: Int[np.ndarray, " pairs"]
+    lower: Int[np.ndarray, " pairs"]
+    above: Int[np.ndarray, " pairs"]
+    below: Int[np.ndarray, " pairs"]
     fixed: int
 
     @classmethod

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numba
 import numpy as np
+from jaxtyping import Int
 
 from revremat.allocation._blocks import Blocks
 
@@ -158,8 +159,11 @@ def portfolio(blocks: Blocks, target_bytes: int) -> Iterator[tuple]:
 
 
 def reorder(
-    blocks: Blocks, order: np.ndarray, makespan_bytes: int, target_bytes: int
-) -> Iterator[tuple[int, np.ndarray] | None]:
+    blocks: Blocks,
+    order: Int[np.ndarray, " blocks"],
+    makespan_bytes: int,
+    target_bytes: int,
+) -> Iterator[tuple[int, Int[np.ndarray, " blocks"]] | None]:
     """Places again and again, what ended above the target earlier each time.
 
     Squeaky wheels (Joslin and Clements, JAIR 1999), from the best order again after a

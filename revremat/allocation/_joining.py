@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Int
 
 _STACKED = 3
 """Buffers in one stack at most."""
@@ -35,9 +36,9 @@ class Piece:
 
 
 def join(
-    begin: np.ndarray,
-    end: np.ndarray,
-    size: np.ndarray,
+    begin: Int[np.ndarray, " n"],
+    end: Int[np.ndarray, " n"],
+    size: Int[np.ndarray, " n"],
     stacked: int,
     rng: np.random.Generator,
     skipped: float,

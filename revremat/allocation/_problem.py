@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from jaxtyping import Int
 
 from revremat._errors import UserError
 from revremat.allocation._relation import Relation
@@ -130,22 +131,22 @@ class AllocationProblem:
                 )
 
     @cached_property
-    def lower(self) -> np.ndarray:
+    def lower(self) -> Int[np.ndarray, " n"]:
         """First live step of each buffer, `int64[n]`."""
         return np.array([b.lower for b in self.buffers], np.int64)
 
     @cached_property
-    def upper(self) -> np.ndarray:
+    def upper(self) -> Int[np.ndarray, " n"]:
         """First step at which each buffer is dead again, `int64[n]`."""
         return np.array([b.upper for b in self.buffers], np.int64)
 
     @cached_property
-    def sizes_bytes(self) -> np.ndarray:
+    def sizes_bytes(self) -> Int[np.ndarray, " n"]:
         """Size of each buffer, `int64[n]`."""
         return np.array([b.size_bytes for b in self.buffers], np.int64)
 
     @cached_property
-    def alignments_bytes(self) -> np.ndarray:
+    def alignments_bytes(self) -> Int[np.ndarray, " n"]:
         """Alignment of each buffer, `int64[n]`."""
         return np.array([b.alignment_bytes for b in self.buffers], np.int64)
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import Float, Int, Real
 
 from revremat.allocation._blocks import Blocks
 from revremat.allocation._fill import fill
@@ -36,7 +37,7 @@ _JOIN_SEARCHES = 4
 class _Lane:
     """What one search learns and keeps for the next."""
 
-    failures: np.ndarray
+    failures: Real[np.ndarray, " n"]
     failed: np.ndarray
     capacity: int = -1
 
@@ -54,11 +55,11 @@ class Rectangles:
       section_count: How many sections there are.
     """
 
-    begin: np.ndarray
-    end: np.ndarray
-    size: np.ndarray
-    tail: np.ndarray
-    block: np.ndarray
+    begin: Int[np.ndarray, " n"]
+    end: Int[np.ndarray, " n"]
+    size: Int[np.ndarray, " n"]
+    tail: Int[np.ndarray, " n"]
+    block: Int[np.ndarray, " n"]
     unit: int
     section_count: int
     lanes: list[_Lane] = field(default_factory=list)
@@ -108,24 +109,24 @@ class Rectangles:
             )
         )
 
-    def loads(self) -> np.ndarray:
+    def loads(self) -> Int[np.ndarray, " sections"]:
         """`int64[sections]`: the units that are live in each."""
         steps = np.zeros(self.section_count + 1, np.int64)
         np.add.at(steps, self.begin, self.size)
         np.subtract.at(steps, self.end, self.size)
         return np.cumsum(steps)[:-1]
 
-    def makespan_bytes(self, offsets: np.ndarray) -> int:
+    def makespan_bytes(self, offsets: Int[np.ndarray, " n"]) -> int:
         """The end of the buffer that reaches highest."""
         return int(((offsets + self.size) * self.unit - self.tail).max())
 
-    def base(self, offsets: np.ndarray) -> np.ndarray:
+    def base(self, offsets: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Offsets in bytes, one a block, from offsets in units."""
         base = np.empty_like(offsets)
         base[self.block] = offsets * self.unit
         return base
 
-    def preference(self, number: int, noise: float) -> np.ndarray:
+    def preference(self, number: int, noise: float) -> Float[np.ndarray, " n"]:
         """The number-th preference, shaken by noise that its number fixes."""
         ranks = self.preferences[number % len(self.preferences)]
         if noise == 0:
@@ -138,7 +139,7 @@ class Rectangles:
         tries: int,
         deadline: float,
         watch: Callable[[int], None] = lambda makespan: None,
-    ) -> tuple[int, np.ndarray]:
+    ) -> tuple[int, Int[np.ndarray, " n"]]:
         """The best of several fillings, `(makespan_bytes, offsets)`.
 
         Each preference is tried as it is. Then buffers that ended above the target are
@@ -304,7 +305,7 @@ def tighten(
     least_bytes: int,
     best_bytes: int,
     deadline: float,
-    watch: Callable[[np.ndarray | None, int], None],
+    watch: Callable[[Int[np.ndarray, " n"] | None, int], None],
     nodes: int = 2000,
     rounds: int | None = None,
     attempts: int = _ATTEMPTS,
@@ -347,7 +348,7 @@ def tighten(
         nodes *= 2
 
 
-def _ranks(keys) -> np.ndarray:
+def _ranks(keys) -> Float[np.ndarray, " n"]:
     order = np.lexsort(tuple(reversed(keys)))
     ranks = np.empty(len(order))
     ranks[order] = np.arange(len(order)) / max(1, len(order))

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool, Int, UInt64
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,7 +17,7 @@ class Relation:
       count: How many buffers it is about.
     """
 
-    words: np.ndarray
+    words: UInt64[np.ndarray, "count words"]
     count: int
 
     @classmethod
@@ -33,12 +34,12 @@ class Relation:
         """Whether `i` and `j` must not share memory."""
         return bool(int(self.words[i, j // 64]) >> (j % 64) & 1)
 
-    def row(self, i: int) -> np.ndarray:
+    def row(self, i: int) -> Bool[np.ndarray, " count"]:
         """`bool[count]`: the buffers that must not share memory with `i`."""
         bits = np.unpackbits(self.words[i].view(np.uint8), bitorder="little")
         return bits[: self.count].astype(bool)
 
-    def dense(self) -> np.ndarray:
+    def dense(self) -> Bool[np.ndarray, "count count"]:
         """`bool[count, count]`."""
         bits = np.unpackbits(self.words.view(np.uint8), axis=1, bitorder="little")
         return bits[:, : self.count].astype(bool)
@@ -47,7 +48,7 @@ class Relation:
         """How many pairs conflict."""
         return int(np.bitwise_count(self.words).sum()) // 2
 
-    def take(self, positions: np.ndarray) -> "Relation":
+    def take(self, positions: Int[np.ndarray, " kept"]) -> "Relation":
         """The relation among some of the buffers, in the order given."""
         n = len(positions)
         words = np.zeros((n, (n + 63) // 64), np.uint64)

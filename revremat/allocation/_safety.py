@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numba
 import numpy as np
+from jaxtyping import Bool, Int, UInt64
 
 from revremat._errors import UserError
 from revremat.allocation._problem import AllocationProblem, Buffer
@@ -121,11 +122,11 @@ class _Graph:
     """The operators as numbers; operator 0 comes before all and makes the inputs."""
 
     count: int
-    edge_start: np.ndarray  # int64[count + 1], into `edges`: what waits for each
-    edges: np.ndarray
-    producer: np.ndarray  # int64[tensors]
-    user_start: np.ndarray  # int64[tensors + 1], into `users`
-    users: np.ndarray
+    edge_start: Int[np.ndarray, " edge_starts"]  # into `edges`: what waits for each
+    edges: Int[np.ndarray, " edges"]
+    producer: Int[np.ndarray, " tensors"]
+    user_start: Int[np.ndarray, " tensors+1"]  # into `users`
+    users: Int[np.ndarray, " users"]
     tensor: dict[str, int]
     operator: dict[str, int]
 
@@ -196,7 +197,7 @@ class _Graph:
         )
 
 
-def _written_after(graph: _Graph) -> np.ndarray:
+def _written_after(graph: _Graph) -> UInt64[np.ndarray, "operators words"]:
     """`uint64[operators, words]`: the tensors produced by what must follow each."""
     words = (len(graph.producer) + 63) // 64
     after = np.zeros((graph.count, words), np.uint64)
@@ -256,7 +257,11 @@ def _chains(operators) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(chain) for chain in distinct.values())
 
 
-def _conflicts(graph: _Graph, after: np.ndarray, lifelong: np.ndarray) -> np.ndarray:
+def _conflicts(
+    graph: _Graph,
+    after: UInt64[np.ndarray, "operators words"],
+    lifelong: Bool[np.ndarray, " tensors"],
+) -> UInt64[np.ndarray, "tensors words"]:
     """Bits of the pairs of which neither may give its memory to the other."""
     count = len(graph.producer)
     words = after.shape[1]

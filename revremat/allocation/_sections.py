@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from revremat.allocation._problem import AllocationProblem
 
@@ -52,16 +53,16 @@ class SectionRanges:
       times: `int64[sections]`, a time step inside each section.
     """
 
-    begin: np.ndarray
-    end: np.ndarray
-    times: np.ndarray
+    begin: Int[np.ndarray, " n"]
+    end: Int[np.ndarray, " n"]
+    times: Int[np.ndarray, " sections"]
 
     @property
     def count(self) -> int:
         """How many sections there are."""
         return len(self.times)
 
-    def loads(self, sizes: np.ndarray) -> np.ndarray:
+    def loads(self, sizes: Int[np.ndarray, " n"]) -> Int[np.ndarray, " sections"]:
         """`int64[sections]`: the sum of the sizes that are live in each."""
         steps = np.zeros(self.count + 1, np.int64)
         np.add.at(steps, self.begin, sizes)
@@ -69,7 +70,9 @@ class SectionRanges:
         return np.cumsum(steps)[:-1]
 
 
-def section_ranges(lower: np.ndarray, upper: np.ndarray) -> SectionRanges:
+def section_ranges(
+    lower: Int[np.ndarray, " n"], upper: Int[np.ndarray, " n"]
+) -> SectionRanges:
     """Cuts half-open lifetimes, `int64[n]` each, into maximal sections."""
     starts, ends = np.unique(lower), np.unique(upper)
     # A section is maximal where the event after a start is an end: of the starts that
@@ -151,7 +154,7 @@ def _largest_clique(problem, ranges, loads, padded, padding) -> Section:
     return Section(None, tuple(problem.buffers[i].id for i in best), best_bytes)
 
 
-def _conflicts_of(i, ranges: SectionRanges, relation) -> np.ndarray:
+def _conflicts_of(i, ranges: SectionRanges, relation) -> Bool[np.ndarray, " n"]:
     live = (ranges.begin < ranges.end[i]) & (ranges.begin[i] < ranges.end)
     live |= relation.row(i)
     live[i] = False

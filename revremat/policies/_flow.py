@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numba
 import numpy as np
+from jaxtyping import Bool
 
 MOST_CAPACITY = 2**62
 
@@ -16,7 +17,7 @@ def minimum_cut(
     edges: Sequence[tuple[int, int, int]],
     source: int,
     sink: int,
-) -> tuple[int, np.ndarray]:
+) -> tuple[int, Bool[np.ndarray, " num_nodes"]]:
     """The cheapest set of edges whose removal parts the sink from the source.
 
     Of all such cuts it is the one nearest to the source, which is unique, so the answer

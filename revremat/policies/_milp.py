@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy  # its parts are imported when they are first used
+from jaxtyping import Float, Real
 
 from revremat.policies._greedy import choose_greedily
 from revremat.policies._menu import Choice, Menu, place
@@ -101,7 +102,9 @@ class _Rows:
         self.least = [price.shortest_run for price in self.prices]
         self.size = len(self.entries)
 
-    def preferences(self) -> tuple[np.ndarray, np.ndarray]:
+    def preferences(
+        self,
+    ) -> tuple[Float[np.ndarray, " entries"], Float[np.ndarray, " entries"]]:
         """Of equally fast mixes the smaller one, and of those the simpler one.
 
         In microseconds, small against one layer of the same unit: for each layer that
@@ -169,7 +172,7 @@ class _Rows:
         row = [0.0] * self.size + [1.0 if u else -1.0 for u in used]
         return scipy.optimize.LinearConstraint(row, ub=sum(used) - 1)
 
-    def read(self, counts: np.ndarray, bound: float) -> Choice:
+    def read(self, counts: Real[np.ndarray, " entries"], bound: float) -> Choice:
         runs: dict[str, list[tuple[str, int]]] = {menu.unit: [] for menu in self.menus}
         for (unit, price), number in zip(self.entries, counts, strict=True):
             if number:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from revremat.program._avals import is_floating
 from revremat.program._ops import Value
@@ -49,7 +50,9 @@ def alone(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     others = [v for v in given if v not in differentiated or not is_floating(v.aval)]
     results = [out for turn in turns for out in turn.results]
 
-    def loss(arrays: Any, beside: Any, cotangents: Any, one: jax.Array) -> jax.Array:
+    def loss(
+        arrays: Any, beside: Any, cotangents: Any, one: Float[Array, ""]
+    ) -> Float[Array, ""]:
         env = dict(zip((*wanted, *others), (*arrays, *beside), strict=True))
         by_result = dict(zip(results, cotangents, strict=True))
         total = jnp.zeros(())

@@ -6,6 +6,7 @@ all groups are one unit, wherever they stand.
 """
 
 import numpy as np
+from jaxtyping import Int
 
 from revremat.program._modules import given_back
 from revremat.program._repeats import Repeat, longest_loop, same_flow
@@ -52,7 +53,9 @@ def layers_of_groups(stretch: Stretch, groups: Repeat) -> Repeat | None:
     return layers
 
 
-def _places(tokens: np.ndarray, layer: np.ndarray) -> list[int]:
+def _places(
+    tokens: Int[np.ndarray, " ops"], layer: Int[np.ndarray, " period"]
+) -> list[int]:
     """Where a layer's operations come, one place after the other."""
     windows = np.lib.stride_tricks.sliding_window_view(tokens, len(layer))
     places: list[int] = []

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from revremat._plan import RECOMPUTE
 from revremat.program._api import block
@@ -42,7 +43,11 @@ def cross_entropy(
     return total(hidden, table, labels) / count
 
 
-def _total(hidden_BTD: Any, table_DV: Any, labels_BT: Any) -> Any:
+def _total(
+    hidden_BTD: Float[Array, "B T D"],
+    table_DV: Float[Array, "D V"],
+    labels_BT: Int[Array, "B T"],
+) -> Float[Array, ""]:
     dtype = jnp.promote_types(jnp.result_type(hidden_BTD, table_DV), jnp.float32)
     logits_BTV = jnp.einsum(
         "btd,dv->btv", hidden_BTD, table_DV, preferred_element_type=dtype

@@ -8,6 +8,7 @@ together n log n places are looked at; how far two places agree is found by doub
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Int
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,9 +21,9 @@ class Runs:
       matched: How many numbers equal those one period later, `[num_runs]`.
     """
 
-    starts: np.ndarray
-    periods: np.ndarray
-    matched: np.ndarray
+    starts: Int[np.ndarray, " num_runs"]
+    periods: Int[np.ndarray, " num_runs"]
+    matched: Int[np.ndarray, " num_runs"]
 
     def within(self, begin: int, end: int) -> "Runs":
         """What is left between two places of the runs that make two turns."""
@@ -32,7 +33,9 @@ class Runs:
         return Runs(starts[kept], self.periods[kept], (stops - starts)[kept])
 
 
-def find_runs(tokens: np.ndarray, most_period: int, lacking: float = 0.0) -> Runs:
+def find_runs(
+    tokens: Int[np.ndarray, " n"], most_period: int, lacking: float = 0.0
+) -> Runs:
     """The runs that make two turns, or nearly.
 
     Args:
@@ -65,7 +68,7 @@ def find_runs(tokens: np.ndarray, most_period: int, lacking: float = 0.0) -> Run
     return Runs(found[1], found[0], found[2])
 
 
-def _names(tokens: np.ndarray) -> list[np.ndarray]:
+def _names(tokens: Int[np.ndarray, " n"]) -> list[Int[np.ndarray, " _"]]:
     """Numbers for the stretches of 1, 2, 4, ... tokens, equal ones for equal."""
     names = [np.unique(tokens, return_inverse=True)[1].astype(np.int64)]
     size, n = 1, len(tokens)
@@ -77,8 +80,11 @@ def _names(tokens: np.ndarray) -> list[np.ndarray]:
 
 
 def _agree(
-    names: list[np.ndarray], one: np.ndarray, other: np.ndarray, backwards: bool = False
-) -> np.ndarray:
+    names: list[Int[np.ndarray, " _"]],
+    one: Int[np.ndarray, " pairs"],
+    other: Int[np.ndarray, " pairs"],
+    backwards: bool = False,
+) -> Int[np.ndarray, " pairs"]:
     """How many tokens agree from two places on (each included), or up to them."""
     found = np.zeros(len(one), np.int64)
     for k in reversed(range(len(names))):

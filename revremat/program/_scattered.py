@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from revremat.program._alike import layers_alike
 from revremat.program._costs import num_bytes
@@ -108,7 +109,7 @@ def _find_anywhere(
     return found
 
 
-def _parts(free: np.ndarray) -> list[Part]:
+def _parts(free: Bool[np.ndarray, " ops"]) -> list[Part]:
     """The parts of a stretch that are free."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], free, [False]))))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
@@ -163,7 +164,7 @@ def _equal_parts(
     return [(places, length) for _, places, length in options[:_MOST_LOOKED_AT]]
 
 
-def _without_overlap(starts: np.ndarray, length: int) -> list[int]:
+def _without_overlap(starts: Int[np.ndarray, " places"], length: int) -> list[int]:
     places, free = [], 0
     for start in starts.tolist():
         if start >= free:

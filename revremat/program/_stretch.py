@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int, Real
 
 from revremat.program._costs import num_bytes
 from revremat.program._fingerprint import describe_op
@@ -66,7 +67,7 @@ class Stretch:
         return found
 
     @cached_property
-    def tokens(self) -> np.ndarray:
+    def tokens(self) -> Int[np.ndarray, " ops"]:
         """Operations as numbers, the same ones for equal operations, `[num_ops]`."""
         numbers: dict[str, int] = {}
         listed = [
@@ -80,17 +81,17 @@ class Stretch:
         return find_runs(self.tokens, len(self))
 
     @cached_property
-    def made(self) -> np.ndarray:
+    def made(self) -> Real[np.ndarray, " _"]:
         """Bytes made before each operation, and by all, `[num_ops + 1]`."""
         return np.cumsum([0, *map(made_by, self.ops)])
 
     @cached_property
-    def heavy(self) -> np.ndarray:
+    def heavy(self) -> Int[np.ndarray, " _"]:
         """Heavy operations before each one, and in all, `[num_ops + 1]`."""
         return np.cumsum([0, *map(is_heavy, self.ops)])
 
     @cached_property
-    def passed_on(self) -> np.ndarray:
+    def passed_on(self) -> Float[np.ndarray, " _"]:
         """Bytes made before each operation and used there or later."""
         steps = np.zeros(len(self) + 2)
         for value, (k, _) in self.maker.items():

@@ -3,9 +3,12 @@
 from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Int
 
 
-def repeated(tokens: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+def repeated(
+    tokens: Int[np.ndarray, " n"],
+) -> Iterator[tuple[Int[np.ndarray, " places"], int]]:
     """All stretches that come twice or more and are as long as they can be.
 
     Args:
@@ -31,7 +34,7 @@ def repeated(tokens: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
             opened.append((begin, int(length)))
 
 
-def _suffix_array(tokens: np.ndarray) -> np.ndarray:
+def _suffix_array(tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
     """Where suffixes begin, in lexical order, by doubling what is compared."""
     rank = np.unique(tokens, return_inverse=True)[1].astype(np.int64)
     n, reach = len(tokens), 1
@@ -48,7 +51,9 @@ def _suffix_array(tokens: np.ndarray) -> np.ndarray:
         reach *= 2
 
 
-def _shared_prefixes(tokens: np.ndarray, order: np.ndarray) -> list[int]:
+def _shared_prefixes(
+    tokens: Int[np.ndarray, " n"], order: Int[np.ndarray, " n"]
+) -> list[int]:
     """How many tokens each suffix shares with the one before it in order.
 
     In the order of positions what is shared shrinks by one at most (Kasai et al. 2001).

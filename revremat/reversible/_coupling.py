@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Shaped
 
 from revremat._errors import UserError
 from revremat.program._avals import add, zero_cotangent
@@ -388,7 +389,9 @@ class Halves(Coupling):
         return self.inner.log_det(params, _split(x), rest)
 
 
-def _split(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _split(
+    x: Shaped[Array, "*rest channels"],
+) -> tuple[Shaped[Array, "*rest channels//2"], Shaped[Array, "*rest channels//2"]]:
     if x.shape[-1] % 2:
         raise UserError(
             f"an array of {x.shape[-1]} channels {list(x.shape)} has no two equal "

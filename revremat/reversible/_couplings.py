@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jaxtyping import Array, Float, Shaped
 
 from revremat._errors import UserError
 from revremat.reversible._coupling import Coupling, Map, Step, Steps, described
@@ -191,7 +192,7 @@ class Rearrange(Coupling):
         del rest, aux
         return self.undo(y), jax.tree.map(lambda p: p * 0, params), self.undo(cotangent)
 
-    def log_det(self, params: Any, x: Any, rest: Any = None) -> jax.Array:
+    def log_det(self, params: Any, x: Any, rest: Any = None) -> Float[Array, " batch"]:
         del params, rest
         first = jax.tree.leaves(x)[0]
         return first.reshape(first.shape[0], -1)[:, 0] * 0
@@ -217,7 +218,9 @@ def depth_to_space(block: int) -> Rearrange:
     return Rearrange(partial(_to_space, block=block), partial(_to_depth, block=block))
 
 
-def _to_depth(x: jax.Array, block: int) -> jax.Array:
+def _to_depth(
+    x: Shaped[Array, "batch height width channels"], block: int
+) -> Shaped[Array, "_ _ _ _"]:
     batch, height, width, channels = x.shape
     if height % block or width % block:
         raise UserError(
@@ -228,7 +231,9 @@ def _to_depth(x: jax.Array, block: int) -> jax.Array:
     return cut.swapaxes(2, 3).reshape(batch, height // block, width // block, -1)
 
 
-def _to_space(x: jax.Array, block: int) -> jax.Array:
+def _to_space(
+    x: Shaped[Array, "batch height width channels"], block: int
+) -> Shaped[Array, "_ _ _ _"]:
     batch, height, width, channels = x.shape
     if channels % block**2:
         raise UserError(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Float
 
 from revremat._errors import UserError
 from revremat.reversible._chain import Repeat, Sequential
@@ -48,13 +49,13 @@ def to_grid(x: Any, step: float = STEP) -> Any:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _to_grid(x: jax.Array, step: float) -> jax.Array:
+def _to_grid(x: Float[Array, "*shape"], step: float) -> Float[Array, "*shape"]:
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     rounded = jnp.round(x / step) * step
     return jnp.where(jnp.abs(rounded) < _limit(step), rounded, jnp.nan)
 
 
-def _to_grid_forward(x: jax.Array, step: float):
+def _to_grid_forward(x: Float[Array, "*shape"], step: float):
     return _to_grid(x, step), jnp.zeros((), x.dtype)
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from revremat._errors import UserError
 
@@ -157,5 +158,5 @@ def check_kind(who: str, kind: Any) -> None:
         )
 
 
-def _sum_of_each(x: jax.Array) -> jax.Array:
+def _sum_of_each(x: Float[Array, " batch *rest"]) -> Float[Array, " batch"]:
     return x.sum(axis=tuple(range(1, x.ndim)))

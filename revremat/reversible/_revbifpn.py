@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float
 
 from revremat._errors import UserError
 from revremat.reversible._couplings import space_to_depth
@@ -134,10 +135,14 @@ class ConvNormAct(nnx.Module):
         )
         self.activate = activate
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch _ _ _"]:
         return self.after(self.conv(x))
 
-    def after(self, x: jax.Array) -> jax.Array:
+    def after(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch height width channels"]:
         """What follows the convolution."""
         x = self.norm(x)
         return jax.nn.hard_swish(x) if self.activate else x
@@ -153,7 +158,9 @@ class SqueezeExcite(nnx.Module):
         self.squeeze = conv(channels, squeezed)
         self.excite = conv(squeezed, channels)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch _ _ _"]:
         mean = x.mean(axis=(1, 2), keepdims=True)
         hidden = jax.nn.hard_swish(self.squeeze(mean))
         return x * jax.nn.hard_sigmoid(self.excite(hidden))
@@ -197,7 +204,9 @@ class MBConv(nnx.Module):
             nnx.Dropout(drop, broadcast_dims=(1, 2, 3), rngs=rngs) if drop else None
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch _ _ _"]:
         if self.expand is not None:
             x = self.expand(x)
         if not self.recompute:
@@ -209,7 +218,9 @@ class MBConv(nnx.Module):
         x = self.project(x)
         return x if self.drop is None else self.drop(x)
 
-    def _after(self, x: jax.Array) -> jax.Array:
+    def _after(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch height width channels"]:
         x = self.depthwise.after(x)
         return x if self.squeeze is None else self.squeeze(x)
 
@@ -221,12 +232,16 @@ class UpMBConv(nnx.Module):
         self.map = MBConv(inputs, outputs, kernel, **kwargs)
         self.times = times
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch _ _ _"]:
         return bilinear_upsample(self.map(x), self.times)
 
 
 @partial(jax.jit, static_argnums=1)
-def bilinear_upsample(x: jax.Array, times: int) -> jax.Array:
+def bilinear_upsample(
+    x: Float[Array, "batch height width channels"], times: int
+) -> Float[Array, "batch height*times width*times channels"]:
     """`times` as high and wide, half-pixel centres."""
     batch, height, width, channels = x.shape
     shape = (batch, height * times, width * times, channels)
@@ -307,11 +322,15 @@ class Neck(nnx.Module):
             for i in range(len(CHANNELS))
         )
 
-    def __call__(self, streams: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def __call__(
+        self, streams: tuple[Float[Array, "batch _ _ _"], ...]
+    ) -> tuple[Float[Array, "batch _ _ _"], ...]:
         numbers = range(len(self.maps))
         return tuple(self.on(i, x) for i, x in zip(numbers, streams, strict=True))
 
-    def on(self, i: int, stream: jax.Array) -> jax.Array:
+    def on(
+        self, i: int, stream: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch height width _"]:
         """The output for stream `i`."""
         f = self.maps[i]
         return recomputed(f, stream) if self.recompute else f(stream)
@@ -349,7 +368,9 @@ class Head(nnx.Module):
             rngs=rngs,
         )
 
-    def __call__(self, streams: tuple[jax.Array, ...], neck: Neck) -> jax.Array:
+    def __call__(
+        self, streams: tuple[Float[Array, "batch _ _ _"], ...], neck: Neck
+    ) -> Float[Array, "batch classes"]:
         """Logits `[batch, num_classes]` from the streams, each through its neck."""
         # Map by map: recomputed as a whole it would all be there at once after all.
         run = recomputed if self.recompute else lambda f, x: f(x)
@@ -411,7 +432,7 @@ class RevBiFPN(nnx.Module):
         self.head = Head(config, rngs=rngs) if config.num_classes is not None else None
         self.config, self.reversible = config, reversible
 
-    def __call__(self, images: jax.Array) -> Any:
+    def __call__(self, images: Float[Array, "batch height width channels"]) -> Any:
         """Logits `[batch, num_classes]`; without a classifier, the four streams.
 
         Args:
@@ -428,7 +449,9 @@ class RevBiFPN(nnx.Module):
             return self.neck(streams)
         return self.head(streams, self.neck)
 
-    def streams(self, images: jax.Array) -> tuple[jax.Array, ...]:
+    def streams(
+        self, images: Float[Array, "batch height width channels"]
+    ) -> tuple[Float[Array, "batch _ _ _"], ...]:
         """The four streams at a 4th, 8th, 16th and 32nd of the resolution."""
         streams = (stem(images, self.config),)
         if self.reversible:
@@ -439,7 +462,9 @@ class RevBiFPN(nnx.Module):
         return streams
 
 
-def stem(images: jax.Array, config: RevBiFPNConfig) -> jax.Array:
+def stem(
+    images: Float[Array, "batch height width channels"], config: RevBiFPNConfig
+) -> Float[Array, "batch _ _ _"]:
     """Channels repeated in turn, then blocks of 4 x 4 pixels as channels."""
     _, height, width, channels = images.shape
     if height % 32 or width % 32:

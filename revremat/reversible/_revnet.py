@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jaxtyping import Array, Float
 
 from revremat._errors import UserError
 from revremat._plan import INVERT
@@ -69,7 +70,9 @@ class Residual(nnx.Module):
         self.norm1, self.conv1 = norm(inputs), conv(inputs, outputs, strides=stride)
         self.norm2, self.conv2 = norm(outputs), conv(outputs, outputs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch _ _ _"]:
         x = self.conv1(jax.nn.relu(self.norm1(x)))
         return self.conv2(jax.nn.relu(self.norm2(x)))
 
@@ -81,7 +84,9 @@ class Transition(nnx.Module):
         self.residual = Residual(inputs, outputs, stride=2, dtype=dtype, rngs=rngs)
         self.skip = _conv(inputs, outputs, size=1, strides=2, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch _ _ _"]:
         return self.skip(x) + self.residual(x)
 
 
@@ -136,7 +141,9 @@ class RevNet(nnx.Module):
         self.head = nnx.Linear(channels[-1], config.num_classes, dtype=dtype, rngs=rngs)
         self.config = config
 
-    def __call__(self, images: jax.Array) -> jax.Array:
+    def __call__(
+        self, images: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch classes"]:
         """Logits `[batch, num_classes]`."""
         x = self.stages[0](self.stem(images))
         for transition, stage in zip(self.transitions, self.stages[1:], strict=True):

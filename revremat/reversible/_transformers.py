@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxtyping import Array, Float, Int
 
 from revremat._errors import UserError
 from revremat._plan import INVERT
@@ -105,7 +106,7 @@ class Attention(nnx.Module):
         self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
         self.num_heads, self.causal = config.num_heads, causal
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(self, x_BLD: Float[Array, "B L D"]) -> Float[Array, "B L _"]:
         batch, length, width = x_BLD.shape
         shape = (batch, length, 3, self.num_heads, width // self.num_heads)
         q, k, v = jnp.moveaxis(self.qkv(self.norm(x_BLD)).reshape(shape), 2, 0)
@@ -123,7 +124,7 @@ class MLP(nnx.Module):
         self.down = linear(config.mlp_width, config.width)
         self.dropout = nnx.Dropout(config.dropout, rngs=rngs)
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(self, x_BLD: Float[Array, "B L D"]) -> Float[Array, "B L _"]:
         return self.dropout(self.down(jax.nn.gelu(self.up(self.norm(x_BLD)))))
 
 
@@ -151,7 +152,7 @@ class _Body(nnx.Module):
         )
         self.norm = nnx.LayerNorm(2 * config.width, dtype=config.dtype, rngs=rngs)
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(self, x_BLD: Float[Array, "B L D"]) -> Float[Array, "B L _"]:
         streams = self.layers((x_BLD, x_BLD))
         return self.norm(jnp.concatenate(streams, axis=-1))
 
@@ -179,7 +180,9 @@ class RevViT(nnx.Module):
         )
         self.config = config
 
-    def __call__(self, images: jax.Array) -> jax.Array:
+    def __call__(
+        self, images: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch classes"]:
         """Logits `[batch, num_classes]`, from `[batch, height, width, channels]`."""
         size = self.config.patch_size
         batch, rows, columns, channels = images.shape
@@ -225,7 +228,7 @@ class RevGPT(nnx.Module):
         )
         self.config = config
 
-    def __call__(self, tokens_BL: jax.Array) -> jax.Array:
+    def __call__(self, tokens_BL: Int[Array, "B L"]) -> Float[Array, "B L vocab"]:
         """Logits `[B, L, vocab_size]`, from integers below `vocab_size`."""
         length = tokens_BL.shape[1]
         if length > self.config.seq_len:

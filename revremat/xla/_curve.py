@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from jaxtyping import Int
 
 from revremat._measurement import PHASES, categories
 from revremat._measurement._history import Curve
@@ -75,7 +76,7 @@ def _phase(phase: str, scope: str, op: str, source: str) -> str:
 
 
 def _add_regions(
-    sums: dict[str, np.ndarray],
+    sums: dict[str, Int[np.ndarray, " _"]],
     heap: Heap,
     origins: Origins,
     category_of: Callable[[str, str, str, str], str],
@@ -92,7 +93,9 @@ def _add_regions(
         np.cumsum(change, out=change)
 
 
-def _highest_of_stretches(live: np.ndarray, count: int) -> np.ndarray:
+def _highest_of_stretches(
+    live: Int[np.ndarray, " events"], count: int
+) -> Int[np.ndarray, " stretches"]:
     """The first highest event of each of `count` stretches of the schedule."""
     edges = np.linspace(0, len(live), min(count, len(live)) + 1).astype(int)
     return np.array(
