@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool
 
 from revremat.program._costs import num_bytes
 from revremat.program._ops import Atom, Constant, Op, Program, Value, is_scalar
@@ -226,7 +226,7 @@ def _handed_on(stretch: Stretch, loop: Loop) -> list[int]:
     return list(accumulate(steps[:-1]))
 
 
-def _same_rotations(stretch: Stretch, loop: Loop) -> Int[np.ndarray, " _"]:
+def _same_rotations(stretch: Stretch, loop: Loop) -> Bool[np.ndarray, " _"]:
     """With which operations turns may begin so that values flow alike in all of them.
 
     Where a value comes from only has to be the same if it is made in the turn: the

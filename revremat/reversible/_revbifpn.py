@@ -241,7 +241,7 @@ class UpMBConv(nnx.Module):
 @partial(jax.jit, static_argnums=1)
 def bilinear_upsample(
     x: Float[Array, "batch height width channels"], times: int
-) -> Float[Array, "batch height*times width*times channels"]:
+) -> Float[Array, "batch {times}*height {times}*width channels"]:
     """`times` as high and wide, half-pixel centres."""
     batch, height, width, channels = x.shape
     shape = (batch, height * times, width * times, channels)
