@@ -33,8 +33,11 @@ from revremat._graph import Operation as Operation
 from revremat._graph import Unit as Unit
 from revremat._largest import Largest as Largest
 from revremat._largest import largest as largest
+from revremat._measure import Oracle as Oracle
+from revremat._measure import Step as Step
 from revremat._measure import assert_fits as assert_fits
 from revremat._measure import measure as measure
+from revremat._measure import measure_each as measure_each
 from revremat._measurement import Buffer as Buffer
 from revremat._measurement import Measurement as Measurement
 from revremat._measurement import Memory as Memory

@@ -16,9 +16,8 @@ from revremat._search._keys import ProgramKey as ProgramKey
 from revremat._search._keys import Request as Request
 from revremat._search._oracle import Asking as Asking
 from revremat._search._oracle import CompilerOracle as CompilerOracle
-from revremat._search._oracle import Oracle as Oracle
 from revremat._search._oracle import Progress as Progress
-from revremat._search._oracle import TableOracle as TableOracle
+from revremat._search._oracle import RequestOracle as RequestOracle
 from revremat._search._oracle import step_of as step_of
 from revremat._search._pass import Ask as Ask
 from revremat._search._pass import Pass as Pass
