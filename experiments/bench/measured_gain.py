@@ -126,10 +126,10 @@ def main(options: Options) -> int:
     found = _programs_of(out, result)
     for name in names:
         problem = PROGRAMS[name].make(target, size)
-        oracle = TimedOracle.of(problem, target) if timed else None
+        oracle = TimedOracle(target) if timed else None
         search = Searching(problem, target, oracle=oracle)
         search.prepare()
-        settle = _settled if oracle is None else Retiming(search, oracle)
+        settle = _settled if oracle is None else Retiming(search)
         try:
             rows = gains(
                 search,

@@ -24,7 +24,6 @@ import revremat as rr
 from experiments.bench.searching import Searching
 from experiments.records import write_whole
 from revremat import format_bytes, format_us
-from revremat._measure import Request, measure_each
 
 RESULT = Path(__file__).parents[1] / "results" / "regret.json"
 LAYERS, WIDTH, ROWS, HEADS, LENGTH = 6, 256, 4096, 4, 256
@@ -116,16 +115,16 @@ def main(options: Options) -> int:
             for chosen in itertools.combinations(names, size)
         ]
 
-        def requests(subsets=subsets, problem=problem, graph=graph):
+        def steps(subsets=subsets, problem=problem, graph=graph):
             for chosen in subsets:
                 plan = graph.plan({"stack": rr.RECOMPUTE(save=chosen)})
                 step, specs = problem.make_step(rr.apply(problem.loss, plan))
-                yield Request(step, tuple(specs), problem.donate)
+                yield rr.Step(step, tuple(specs), problem.donate)
 
         found = [
             (m.memory.total_bytes, m.time.step_us, chosen)
             for m, chosen in zip(
-                measure_each(requests(), target=target), subsets, strict=True
+                rr.measure_each(steps(), target=target), subsets, strict=True
             )
         ]
         sizes = [size for size, _, _ in found]

@@ -33,3 +33,5 @@ from revremat._search._run import profile_all as profile_all
 from revremat._search._state import Space as Space
 from revremat._search._state import State as State
 from revremat._search._state import best_of as best_of
+from revremat._search.passes._ask import refine as refine
+from revremat._search.passes._ask import try_mixes as try_mixes

@@ -55,8 +55,8 @@ class CompilerOracle:
     def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
         """Compiles programs, as many at a time as there are cores."""
         if self.oracle is not None:
-            steps = (self.step(request.key) for request in requests)
-            return list(ask_each(steps, self.oracle))
+            made = (self.step(request.key) for request in requests)
+            return list(ask_each(made, self.oracle))
         asked: list[Request] = []
         calls: list[bool] = []
 

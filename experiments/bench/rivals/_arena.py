@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from experiments.bench.searching import Row
 from revremat import Action, Unit, UserError
-from revremat._search import Row
 from revremat.policies import Menu
 
 Actions = Mapping[str, tuple[Action, ...]]
