@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import jax
 
 from revremat import xla
+from revremat._arguments import modules_are_arguments
 from revremat._errors import DoesNotFit, UserError
 from revremat._format import format_bytes, parse_bytes
 from revremat._measurement import Measurement, Memory, Packing
@@ -107,15 +108,16 @@ def measure(
             stage, specs, donate, wanted, options, remat_pass, cache
         )
     elif callable(step):
-        artifact = xla.compile_step(
-            step,
-            specs,
-            wanted,
-            donate=donate,
-            options=options,
-            remat_pass=remat_pass,
-            cache=cache,
-        )
+        with modules_are_arguments(name or _name_of(step)):
+            artifact = xla.compile_step(
+                step,
+                specs,
+                wanted,
+                donate=donate,
+                options=options,
+                remat_pass=remat_pass,
+                cache=cache,
+            )
     else:
         raise UserError(
             f"a step is a function, a jitted one or a Problem; this is a "

@@ -243,6 +243,14 @@ def test_a_module_that_is_no_argument_cannot_change():
     assert int(drop.rngs.count[...]) == 0
 
 
+def test_a_module_that_is_bound_before_is_no_argument():
+    drop = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    bound = nnx.cached_partial(nnx.jit(lambda drop, x: drop(x).sum()), drop)
+    for ask in (rr.trace, lambda *args: rr.measure(*args, target="cpu:1")):
+        with pytest.raises(rr.UserError, match="none of its arguments"):
+            ask(bound, X)
+
+
 def test_a_step_is_measured_with_what_it_writes():
     def returns(w, cache, x):
         return {"w": jax.grad(net)(w, x), "cache": cache}

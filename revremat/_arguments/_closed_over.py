@@ -35,13 +35,8 @@ def watched(
     """
     before = [(name, x, x.copy()) for name, x in _reached(function, more)]
     try:
-        yield
-    except _flax.trace_errors() as error:
-        raise UserError(
-            f"{label}: it changes a Flax module that is none of its arguments, or that "
-            "it hands to a transformation of jax's in place of nnx's "
-            f"({_flax.first_line(error)}); hand the module over as an argument"
-        ) from None
+        with modules_are_arguments(label):
+            yield
     finally:
         written = [
             (name, x, old) for name, x, old in before if _has_new_tracers(x, old)
@@ -56,6 +51,26 @@ def watched(
             "which is none of its arguments; hand it over as one, or return what "
             "belongs there beside the value: (loss, auxiliary)"
         )
+
+
+@contextlib.contextmanager
+def modules_are_arguments(label: str) -> Iterator[None]:
+    """While a function is traced: a Flax module of somewhere else is not changed.
+
+    Args:
+      label: What messages call the function.
+
+    Raises:
+      UserError: It has changed one, as what `nnx.cached_partial` binds is.
+    """
+    try:
+        yield
+    except _flax.trace_errors() as error:
+        raise UserError(
+            f"{label}: it changes a Flax module that is none of its arguments, or that "
+            "it hands to a transformation of jax's in place of nnx's "
+            f"({_flax.first_line(error)}); hand the module over as an argument"
+        ) from None
 
 
 def _has_new_tracers(x: Any, old: Any) -> bool:
