@@ -11,6 +11,7 @@ from experiments.bench import timed_search
 from experiments.bench.searching import Searching
 from experiments.bench.timed_search import Retiming, TimedOracle, kernel_times
 from revremat import xla
+from revremat._fit import presets
 from revremat.xla import kernel_key
 
 LAYERS, WIDTH, ROWS = 4, 64, 256
@@ -102,3 +103,14 @@ def test_every_program_that_is_measured_is_timed(monkeypatch):
     search.prepare()
     assert len(timed) == search.done > 5
     assert oracle.target.card.kernels["a kernel"] == 1.0
+
+
+def test_presets_of_a_search_are_those_of_compare():
+    search = Searching(problem(), rr.target("cpu:1"))
+    rows = [search.baseline(), *search.presets()]
+    expected = presets(problem(), target="cpu:1")
+    assert [r.measurement.memory for r in rows] == [
+        r.measurement.memory for r in expected
+    ]
+    assert search.presets() == rows[1:]  # compiled once
+    assert search.done == len({search.state.key_of_row(row) for row in rows})
