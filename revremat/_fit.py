@@ -12,7 +12,7 @@ from revremat import _search, policies, xla
 from revremat._errors import DoesNotFit, UserError
 from revremat._format import format_bytes, format_us, parse_bytes
 from revremat._frontier import Frontier, Point
-from revremat._measure import REMAT_PASS_OFF, remarks
+from revremat._measure import REMAT_PASS_OFF, Oracle, remarks
 from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat._report._text import new_table, print_noun
@@ -33,6 +33,7 @@ def search(
     most_compiles: int | None = None,
     unroll: bool = True,
     progress: Progress | None = None,
+    oracle: Oracle | None = None,
 ) -> Plan:
     """A plan that stays within a budget, proven by the target's own compiler.
 
@@ -48,6 +49,8 @@ def search(
       unroll: Whether layers of a loop may be written out one after the other, which is
         often faster; a long program takes longer to compile, here and where it runs.
       progress: Told before each compile.
+      oracle: Says what steps take, in place of the target's own compiler: a table, or
+        times of this machine; see `Oracle`. The budget still is one of the target.
 
     Returns:
       A `Plan`, for `revremat.apply`.
@@ -76,6 +79,7 @@ def search(
         most_compiles=most_compiles,
         unroll=unroll,
         progress=progress,
+        oracle=oracle,
     ).plan
 
 
@@ -88,6 +92,7 @@ def fit(
     most_compiles: int | None = None,
     unroll: bool = True,
     progress: Progress | None = None,
+    oracle: Oracle | None = None,
 ) -> Fit:
     """Search, and apply what was found.
 
@@ -109,6 +114,7 @@ def fit(
         most_compiles=most_compiles,
         unroll=unroll,
         progress=progress,
+        oracle=oracle,
     )
     if strict and not found.plan.fits:
         raise DoesNotFit(_sentence(found))
@@ -167,6 +173,7 @@ def frontier(
     num_budgets: int = 8,
     unroll: bool = True,
     progress: Progress | None = None,
+    oracle: Oracle | None = None,
 ) -> Frontier:
     """What less memory costs in time: plans for budgets from plain to the smallest.
 
@@ -178,6 +185,7 @@ def frontier(
         program takes as written to the smallest that its prices allow.
       unroll: As for `search`.
       progress: Told before each compile.
+      oracle: As for `search`.
 
     Returns:
       A `Frontier`; `rr.write(frontier, "out.html")` draws it.
@@ -189,7 +197,9 @@ def frontier(
         raise UserError(f"{num_budgets} budgets make no frontier: write 2 or more")
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
-    state, ask = _search.begin(problem, wanted, unroll=unroll, progress=progress)
+    state, ask = _search.begin(
+        problem, wanted, oracle=oracle, unroll=unroll, progress=progress
+    )
     ask = dataclasses.replace(ask, expected=ask.expected + 4 * num_budgets)
     state = _search.profile_all(state, ask)
     presets = _presets(state)

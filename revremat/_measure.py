@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 
@@ -15,6 +15,7 @@ from revremat._arguments import modules_are_arguments
 from revremat._errors import DoesNotFit, UserError
 from revremat._format import format_bytes, parse_bytes
 from revremat._measurement import Measurement, Memory, Packing
+from revremat._plan import Plan
 from revremat._problem import Problem
 from revremat.xla import Artifact, Heap, Target
 
@@ -53,9 +54,10 @@ def measure(
 
     Args:
       step: The training step: a function, the result of `jax.jit` or `nnx.jit`, a
-        `functools.partial` of one, a `Problem`, or what JAX, Flax or Equinox made of it
-        on the way: traced, lowered for the target's own devices, or compiled for them
-        (then XLA no longer tells buffers, so that only totals and time come out).
+        `functools.partial` of one, a `Problem`, a `Step`, or what JAX, Flax or Equinox
+        made of it on the way: traced, lowered for the target's own devices, or compiled
+        for them (then XLA no longer tells buffers, so that only totals and time come
+        out).
       *specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s with shardings. A mesh
         of this machine is carried over to the target, here and within the program.
       target: Where it would run; see `revremat.target`.
@@ -88,14 +90,18 @@ def measure(
       1310720
     """
     wanted = xla.target(target)
-    if isinstance(step, Problem):
+    if isinstance(step, Problem | Step):
         if specs or donate:
+            what = type(step).__name__.lower()
             raise UserError(
-                "arguments or donate= were given with a problem, which has its own: "
+                f"arguments or donate= were given with a {what}, which has its own: "
                 "leave them out"
             )
         name, donate = name or step.name, step.donate
-        step, specs = step.make_step()
+        if isinstance(step, Problem):
+            step, specs = step.make_step()
+        else:
+            step, specs = step.function, step.specs
     stage = xla.stage_of(step)
     if stage is not None:
         artifact = _measured_stage(
@@ -191,22 +197,61 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Request:
-    """A step to measure among others; the fields are the arguments of `measure`."""
+class Step:
+    """A training step to measure, with its arguments.
 
-    step: Any
+    Attributes:
+      function: The step: whatever `measure` takes.
+      specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s.
+      donate: Positions of the arguments whose memory the step may reuse.
+      name: What reports call it.
+      plan: Where a search asks about a whole program: the plan that the step follows.
+        None for the program without a plan, and for shortened programs.
+      key: Where a search asks: text that is equal for equal programs of one problem and
+        one version of revremat, under which a table may keep what is known of them.
+    """
+
+    function: Any
     specs: tuple[Any, ...]
     donate: tuple[int, ...] = ()
     name: str = ""
+    plan: Plan | None = None
+    key: str = ""
+
+
+class Oracle(Protocol):
+    """Whatever says what steps take, in place of the target's compiler.
+
+    A search calls it once for each program that it wants to know of, whole ones and
+    shortened ones. An exception drops that program and the search goes on, unless it is
+    the program without a plan, which everything is compared with.
+
+    Example:
+      A search by times that were measured on this machine:
+
+      >>> import dataclasses, revremat as rr
+      >>> def on_this_machine(step):
+      ...     found = rr.measure(step, target="local")
+      ...     time = dataclasses.replace(found.time, step_us=stopwatch(step))
+      ...     return dataclasses.replace(found, time=time)
+    """
+
+    def __call__(self, step: Step, /) -> Measurement:
+        """What one step takes: bytes and time.
+
+        Args:
+          step: The step.
+        """
+        ...
 
 
 def measure_each(
-    requests: Iterable[Request], *, target: str | Target
+    steps: Iterable[Step], *, target: str | Target
 ) -> Iterator[Measurement]:
     """Measures several steps, as many at a time as there are cores.
 
     Args:
-      requests: The steps; the next one is taken when its compile can start.
+      steps: The steps; the next one is taken when its compile can start.
       target: Where they would run.
 
     Yields:
@@ -214,15 +259,60 @@ def measure_each(
 
     Raises:
       UserError: As `measure` does.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> sizes = [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (256, 512)]
+      >>> steps = [rr.Step(jnp.tanh, (x,)) for x in sizes]
+      >>> found = rr.measure_each(steps, target="cpu:1")
+      >>> [m.memory.argument_bytes for m in found]
+      [1024, 2048]
     """
-    for found in try_each(requests, target=target):
+    for found in try_each(steps, target=target):
         if isinstance(found, Failure):
             raise found.error
         yield found
 
 
+def ask_each(steps: Iterable[Step], oracle: Oracle) -> Iterator[Measurement | Failure]:
+    """What an oracle says of steps; one of which it says nothing ends nothing.
+
+    Args:
+      steps: The steps; the next one is taken when its turn comes.
+      oracle: Is asked.
+
+    Yields:
+      What comes of each, in order.
+
+    Raises:
+      UserError: Its answer is no measurement, or has a time or size that is no number.
+    """
+    for step in steps:
+        try:
+            found = oracle(step)
+        except Exception as error:
+            yield Failure(error)
+            continue
+        if not isinstance(found, Measurement):
+            raise UserError(
+                f"the oracle answered with a {type(found).__name__}: return an "
+                "rr.Measurement, such as rr.measure(step, target=...)"
+            )
+        told = {
+            "time.step_us": found.time.step_us,
+            "memory.total_bytes": found.memory.total_bytes,
+        }
+        for field, value in told.items():
+            if not 0 <= value < math.inf:
+                raise UserError(
+                    f"the oracle answered {field} = {value!r}: return a measurement "
+                    "whose sizes and times are 0 or more, and finite"
+                )
+        yield found
+
+
 def try_each(
-    requests: Iterable[Request], *, target: str | Target
+    steps: Iterable[Step], *, target: str | Target
 ) -> Iterator[Measurement | Failure]:
     """As `measure_each`; a step that cannot be lowered or compiled ends nothing.
 
@@ -230,7 +320,7 @@ def try_each(
     caller's is in force; what takes long, the compiles, runs beside it.
 
     Args:
-      requests: The steps; the next one is taken when its compile can start.
+      steps: The steps; the next one is taken when its compile can start.
       target: Where they would run.
 
     Yields:
@@ -240,16 +330,16 @@ def try_each(
     workers = min(_MOST_WORKERS, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
         running: deque[Callable[[], Measurement | Failure]] = deque()
-        for request in requests:
+        for step in steps:
             try:
                 lowered = xla.lower_step(
-                    request.step, request.specs, wanted, donate=request.donate
+                    step.function, step.specs, wanted, donate=step.donate
                 )
             except Exception as error:
                 failure = Failure(error)
                 running.append(lambda failure=failure: failure)
             else:
-                name = request.name or _name_of(request.step)
+                name = step.name or _name_of(step.function)
                 running.append(pool.submit(_finish, lowered, wanted, name).result)
             if len(running) >= workers:
                 yield running.popleft()()

@@ -77,6 +77,46 @@ def test_a_problem_is_measured_as_its_step():
         rr.measure(problem, W, X, target="cpu:1")
 
 
+@pytest.mark.parametrize(
+    ("step", "as_arguments"),
+    [
+        (rr.Step(STEP, (W, X)), {}),
+        (rr.Step(STEP, (W, X), donate=(0,)), {"donate": (0,)}),
+        (rr.Step(STEP, (W, X), name="mine"), {"name": "mine"}),
+        (rr.Step(jax.jit(STEP, donate_argnums=0), (W, X)), {"donate": (0,)}),
+    ],
+)
+def test_a_step_with_its_arguments_is_measured_as_they_are(step, as_arguments):
+    found = rr.measure(step, target="cpu:1")
+    want = rr.measure(STEP, W, X, target="cpu:1", **as_arguments)
+    assert (found.program, found.memory) == (want.program, want.memory)
+
+
+@pytest.mark.parametrize("how", [{"donate": (0,)}, {"specs": (W,)}])
+def test_a_step_takes_no_other_arguments_beside_its_own(how):
+    specs = how.pop("specs", ())
+    with pytest.raises(rr.UserError, match="given with a step, which has its own"):
+        rr.measure(rr.Step(STEP, (W, X)), *specs, target="cpu:1", **how)
+
+
+def test_several_steps_are_measured_in_order():
+    sizes = [64, 8, 32, 16]
+    steps = [rr.Step(STEP, (W, spec(n, 256)), name=f"{n} rows") for n in sizes]
+    found = list(rr.measure_each(steps, target="cpu:1"))
+    assert [m.program for m in found] == [f"{n} rows" for n in sizes]
+    assert [m.memory for m in found] == [
+        rr.measure(step, target="cpu:1").memory for step in steps
+    ]
+
+
+def test_of_several_steps_the_first_that_fails_is_an_error():
+    wrong = rr.Step(STEP, (W, spec(8, 255)))
+    found = rr.measure_each([rr.Step(STEP, (W, X)), wrong], target="cpu:1")
+    assert next(found).memory.total_bytes > 0
+    with pytest.raises(TypeError, match="dot_general"):
+        next(found)
+
+
 def test_what_is_no_step_is_told_of():
     with pytest.raises(rr.UserError, match="a Problem; this is a dict"):
         rr.measure({"w": W}, X, target="cpu:1")

@@ -22,6 +22,10 @@ from jax.extend.core import Literal
 
 import revremat as rr
 from experiments.bench.random_programs import FORMS, make_plan, make_program
+from experiments.records import write_whole
+
+# Private: equations are evaluated one by one, and what JAX's versions call their parts
+# is written down in one place.
 from revremat import _compat
 
 TOLERANCE = 1e-10
@@ -140,8 +144,7 @@ def main() -> None:
         "seconds": round(time.monotonic() - started, 1),
     }
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "gradients.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path = write_whole(args.out / "gradients.json", json.dumps(result, indent=1) + "\n")
     worst = result["worst_error"]
     print(f"{len(wrong)} wrong of {len(checks)}, worst {worst:.1e}: {path}")
 

@@ -22,9 +22,8 @@ import tyro
 
 import revremat as rr
 from experiments.bench.searching import Searching
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
-from revremat._measure import Request, measure_each
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
 
 RESULT = Path(__file__).parents[1] / "results" / "regret.json"
 LAYERS, WIDTH, ROWS, HEADS, LENGTH = 6, 256, 4096, 4, 256
@@ -116,16 +115,16 @@ def main(options: Options) -> int:
             for chosen in itertools.combinations(names, size)
         ]
 
-        def requests(subsets=subsets, problem=problem, graph=graph):
+        def steps(subsets=subsets, problem=problem, graph=graph):
             for chosen in subsets:
                 plan = graph.plan({"stack": rr.RECOMPUTE(save=chosen)})
                 step, specs = problem.make_step(rr.apply(problem.loss, plan))
-                yield Request(step, tuple(specs), problem.donate)
+                yield rr.Step(step, tuple(specs), problem.donate)
 
         found = [
             (m.memory.total_bytes, m.time.step_us, chosen)
             for m, chosen in zip(
-                measure_each(requests(), target=target), subsets, strict=True
+                rr.measure_each(steps(), target=target), subsets, strict=True
             )
         ]
         sizes = [size for size, _, _ in found]
@@ -163,7 +162,7 @@ def main(options: Options) -> int:
     print(f"worst: {100 * worst:+.2f} %")
     versions = one.measurement.versions
     result = {"target": options.target, "versions": versions, "results": results}
-    write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_whole(options.out, json.dumps(result, indent=1) + "\n")
     return 0 if worst <= 0.01 and fits else 1
 
 

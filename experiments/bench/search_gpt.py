@@ -24,9 +24,8 @@ from experiments.bench.contest import arena_of
 from experiments.bench.rivals import Splits
 from experiments.bench.searching import Searching
 from experiments.configs import gpt_24
-from revremat._fit import presets as compile_presets
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
 
 RESULT = Path(__file__).parents[1] / "results" / "search-gpt.json"
 _EVERY_PAIR = 12
@@ -50,10 +49,10 @@ def main(options: Options) -> int:
     problem = gpt_24.problem(
         target, batch_size=options.batch_size, num_layers=options.num_layers
     )
-    rows = compile_presets(problem, target=target)
+    shared = Searching(problem, target)
+    rows = [shared.baseline(), *shared.presets()]
     plain = rows[0].bytes
     print(f"as written: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
-    shared = Searching(problem, target)
     shared.prepare()
     rival = Splits(arena_of(shared), most=_EVERY_PAIR)
     found = []
@@ -95,7 +94,7 @@ def main(options: Options) -> int:
         "budgets": found,
         "predictions": predictions,
     }
-    write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_whole(options.out, json.dumps(result, indent=1) + "\n")
     held = worst <= 0.02 and all(
         f["fits"]
         and (
@@ -112,7 +111,7 @@ def _deep(options: Options, target: rr.Target) -> rr.Fit:
     problem = gpt_24.problem(
         target, batch_size=options.batch_size, num_layers=options.deep
     )
-    plain = compile_presets(problem, target=target)[0].bytes
+    plain = rr.measure(problem, target=target).memory.total_bytes
     return rr.fit(problem, budget=int(0.5 * plain), target=target)
 
 

@@ -1,19 +1,19 @@
 """A search that is asked about several budgets, and about programs by hand.
 
 The search's state is immutable; this is what holds the newest one. Whatever is measured
-for one budget counts for the next. Another oracle, such as `timed_search.TimedOracle`,
-takes the compiler's place.
+for one budget counts for the next. An oracle, such as `timed_search.TimedOracle`, may
+take the compiler's place.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import revremat as rr
 
-# What a search knows in between is no public name: benchmarks look inside.
-from revremat import _search
-from revremat._graph import Unit
-from revremat._search.passes._ask import refine, try_mixes
+# Private: benchmarks ask one search about many budgets, and compile plans of their own
+# in it; a user's search begins with a budget and ends with a plan.
+from revremat import Unit, _search, policies
 from revremat.policies import Candidate, Choice, Menu
 
 Actions = Mapping[str, rr.Action | Sequence[rr.Action]]
@@ -29,7 +29,7 @@ class Searching:
       target: Where it would run.
       progress: Told before each compile; whatever it raises ends the search.
       unroll: Whether layers of loops may be unrolled.
-      oracle: Measures programs; by default the target's compiler does.
+      oracle: Says what steps take; by default the target's compiler does.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Searching:
         target: rr.Target,
         progress: Callable[[str, int, int], None] | None = None,
         unroll: bool = True,
-        oracle: _search.Oracle | None = None,
+        oracle: rr.Oracle | None = None,
     ):
         self.problem, self.target = problem, target
         self.state, self.ask = _search.begin(
@@ -85,11 +85,35 @@ class Searching:
         assert row is not None
         return row
 
+    def presets(self) -> list[Row]:
+        """The program under each uniform preset; those that do not compile left out."""
+        found = []
+        for name in policies.PRESETS:
+            actions = {u.name: policies.preset(u, name).action for u in self.units}
+            found.append(self.add(name, actions))
+        return [row for row in found if row is not None]
+
     def add(self, name: str, actions: Actions | None) -> Row | None:
         """A program by hand; None if it does not compile."""
         key = self.key_of(actions)
         self.state = self.ask(self.state, [_search.Request(key, name)])
         return self.state.row(key)
+
+    def measure_again(self, row: Row) -> rr.Measurement:
+        """A whole program once more; what the search knows of it stays as it is."""
+        key = self.state.key_of_row(row)
+        request = _search.Request(key, self.state.trials[key].label)
+        (found,) = self.ask.oracle.measure([request])
+        if isinstance(found, _search.Failure):
+            raise found.error
+        return found
+
+    def set_time(self, row: Row, time: rr.Time) -> None:
+        """From here on a whole program takes this time."""
+        key = self.state.key_of_row(row)
+        outcome = dataclasses.replace(row.measurement, time=time)
+        trial = dataclasses.replace(self.state.trials[key], outcome=outcome)
+        self.state = self.state.but(trials={**self.state.trials, key: trial})
 
     def key_of(self, actions: Actions | None) -> _search.ProgramKey:
         """A program by what its layers do."""
@@ -111,13 +135,13 @@ class Searching:
     def refine(self, support: frozenset[tuple[str, str]]) -> bool:
         """Measures second costs; whether there are new ones."""
         before = self.done
-        self.state = refine(self.state, self.ask, support)
+        self.state = _search.refine(self.state, self.ask, support)
         return self.done > before
 
     def try_mix(self, choice: Choice) -> Row | None:
         """Measures an assignment whole; None if it does not compile."""
         mixes = [(choice.counts, choice.bytes)]
-        self.state, (row,) = try_mixes(self.state, self.ask, mixes)
+        self.state, (row,) = _search.try_mixes(self.state, self.ask, mixes)
         return row
 
     def assign(self, options: Sequence[Menu], limit: float, **how: Any):

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,12 +20,8 @@ import revremat as rr
 from experiments.bench.programs import values
 from experiments.bench.searching import Row, Searching
 from experiments.card.trace import durations_us
-from revremat import _search, xla
-from revremat._measure import Failure
-from revremat._measure import Request as Step
-from revremat._measurement import Measurement, Time
-from revremat._search import CompilerOracle, ProgramKey, Request
-from revremat.xla._kernel_key import kernel_key
+from revremat import xla
+from revremat.xla import kernel_key
 
 _STEPS, _SECONDS = 12, 0.4  # at least as many, and for at least so long
 _PROFILED = 4
@@ -38,36 +34,24 @@ class TimedOracle:
     """The compiler of the device that this runs on, and the device's own clock.
 
     Args:
-      compiler: The target's compiler.
+      target: The device, as it is known so far.
     """
 
-    def __init__(self, compiler: CompilerOracle):
-        self.compiler = compiler
+    def __init__(self, target: rr.Target):
+        self.target = target
 
-    @classmethod
-    def of(cls, problem: rr.Problem, target: rr.Target) -> "TimedOracle":
-        """For one problem on the device that is at hand."""
-        return cls(_search.compiler(problem, target))
+    def __call__(self, step: rr.Step) -> rr.Measurement:
+        """Compiles a program, with the times of its own kernels."""
+        with contextlib.suppress(Exception):  # the compiler says what fails, and how
+            self._time(step)
+        return rr.measure(step, target=self.target)
 
-    def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
-        """Compiles programs, each with the times of its own kernels."""
-        found = []
-        for request in requests:
-            with contextlib.suppress(
-                Exception
-            ):  # the compiler says what fails, and how
-                self._time(request)
-            found += self.compiler.measure([request])
-        return found
-
-    def _time(self, request: Request) -> None:
+    def _time(self, step: rr.Step) -> None:
         """Runs a step; from here on its kernels take what they took in it."""
-        target, step = self.compiler.target, self.compiler.step(request.key)
-        card = target.card
-        known = card.kernels | kernel_times(step, target)
+        card = self.target.card
+        known = card.kernels | kernel_times(step, self.target)
         card = dataclasses.replace(card, kernels=known)
-        target = dataclasses.replace(target, card=card)
-        self.compiler = dataclasses.replace(self.compiler, target=target)
+        self.target = dataclasses.replace(self.target, card=card)
 
 
 class Retiming:
@@ -77,39 +61,29 @@ class Retiming:
     happened to be short: that one is no longer looked at.
 
     Args:
-      search: Whose programs they are.
-      oracle: Times them.
+      search: Whose programs they are; its oracle times them.
     """
 
-    def __init__(self, search: Searching, oracle: TimedOracle):
-        self.search, self.oracle = search, oracle
-        self.settled: set[ProgramKey] = set()
+    def __init__(self, search: Searching):
+        self.search = search
+        self.settled: set[Hashable] = set()
 
     def __call__(self, rows: Sequence[Row]) -> bool:
         """Whether there were any that had not been timed again before."""
-        state = self.search.state
-        new = dict.fromkeys(map(state.key_of_row, rows))
-        new = [key for key in new if key not in self.settled]
-        times: dict[ProgramKey, list[Time]] = {key: [] for key in new}
+        new = {self.search.state.key_of_row(row): row for row in rows}
+        new = {key: row for key, row in new.items() if key not in self.settled}
+        times: dict[Hashable, list[rr.Time]] = {key: [] for key in new}
         for _ in range(_ROUNDS):
-            for key in new:
-                request = Request(key, state.trials[key].label)
-                (found,) = self.oracle.measure([request])
-                assert isinstance(found, Measurement)
-                times[key].append(found.time)
-        trials = dict(state.trials)
-        for key in new:
-            trial = trials[key]
-            assert isinstance(trial.outcome, Measurement)
+            for key, row in new.items():
+                times[key].append(self.search.measure_again(row).time)
+        for key, row in new.items():
             median = sorted(times[key], key=lambda t: t.step_us)[_ROUNDS // 2]
-            outcome = dataclasses.replace(trial.outcome, time=median)
-            trials[key] = dataclasses.replace(trial, outcome=outcome)
+            self.search.set_time(row, median)
             self.settled.add(key)
-        self.search.state = state.but(trials=trials)
         return bool(new)
 
 
-def kernel_times(request: Step, target: xla.Target) -> dict[str, float]:
+def kernel_times(step: rr.Step, target: xla.Target) -> dict[str, float]:
     """Microseconds of every kernel of a step, by what it does.
 
     Those of the fastest steps, each step taken as a whole: what else runs on the
@@ -120,11 +94,10 @@ def kernel_times(request: Step, target: xla.Target) -> dict[str, float]:
     profile says; it is the rest of what the step takes without a profiler, and every
     run of a kernel has the same share of it.
     """
-    step, donate = request.step, request.donate
-    lowered = xla.lower_step(step, request.specs, target, donate=donate)
+    lowered = xla.lower_step(step.function, step.specs, target, donate=step.donate)
     compiled = lowered.program.compile(compiler_options=dict(lowered.options))
     module = xla.Module.from_bytes(xla.read_compiled(compiled).hlo)
-    run = _runner(compiled, request)
+    run = _runner(compiled, step)
     step_us = _step_us(run)
     events = durations_us(run, _PROFILED)
     found = {
@@ -161,12 +134,12 @@ def _is_kernel(i: Any, module: xla.Module, events: Mapping[str, Any]) -> bool:
     )
 
 
-def _runner(compiled: Any, request: Step) -> Callable[[], None]:
-    arguments = list(values(request.specs))
+def _runner(compiled: Any, step: rr.Step) -> Callable[[], None]:
+    arguments = list(values(step.specs))
 
     def run() -> None:
         results = jax.block_until_ready(compiled(*arguments))
-        if request.donate:
+        if step.donate:
             arguments[0] = results[0]
 
     for _ in range(2):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.data import DataConfig
+from experiments.models.gpt import GPTConfig
 from revremat import UserError
 
 
@@ -98,6 +99,34 @@ class Experiment[Model]:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
+
+
+def large_gpt(
+    name: str,
+    sharding: ShardingConfig,
+    learning_rate: float = 3e-4,
+    warmup_steps: int = 2000,
+    **model: Any,
+) -> Experiment[GPTConfig]:
+    """A language model for many devices: what such experiments have in common.
+
+    Args:
+      name: Of the run and its folder.
+      sharding: Where arrays live.
+      learning_rate: At its peak.
+      warmup_steps: Steps from 0 to the peak.
+      **model: Of the `GPTConfig`, which has bfloat16 computation, no biases and
+        sequences of 2048 tokens unless this says otherwise.
+    """
+    model = {"seq_len": 2048, "bias": False, "dtype": "bfloat16"} | model
+    return Experiment(
+        name=name,
+        model=GPTConfig(**model),
+        data=DataConfig(batch_size=8),
+        optim=OptimConfig(learning_rate=learning_rate, warmup_steps=warmup_steps),
+        train=TrainConfig(num_steps=100_000, save_every=1000, valid_every=1000),
+        sharding=sharding,
+    )
 
 
 def known_keys(config: Any, prefix: str = "") -> dict[str, Any]:

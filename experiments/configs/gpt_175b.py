@@ -16,33 +16,19 @@ takes 3.59 s.
 from typing import Any
 
 from experiments import step
-from experiments.configs.common import (
-    Experiment,
-    OptimConfig,
-    ShardingConfig,
-    TrainConfig,
-    override,
-)
-from experiments.data import DataConfig
-from experiments.models.gpt import GPTConfig
+from experiments.configs.common import ShardingConfig, large_gpt, override
 from revremat import Problem
 
-config = Experiment(
-    name="gpt_175b",
-    model=GPTConfig(
-        vocab_size=51_200,
-        seq_len=2048,
-        width=12_288,
-        num_layers=96,
-        num_heads=96,
-        mlp_width=49_152,
-        bias=False,
-        dtype="bfloat16",
-    ),
-    data=DataConfig(batch_size=8),
-    optim=OptimConfig(learning_rate=6e-5, warmup_steps=375),
-    train=TrainConfig(num_steps=100_000, save_every=1000, valid_every=1000),
-    sharding=ShardingConfig(data=1, fsdp=None, model=8),
+config = large_gpt(
+    "gpt_175b",
+    ShardingConfig(data=1, fsdp=None, model=8),
+    learning_rate=6e-5,
+    warmup_steps=375,
+    vocab_size=51_200,
+    width=12_288,
+    num_layers=96,
+    num_heads=96,
+    mlp_width=49_152,
 )
 
 

@@ -13,33 +13,17 @@ Expected: 69.4 GiB on each card, of which 14.0 GiB are state: it fits an 80 GB c
 from typing import Any
 
 from experiments import step
-from experiments.configs.common import (
-    Experiment,
-    OptimConfig,
-    ShardingConfig,
-    TrainConfig,
-    override,
-)
-from experiments.data import DataConfig
-from experiments.models.gpt import GPTConfig
+from experiments.configs.common import ShardingConfig, large_gpt, override
 from revremat import Problem
 
-config = Experiment(
-    name="gpt_24",
-    model=GPTConfig(
-        vocab_size=32_768,
-        seq_len=2048,
-        width=4096,
-        num_layers=24,
-        num_heads=32,
-        mlp_width=16_384,
-        bias=False,
-        dtype="bfloat16",
-    ),
-    data=DataConfig(batch_size=8),
-    optim=OptimConfig(learning_rate=3e-4, warmup_steps=2000),
-    train=TrainConfig(num_steps=100_000, save_every=1000, valid_every=1000),
-    sharding=ShardingConfig(data=2, model=4),
+config = large_gpt(
+    "gpt_24",
+    ShardingConfig(data=2, model=4),
+    vocab_size=32_768,
+    width=4096,
+    num_layers=24,
+    num_heads=32,
+    mlp_width=16_384,
 )
 
 

@@ -14,37 +14,22 @@ it takes 56.3 GiB, with `--set model.attention=cudnn` and 4096 tokens 49.3 GiB.
 from typing import Any
 
 from experiments import step
-from experiments.configs.common import (
-    Experiment,
-    OptimConfig,
-    ShardingConfig,
-    TrainConfig,
-    override,
-)
-from experiments.data import DataConfig
-from experiments.models.gpt import GPTConfig
+from experiments.configs.common import ShardingConfig, large_gpt, override
 from revremat import Problem
 
-config = Experiment(
-    name="gpt_7b",
-    model=GPTConfig(
-        vocab_size=32_000,
-        seq_len=4096,
-        width=4096,
-        num_layers=32,
-        num_heads=32,
-        mlp_width=11_008,
-        positions="rotary",
-        norm="rms",
-        gated=True,
-        bias=False,
-        tied=False,
-        dtype="bfloat16",
-    ),
-    data=DataConfig(batch_size=8),
-    optim=OptimConfig(learning_rate=3e-4, warmup_steps=2000),
-    train=TrainConfig(num_steps=100_000, save_every=1000, valid_every=1000),
-    sharding=ShardingConfig(data=1, fsdp=None),
+config = large_gpt(
+    "gpt_7b",
+    ShardingConfig(data=1, fsdp=None),
+    vocab_size=32_000,
+    seq_len=4096,
+    width=4096,
+    num_layers=32,
+    num_heads=32,
+    mlp_width=11_008,
+    positions="rotary",
+    norm="rms",
+    gated=True,
+    tied=False,
 )
 
 

@@ -136,8 +136,7 @@ class GPT(nnx.Module):
 
 def init(config: GPTConfig, key: jax.Array) -> dict[str, Any]:
     """Fresh float32 parameters as a nested dict of arrays."""
-    model = GPT(config, rngs=nnx.Rngs(key))
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return transformer.init(GPT, config, key)
 
 
 def loss_fn(
@@ -161,16 +160,12 @@ def metrics_fn(
     config: GPTConfig, *, train: bool = False, layout: Layout = ONE_DEVICE
 ) -> Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]:
     """What validation reports: the loss in nats and in bits, as a pure function."""
-    graph = nnx.graphdef(nnx.eval_shape(lambda: GPT(config, rngs=nnx.Rngs(0))))
+    logits = transformer.pure(GPT, config, train=train, layout=layout)
 
     def metrics(params, batch):
         tokens_BT = batch["tokens"]
         chex.assert_shape(tokens_BT, (None, config.seq_len + 1))
-        key = None
-        if train and config.dropout:
-            key = jax.random.wrap_key_data(batch["key"])
-        model = nnx.merge(graph, params, copy=True)
-        logits_BLV = model(tokens_BT[:, :-1], key, layout)
+        logits_BLV = logits(params, batch, tokens_BT[:, :-1])
         with jax.named_scope("loss"):
             loss = optax.losses.softmax_cross_entropy_with_integer_labels(
                 logits_BLV.astype(jnp.float32), tokens_BT[:, 1:]

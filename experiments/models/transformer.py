@@ -245,3 +245,33 @@ def _rotate(x_BLHK: jax.Array) -> jax.Array:
         [low * cos_L1 - high * sin_L1, high * cos_L1 + low * sin_L1], axis=-1
     )
     return turned.astype(x_BLHK.dtype)
+
+
+def init(model: Any, config: Any, key: jax.Array) -> dict[str, Any]:
+    """Fresh float32 parameters of `model(config, rngs=...)`, as a nested dict."""
+    made = model(config, rngs=nnx.Rngs(key))
+    return nnx.to_pure_dict(nnx.state(made, nnx.Param))
+
+
+def pure(model: Any, config: Any, *, train: bool, layout: Layout) -> Any:
+    """A model as a pure function of its parameters, a batch, and a part of that.
+
+    Args:
+      model: `model(config, rngs=...)(inputs, key, layout)` gives logits.
+      config: With its `dropout`.
+      train: Whether that is on; its key is then `batch["key"]`, as key data.
+      layout: Pins activations to a mesh.
+
+    Returns:
+      `logits(params, batch, inputs)`.
+    """
+    graph = nnx.graphdef(nnx.eval_shape(lambda: model(config, rngs=nnx.Rngs(0))))
+
+    def logits(params: Any, batch: dict[str, jax.Array], inputs: jax.Array):
+        key = None
+        if train and config.dropout:
+            key = jax.random.wrap_key_data(batch["key"])
+        merged: Any = nnx.merge(graph, params, copy=True)
+        return merged(inputs, key, layout)
+
+    return logits

@@ -148,8 +148,7 @@ def patches(images_BYXC: jax.Array, size: int) -> jax.Array:
 
 def init(config: ViTConfig, key: jax.Array) -> dict[str, Any]:
     """Fresh float32 parameters as a nested dict of arrays."""
-    model = ViT(config, rngs=nnx.Rngs(key))
-    return nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    return transformer.init(ViT, config, key)
 
 
 def loss_fn(
@@ -174,17 +173,13 @@ def metrics_fn(
     config: ViTConfig, *, train: bool = False, layout: Layout = ONE_DEVICE
 ) -> Callable[[Any, dict[str, jax.Array]], dict[str, jax.Array]]:
     """What validation reports: loss and accuracy, as a pure function."""
-    graph = nnx.graphdef(nnx.eval_shape(lambda: ViT(config, rngs=nnx.Rngs(0))))
+    logits = transformer.pure(ViT, config, train=train, layout=layout)
     size = (config.image_size, config.image_size, config.channels)
 
     def metrics(params, batch):
         images_BYXC, labels_B = batch["images"], batch["labels"]
         chex.assert_shape(images_BYXC, (None, *size))
-        key = None
-        if train and config.dropout:
-            key = jax.random.wrap_key_data(batch["key"])
-        model = nnx.merge(graph, params, copy=True)
-        logits_BQ = model(images_BYXC, key, layout).astype(jnp.float32)
+        logits_BQ = logits(params, batch, images_BYXC).astype(jnp.float32)
         with jax.named_scope("loss"):
             loss = optax.losses.softmax_cross_entropy_with_integer_labels(
                 logits_BQ, labels_B

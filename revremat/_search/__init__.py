@@ -16,9 +16,8 @@ from revremat._search._keys import ProgramKey as ProgramKey
 from revremat._search._keys import Request as Request
 from revremat._search._oracle import Asking as Asking
 from revremat._search._oracle import CompilerOracle as CompilerOracle
-from revremat._search._oracle import Oracle as Oracle
 from revremat._search._oracle import Progress as Progress
-from revremat._search._oracle import TableOracle as TableOracle
+from revremat._search._oracle import RequestOracle as RequestOracle
 from revremat._search._oracle import step_of as step_of
 from revremat._search._pass import Ask as Ask
 from revremat._search._pass import Pass as Pass
@@ -34,3 +33,5 @@ from revremat._search._run import profile_all as profile_all
 from revremat._search._state import Space as Space
 from revremat._search._state import State as State
 from revremat._search._state import best_of as best_of
+from revremat._search.passes._ask import refine as refine
+from revremat._search.passes._ask import try_mixes as try_mixes

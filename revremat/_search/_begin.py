@@ -1,9 +1,10 @@
 """Begin and run: a search from a problem to a `Fit`."""
 
+from revremat._measure import Oracle
 from revremat._problem import Problem
 from revremat._search._answer import answer
 from revremat._search._heuristics import Heuristics
-from revremat._search._oracle import Asking, CompilerOracle, Oracle, Progress
+from revremat._search._oracle import Asking, CompilerOracle, Progress
 from revremat._search._result import Fit
 from revremat._search._run import decide
 from revremat._search._space import expected_compiles, state_of, traced_twice
@@ -11,14 +12,19 @@ from revremat._search._state import State
 from revremat.xla import Target
 
 
-def compiler(problem: Problem, target: Target) -> CompilerOracle:
-    """The target's own compiler, for one problem.
+def compiler(
+    problem: Problem, target: Target, oracle: Oracle | None = None
+) -> CompilerOracle:
+    """The target's own compiler, or an oracle in its place, for one problem.
 
     Raises:
       UserError: The loss is another program each time it is traced.
     """
     graph, traced = traced_twice(problem, target)
-    return CompilerOracle(problem, traced, graph, target)
+    found = CompilerOracle(problem, traced, graph, target, oracle)
+    if oracle is not None:
+        found.check_uses_loss()
+    return found
 
 
 def begin(
@@ -36,7 +42,7 @@ def begin(
     Args:
       problem: The program.
       target: Where it would run.
-      oracle: Measures programs; by default the target's compiler does.
+      oracle: Says what steps take; by default the target's compiler does.
       heuristics: Numbers that decide.
       most_compiles: How many programs may be measured; None for as many as it takes.
       unroll: Whether layers of loops may be unrolled.
@@ -45,7 +51,7 @@ def begin(
     Raises:
       UserError: As `rr.search` does.
     """
-    known = compiler(problem, target)
+    known = compiler(problem, target, oracle)
     state = state_of(
         problem,
         target,
@@ -55,7 +61,7 @@ def begin(
         unroll=unroll,
         heuristics=heuristics,
     )
-    asking = Asking(oracle or known, expected_compiles(state), progress)
+    asking = Asking(known, expected_compiles(state), progress)
     return state, asking
 
 

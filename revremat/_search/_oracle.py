@@ -1,15 +1,15 @@
 """Oracle: the only thing in a search that costs time."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from revremat._apply import apply
 from revremat._errors import UserError
 from revremat._graph import Graph
-from revremat._measure import Failure, try_each
-from revremat._measure import Request as Step
+from revremat._measure import Failure, Oracle, Step, ask_each, try_each
 from revremat._measurement import Measurement
 from revremat._plan import RECOMPUTE
 from revremat._problem import Problem
@@ -17,14 +17,17 @@ from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
 from revremat._search._probe_programs import isolate, shorten
 from revremat._search._state import OutOfCompiles, State
 from revremat.program._loss import TracedLoss
-from revremat.xla import Target
+from revremat.xla import Target, lower_step
 
 Progress = Callable[[str, int, int], None]
 """Told what is compiled next, how many compiles are done, and how many there may be."""
 
 
-class Oracle(Protocol):
-    """Whatever knows what programs take."""
+class RequestOracle(Protocol):
+    """Whatever answers requests, which name programs by their keys.
+
+    `CompilerOracle` makes their steps, about which an `Oracle` is asked.
+    """
 
     def measure(self, requests: Iterable[Request]) -> Sequence[Measurement | Failure]:
         """What becomes of each, in order; the next is taken when its turn comes."""
@@ -33,22 +36,27 @@ class Oracle(Protocol):
 
 @dataclass(frozen=True)
 class CompilerOracle:
-    """The target's own compiler.
+    """The target's own compiler, or whoever says what steps take in its place.
 
     Attributes:
       problem: The program.
       traced: Its loss.
       graph: Its units.
       target: Where it would run.
+      oracle: Is asked about steps; None compiles them.
     """
 
     problem: Problem
     traced: TracedLoss
     graph: Graph
     target: Target
+    oracle: Oracle | None = None
 
     def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
         """Compiles programs, as many at a time as there are cores."""
+        if self.oracle is not None:
+            made = (self.step(request.key) for request in requests)
+            return list(ask_each(made, self.oracle))
         asked: list[Request] = []
         calls: list[bool] = []
 
@@ -68,12 +76,23 @@ class CompilerOracle:
             if not isinstance(one, Failure) and _is_plan(request)
         ]
         if plans and not any(plans):
-            raise UserError(
-                "Problem.step does not use the loss it is given, so no plan changes "
-                "anything: write `lambda loss: (step, specs)` with a step that "
-                "differentiates this loss, not one it closes over"
-            )
+            raise UserError(_LOSS_UNUSED)
         return found
+
+    def check_uses_loss(self) -> None:
+        """Refuses a step that would be the same under every plan.
+
+        What an oracle does with steps is not known, so it is found out beforehand.
+
+        Raises:
+          UserError: The problem's step does not call the loss that it is given.
+        """
+        calls: list[None] = []
+        loss = _noted(self.problem.loss, lambda: calls.append(None))
+        step = step_of(self.problem, loss)
+        lower_step(step.function, step.specs, self.target, donate=step.donate)
+        if not calls:
+            raise UserError(_LOSS_UNUSED)
 
     def step(
         self, key: ProbeKey | ProgramKey, note: Callable[[], None] = lambda: None
@@ -84,12 +103,15 @@ class CompilerOracle:
           key: Which program.
           note: Called when a whole program's loss is.
         """
+        return dataclasses.replace(self._step(key, note), key=repr(key))
+
+    def _step(self, key: ProbeKey | ProgramKey, note: Callable[[], None]) -> Step:
         if isinstance(key, ProgramKey):
             if key.actions is None:
                 return step_of(self.problem, self.problem.loss)
             plan = self.graph.plan(dict(key.actions), in_order=key.gradient_barrier)
-            loss = apply(self.problem.loss, plan)
-            return step_of(self.problem, _noted(loss, note))
+            loss = _noted(apply(self.problem.loss, plan), note)
+            return dataclasses.replace(step_of(self.problem, loss), plan=plan)
         barrier = key.gradient_barrier
         if key.is_isolated:
             found = isolate(self.traced, self.graph, key.unit, key.actions, barrier)
@@ -99,6 +121,13 @@ class CompilerOracle:
         chosen[key.unit] = key.actions
         loss = shorten(self.problem.loss, self.graph, chosen, barrier)
         return step_of(self.problem, loss)
+
+
+_LOSS_UNUSED = (
+    "Problem.step does not use the loss it is given, so no plan changes anything: "
+    "write `lambda loss: (step, specs)` with a step that differentiates this loss, not "
+    "one it closes over"
+)
 
 
 def _is_plan(request: Request) -> bool:
@@ -123,31 +152,6 @@ def _noted(loss: Callable[..., Any], note: Callable[[], None]) -> Callable[..., 
 
 
 @dataclass(frozen=True)
-class TableOracle:
-    """What was measured before, or made up.
-
-    Attributes:
-      table: From key to what is said of it.
-      asked: Every request so far.
-    """
-
-    table: Mapping[ProbeKey | ProgramKey, Measurement | Failure]
-    asked: list[Request] = field(default_factory=list)
-
-    def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
-        """Looks them up.
-
-        Raises:
-          KeyError: One that is not in the table.
-        """
-        found = []
-        for request in requests:
-            self.asked.append(request)
-            found.append(self.table[request.key])
-        return found
-
-
-@dataclass(frozen=True)
 class Asking:
     """How passes ask: of each program once, with what is known as the answer.
 
@@ -157,7 +161,7 @@ class Asking:
       progress: Told before each.
     """
 
-    oracle: Oracle
+    oracle: RequestOracle
     expected: int = 0
     progress: Progress | None = None
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool
 
 MOST_CAPACITY = 2**62
+"""Every capacity of a network for `minimum_cut` is less than this."""
 
 
 def minimum_cut(

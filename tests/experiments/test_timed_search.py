@@ -11,9 +11,8 @@ from experiments.bench import timed_search
 from experiments.bench.searching import Searching
 from experiments.bench.timed_search import Retiming, TimedOracle, kernel_times
 from revremat import xla
-from revremat._measure import Request
-from revremat._search import step_of
-from revremat.xla._kernel_key import kernel_key
+from revremat._fit import presets
+from revremat.xla import kernel_key
 
 LAYERS, WIDTH, ROWS = 4, 64, 256
 
@@ -28,9 +27,9 @@ def problem():
 
 
 def test_every_kernel_of_a_step_has_its_time_in_loops_too():
-    target, request = rr.target("local"), step_of(problem(), loss)
-    times = kernel_times(request, target)
-    compiled = xla.compile_step(request.step, request.specs, target)
+    target, (function, specs) = rr.target("local"), problem().make_step()
+    times = kernel_times(rr.Step(function, specs), target)
+    compiled = xla.compile_step(function, specs, target)
     module = xla.Module.from_bytes(compiled.hlo)
     no_kernels = set()  # what fusions are made of, and conditions of loops
     for i in module.instructions.values():
@@ -57,7 +56,7 @@ def test_a_loop_that_is_compiled_whole_is_one_kernel():
         return jax.lax.scan(lambda x, _: (jnp.sin(x) * x, None), x, length=50)[0].sum()
 
     target, x = rr.target("local"), jax.ShapeDtypeStruct((64,), jnp.float32)
-    times = kernel_times(Request(jax.grad(small), (x,)), target)
+    times = kernel_times(rr.Step(jax.grad(small), (x,)), target)
     module = xla.Module.from_bytes(xla.compile_step(jax.grad(small), (x,), target).hlo)
     calls = [i for i in module.entry.instructions if i.opcode == "call"]
     assert calls
@@ -78,23 +77,20 @@ def test_the_fastest_steps_are_taken_as_a_whole():
     assert times == 0.5
 
 
-def test_what_is_chosen_is_timed_again_and_the_median_counts(monkeypatch):
+def test_what_is_chosen_is_timed_again_and_the_median_counts():
     """One whose programs are not run; the times of single programs are made up."""
-    monkeypatch.setattr(timed_search, "kernel_times", lambda *_: {})
-    oracle = TimedOracle.of(problem(), rr.target("cpu:1"))
-    search = Searching(problem(), rr.target("cpu:1"), oracle=oracle)
-    search.baseline()
-    times, asked = itertools.cycle([50.0, 10.0, 30.0]), oracle.measure
+    times = itertools.cycle([50.0, 10.0, 30.0])
 
-    def measure(requests):
-        (found,) = asked(requests)
+    def oracle(step):
+        found = rr.measure(step, target="cpu:1")
         time = dataclasses.replace(found.time, step_us=next(times))
-        return [dataclasses.replace(found, time=time)]
+        return dataclasses.replace(found, time=time)
 
-    monkeypatch.setattr(oracle, "measure", measure)
-    retime = Retiming(search, oracle)
+    search = Searching(problem(), rr.target("cpu:1"), oracle=oracle)
+    assert search.baseline().time_us == 50.0
+    retime = Retiming(search)
     assert retime([search.best(10**12)])
-    assert search.best(10**12).time_us == 30.0
+    assert search.best(10**12).time_us == 30.0  # of 10, 30, 50, 10, 30
     assert not retime([search.best(10**12)])
 
 
@@ -102,8 +98,19 @@ def test_every_program_that_is_measured_is_timed(monkeypatch):
     timed = []
     note = lambda step, target: timed.append(step) or {"a kernel": 1.0}
     monkeypatch.setattr(timed_search, "kernel_times", note)
-    oracle = TimedOracle.of(problem(), rr.target("cpu:1"))
+    oracle = TimedOracle(rr.target("cpu:1"))
     search = Searching(problem(), rr.target("cpu:1"), unroll=False, oracle=oracle)
     search.prepare()
     assert len(timed) == search.done > 5
-    assert oracle.compiler.target.card.kernels["a kernel"] == 1.0
+    assert oracle.target.card.kernels["a kernel"] == 1.0
+
+
+def test_presets_of_a_search_are_those_of_compare():
+    search = Searching(problem(), rr.target("cpu:1"))
+    rows = [search.baseline(), *search.presets()]
+    expected = presets(problem(), target="cpu:1")
+    assert [r.measurement.memory for r in rows] == [
+        r.measurement.memory for r in expected
+    ]
+    assert search.presets() == rows[1:]  # compiled once
+    assert search.done == len({search.state.key_of_row(row) for row in rows})

@@ -25,10 +25,10 @@ from revremat._plan import Action
 from revremat._search import (
     BASELINE,
     Asking,
-    Oracle,
     ProbeKey,
     ProgramKey,
     Request,
+    RequestOracle,
     State,
     answer,
     decide,
@@ -193,7 +193,7 @@ class TapeOracle:
     """
 
     tape: Tape
-    other: Oracle | None = None
+    other: RequestOracle | None = None
     asked: list[str] = dataclasses.field(default_factory=list)
 
     def measure(self, requests: Iterable[Request]) -> list[Measurement]:
@@ -242,7 +242,9 @@ def budgets_of(case: Case, tape: Tape) -> list[int]:
     return [int(share * plain) for share in case.shares]
 
 
-def run(case: Case, tape: Tape, other: Oracle | None = None) -> list[dict[str, Any]]:
+def run(
+    case: Case, tape: Tape, other: RequestOracle | None = None
+) -> list[dict[str, Any]]:
     """All searches of a case: each budget alone, all with one, and limited ones."""
     budgets = budgets_of(case, tape)
     every = [([b], None) for b in budgets] + [(budgets, None)]

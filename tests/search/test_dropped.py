@@ -8,7 +8,7 @@ import pytest
 from jax.extend.core import Primitive
 
 import revremat as rr
-from revremat._measure import Failure, Request, try_each
+from revremat._measure import Failure, Step, try_each
 from revremat._search import _oracle
 
 LAYERS, WIDTH, ROWS = 6, 16, 512
@@ -38,7 +38,7 @@ def failing(monkeypatch, fails):
 
 
 def text_of(request):
-    return jax.jit(request.step).lower(*request.specs).as_text()
+    return jax.jit(request.function).lower(*request.specs).as_text()
 
 
 def fit(**how):
@@ -89,7 +89,7 @@ def test_a_unit_that_cannot_be_rebuilt_leaves_the_others_theirs(monkeypatch):
     two_kinds = rr.Problem(two, ([array(32, 32)] * 4, array(2048, 32)))
     # Of what is rebuilt, the exponential comes twice in a layer.
     exponentials = lambda text: text.count("stablehlo.exponential")
-    plain = exponentials(text_of(Request(jax.grad(two), two_kinds.specs)))
+    plain = exponentials(text_of(Step(jax.grad(two), two_kinds.specs)))
     failing(monkeypatch, lambda request: exponentials(text_of(request)) > plain)
     written = rr.measure(two_kinds, target="cpu:1").memory.total_bytes
     found = rr.fit(two_kinds, budget=int(0.8 * written), target="cpu:1")

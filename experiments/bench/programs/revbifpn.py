@@ -17,6 +17,8 @@ from experiments.bench.programs._entry import (
 )
 from experiments.bench.programs._layers import cross_entropy
 from revremat.reversible import REVBIFPN, RevBiFPNConfig
+
+# Private: the published network's own parts, put into loops here; users have it whole.
 from revremat.reversible._revbifpn import (
     CHANNELS,
     ROUNDS,

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from revremat import Action, UserError
-from revremat._graph import Unit
-from revremat._search import Row
+from experiments.bench.searching import Row
+from revremat import Action, Unit, UserError
 from revremat.policies import Menu
 
 Actions = Mapping[str, tuple[Action, ...]]
