@@ -9,11 +9,12 @@ from itertools import groupby
 from typing import Any
 
 from revremat import _resolve
+from revremat._action import Action, check_sent
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._json import parse_json
 from revremat._io._notebook import InNotebooks
-from revremat._plan import Action, Plan, UnitPlan, check_sent
+from revremat._plan import Plan, UnitPlan
 from revremat._printable import printable
 from revremat._resolve import Flow, check_names, needed
 

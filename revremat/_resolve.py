@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import dataclass
 from typing import Protocol
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat._rounding import unsteady
 
 

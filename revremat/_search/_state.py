@@ -8,10 +8,11 @@ from itertools import groupby
 from typing import Any
 
 from revremat import policies
+from revremat._action import RECOMPUTE, Action
 from revremat._graph import Graph, Unit
 from revremat._measure import Failure
 from revremat._measurement import Measurement
-from revremat._plan import RECOMPUTE, Action, Plan
+from revremat._plan import Plan
 from revremat._search._heuristics import Heuristics
 from revremat._search._keys import BASELINE, Actions, ProbeKey, ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, Probe, summary

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
+from revremat._action import RECOMPUTE, Action
 from revremat._errors import UserError
 from revremat._graph import Kept, Unit
-from revremat._plan import RECOMPUTE, Action
 from revremat.policies._candidate import PRESETS, Candidate, preset
 from revremat.policies._joint import Cost, Joint, Rates
 from revremat.policies._mincut import Cut, front

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, zip_longest
 
+from revremat._action import INVERT, RECOMPUTE, SAVE, Action
 from revremat._format import format_bytes
 from revremat._graph import Unit
-from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.policies._bans import bans
 from revremat.policies._candidate import Candidate, dots
 from revremat.policies._joint import Joint

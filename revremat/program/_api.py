@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat.program._inverse import inverse_label
 from revremat.program._ops import BLOCK_PREFIX
 from revremat.program._rewrite import act

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from revremat._plan import Action
+from revremat._action import Action
 from revremat.program._ops import CALLS, CHOSEN_PREFIX
 
 

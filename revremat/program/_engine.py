@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat.program._buffers import Each
 from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
 from revremat.program._layout import as_in_a_loop, is_turned

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from revremat import _resolve
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat._resolve import Flow, check_names
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.program._inverse import undone

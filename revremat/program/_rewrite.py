@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from revremat import _compat
+from revremat._action import Action, check_sent
 from revremat._errors import UserError
-from revremat._plan import Action, UnitPlan, check_sent
+from revremat._plan import UnitPlan
 from revremat.program._avals import is_differentiable
 from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat.program._keep import Layer, name_values
 from revremat.program._linearize import depends, linearize, pick
 from revremat.program._ops import Program

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from revremat._action import INVERT
 from revremat._errors import UserError
-from revremat._plan import INVERT
 from revremat.reversible.nnx import RevBlock, RevScan
 
 _KAIMING = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
