@@ -1,6 +1,6 @@
-"""Action: how one layer's residuals come back, as data."""
+"""Action: how one layer's residuals come back; Facts: of a unit that may take it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,6 +111,17 @@ class Action:
         """Whether writing layers of this action out can gain anything."""
         return not self.ahead and self.every == 1 and self.chunks == 1
 
+    def refused_by(self, facts: "Facts") -> str | None:
+        """Why layers of a unit cannot take this action; None if they can.
+
+        Args:
+          facts: What is known of the unit.
+
+        Returns:
+          A part of a sentence that can follow "unit 'layer' cannot take INVERT:".
+        """
+        return next(_reasons(self, facts), None)
+
     @property
     def names(self) -> frozenset[str]:
         """Every name the action mentions."""
@@ -155,30 +166,147 @@ def read_action(data: dict[str, Any]) -> Action:
     return Action(kind, chunks=chunks, every=every, unroll=unroll, **listed)
 
 
-def check_sent(
-    unit: str, actions: Iterable[Action], *, in_branch: bool, num_scans: int
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a unit, as far as it decides which actions its layers may take.
+
+    Attributes:
+      num_layers: How many layers it has.
+      is_loop: Whether they are iterations of a loop, which can be unrolled.
+      is_stack: Whether each layer hands its results to the next, and nowhere else.
+      has_inverse: Whether its layers know their inverse.
+      splits: The numbers of chunks it may be computed in, beside 1.
+      names: By which actions may speak of its values; None where that is not known yet.
+      listed: Those of the names that messages show.
+      unrepeatable: Why one of its operations cannot be run twice; "" if all can.
+      in_branch: Whether it runs in a branch of `lax.cond` or `lax.switch`.
+      num_scans: How many scans around it keep what it keeps, for all their iterations.
+    """
+
+    num_layers: int
+    is_loop: bool
+    is_stack: bool
+    has_inverse: bool
+    splits: tuple[int, ...]
+    names: Collection[str] | None
+    listed: Collection[str]
+    unrepeatable: str
+    in_branch: bool
+    num_scans: int
+
+
+def _reasons(action: Action, facts: Facts) -> Iterator[str]:
+    """Why a unit's layers cannot take an action; nothing where they can."""
+    if action.kind == "invert":
+        if not facts.has_inverse:
+            yield (
+                "it has no inverse; give one with `inverse=` of `rr.block` or "
+                "`rr.stack`, or write RECOMPUTE"
+            )
+        if not facts.is_stack:
+            yield (
+                "it is no stack, so nothing keeps a layer's output for its inverse to "
+                "start from; write RECOMPUTE"
+            )
+        if action.chunks > 1:
+            yield "its chunks have no inverse; leave `chunks` away"
+    if action.chunks > 1 and not facts.splits:
+        yield "it cannot be split; chunks are for `rr.block(..., split=...)`"
+    if action.chunks > 1 and action.chunks not in (1, *facts.splits):
+        yield (
+            f"it can be computed in {', '.join(map(str, (1, *facts.splits)))} chunks, "
+            f"not {action.chunks}"
+        )
+    if action.every > 1:
+        if not facts.is_stack:
+            yield (
+                "it is no stack, so its layers have no neighbours to share an input "
+                "with; leave `every` away"
+            )
+        if not action.can_group:
+            yield (
+                "`every` goes with SAVE and RECOMPUTE, without `offload`, `ahead` and "
+                "`chunks`"
+            )
+        if facts.unrepeatable:
+            yield (
+                f"it cannot be run twice, as `every` would: {facts.unrepeatable}; "
+                "leave `every` away"
+            )
+    if action.unroll and not facts.is_loop:
+        yield "it is no loop, so there is nothing to unroll; leave `unroll` away"
+    if action.ahead:
+        if not facts.is_stack:
+            yield (
+                "it is no stack, so nothing of it can be recomputed ahead of anything "
+                "else; leave `ahead` away"
+            )
+        if action.chunks > 1:
+            yield "chunks recompute nothing ahead; leave `ahead` or `chunks` away"
+    if facts.names is not None:
+        yield from _misnamed(action, facts.names, facts.listed)
+    if action.on_host and facts.in_branch:
+        yield (
+            "it runs in a branch of `lax.cond` or `lax.switch`, from which XLA hands "
+            "on nothing in host memory; write SAVE or RECOMPUTE"
+        )
+    if action.on_host and facts.num_scans > 1:
+        yield (
+            f"it runs inside {facts.num_scans} scans, which would all keep in host "
+            "memory what it sends there, and XLA manages only one; give RECOMPUTE to "
+            "the unit around it, or write SAVE or RECOMPUTE"
+        )
+
+
+def _misnamed(
+    action: Action, names: Collection[str], listed: Iterable[str]
+) -> Iterator[str]:
+    """What is wrong with the names of values that an action lists."""
+    quoted = lambda found: ", ".join(map(repr, sorted(found)))
+    if unknown := action.names - set(names):
+        shown = ", ".join(listed) or "none"
+        yield f"it has no value named {quoted(unknown)}; it has: {shown}"
+    if both := set(action.save) & set(action.offload):
+        yield f"both `save` and `offload` list {quoted(both)}; list each name once"
+
+
+def check_names(
+    unit: str, action: Action, names: Collection[str], listed: Iterable[str]
 ) -> None:
-    """Refuses to send to the host what compilers cannot hand on from where it is made.
+    """Refuses names that a unit does not have, and those both saved and offloaded.
 
     Args:
-      unit: Its name.
-      actions: Of its layers.
-      in_branch: Whether it runs in a branch.
-      num_scans: How many scans around it keep what it keeps, for all of their turns.
+      unit: What messages call it.
+      action: Whose names.
+      names: The unit's.
+      listed: Those of them that messages show.
 
     Raises:
-      UserError: An action offloads in a branch, or inside of two scans.
+      UserError: The sentence.
     """
-    sent = [action for action in actions if action.on_host]
-    if sent and in_branch:
+    for reason in _misnamed(action, names, listed):
+        raise UserError(f"{unit} cannot take {action!r}: {reason}.")
+
+
+def check_actions(
+    unit: str, actions: Sequence[Action], facts: Facts, *, shortened: bool = False
+) -> None:
+    """Refuses actions that a unit's layers cannot take.
+
+    Args:
+      unit: What messages call it.
+      actions: One for each layer.
+      facts: What is known of it.
+      shortened: Whether there may be fewer actions than layers.
+
+    Raises:
+      UserError: A wrong number of actions, or one that is refused, with the reason.
+    """
+    if len(actions) != facts.num_layers and not shortened:
         raise UserError(
-            f"unit {unit!r} runs in a branch of lax.cond or lax.switch, and XLA hands "
-            f"on nothing in host memory from there, where {sent[0]!r} would send "
-            "values; write SAVE or RECOMPUTE."
+            f"{unit} has {facts.num_layers} layers and was given {len(actions)} "
+            "actions; give one action, or one for each layer."
         )
-    if sent and num_scans > 1:
-        raise UserError(
-            f"unit {unit!r} runs inside of {num_scans} scans, which would all keep in "
-            f"host memory what {sent[0]!r} sends there, and XLA only manages one; give "
-            "RECOMPUTE to the unit around it, or write SAVE or RECOMPUTE."
-        )
+    for action in dict.fromkeys(actions):
+        if reason := action.refused_by(facts):
+            raise UserError(f"{unit} cannot take {action!r}: {reason}.")

@@ -3,10 +3,11 @@
 import json
 import os
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from revremat._action import Action, read_action
 from revremat._compat import jax_version
@@ -46,22 +47,50 @@ class UnitPlan:
     device_names: tuple[tuple[str, ...], ...]
     host_names: tuple[tuple[str, ...], ...]
 
-    def leaves_room(self, kind: str, inner: "UnitPlan", directly: bool) -> bool:
-        """Whether a plan that has this may speak of a unit inside of its layers, too.
-
-        Args:
-          kind: What this unit is: `"scan"`, `"repeat"` ...
-          inner: The other one.
-          directly: Whether there is no unit between the two.
-        """
-        if not all(action.rebuilds_all for action in self.actions):
-            return False
-        # Unrolled layers run one program, so their loops cannot differ.
-        return kind == "scan" or (directly and len(set(inner.actions)) == 1)
-
     def __str__(self) -> str:
         runs = [f"{len(list(run))} x {key!r}" for key, run in groupby(self.actions)]
         return f"{printable(self.name)}: " + ", ".join(runs)
+
+
+class Place(Protocol):
+    """Where a unit stands."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def inside(self) -> str: ...
+
+
+def check_nested(plans: Iterable[UnitPlan], units: Mapping[str, Place]) -> None:
+    """Refuses to decide about a unit and a part of its layers, where these exclude.
+
+    Both can be decided where the outer one recomputes everything. Unrolled layers run
+    one program, so their loops cannot differ.
+
+    Args:
+      plans: What is decided.
+      units: All units by name.
+
+    Raises:
+      UserError: The sentence.
+    """
+    decided = {plan.name: plan for plan in plans}
+    for name, plan in decided.items():
+        outer, is_around = units[name].inside, True
+        while outer:
+            is_loop = units[outer].kind == "scan"
+            is_same = is_around and len(set(plan.actions)) == 1
+            if outer in decided and not (
+                (is_loop or is_same)
+                and all(action.rebuilds_all for action in decided[outer].actions)
+            ):
+                same = "" if is_loop else f" and one action to {name!r}"
+                raise UserError(
+                    f"unit {name!r} is a part of every layer of unit {outer!r}, whose "
+                    "actions say how all of its values are restored; give actions to "
+                    f"one of the two, or RECOMPUTE to {outer!r}{same}."
+                )
+            outer, is_around = units[outer].inside, False
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ A layer's values may be anything that has an identity: those of a traced program
 their positions in a graph.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 from revremat._action import Action
-from revremat._errors import UserError
 from revremat._rounding import unsteady
 
 
@@ -75,35 +74,6 @@ class Resolved[V, O]:
     early: tuple[O, ...]
     late: tuple[O, ...]
     used: Set[V]
-
-
-def check_names(
-    action: Action, known: Collection[str], unit: str, listed: Iterable[str]
-) -> None:
-    """Refuses names that a unit does not have, and those both saved and offloaded.
-
-    Args:
-      action: Whose names.
-      known: The unit's.
-      unit: What messages call it.
-      listed: Those of its names that messages show.
-
-    Raises:
-      UserError: The sentence.
-    """
-    unknown = sorted(action.names - set(known))
-    if unknown:
-        shown = ", ".join(listed) or "none"
-        raise UserError(
-            f"{action!r} names {', '.join(map(repr, unknown))}, which {unit} does not "
-            f"have; it has: {shown}."
-        )
-    both = sorted(set(action.save) & set(action.offload))
-    if both:
-        raise UserError(
-            f"{action!r} both saves and offloads {', '.join(map(repr, both))} in "
-            f"{unit}; list each name once."
-        )
 
 
 def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]:

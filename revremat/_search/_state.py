@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from revremat import policies
-from revremat._action import RECOMPUTE, Action
+from revremat._action import OFFLOAD, RECOMPUTE, Action
 from revremat._graph import Graph, Unit
 from revremat._measure import Failure
 from revremat._measurement import Measurement
@@ -58,11 +58,10 @@ class Space:
     heuristics: Heuristics = field(default_factory=Heuristics)
 
     def can_offload(self, unit: Unit) -> bool:
-        """Whether layers may keep values on the host.
-
-        Loops and branches around a unit cannot keep its stacks there.
-        """
-        return self.target.platform != "cpu" and not (unit.inside or unit.in_branch)
+        """Whether layers may keep values on the host."""
+        facts = self.graph.facts(unit.name, [u.name for u in self.enclosing])
+        may = OFFLOAD.refused_by(facts) is None and not unit.inside
+        return self.target.platform != "cpu" and may
 
 
 @dataclass(frozen=True)

@@ -194,11 +194,6 @@ def stack(
         out, ys = scan(x, weights)
     else:
         given = (actions,) * length if isinstance(actions, Action) else tuple(actions)
-        if len(given) != length:
-            raise UserError(
-                f"rr.stack has {length} layers and {len(given)} actions; give one "
-                "action for each layer, or one for all."
-            )
         out, ys = act(scan, given, f"rr.{name}")(x, weights)
     return (out, ys) if has_ys else out
 

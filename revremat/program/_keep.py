@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from revremat import _resolve
-from revremat._action import Action
+from revremat._action import Action, check_names
 from revremat._errors import UserError
-from revremat._resolve import Flow, check_names
+from revremat._resolve import Flow
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.program._inverse import undone
 from revremat.program._linearize import Linearized
@@ -107,6 +107,25 @@ class Layer:
             handed_on=tuple(v for v in self.carried_out if isinstance(v, Value)),
             inverse=lambda: self.backwards,
         )
+
+    @cached_property
+    def called(self) -> dict[Value, str]:
+        """By which name plans speak of a value: the user's tag, if it has one.
+
+        Not of weights, nor of what is made of weights alone for free.
+        """
+        found: dict[Value, str] = {}
+        for name, value in self.names.items():
+            spoken_of = value not in self.held and value not in self.free
+            if spoken_of and (value not in found or name in self.given):
+                found[value] = name
+        return found
+
+    @cached_property
+    def unrepeatable(self) -> str:
+        """Why one of its operations cannot be run twice; "" if all can."""
+        reasons = map(cannot_rebuild, self.passes.forward.ops)
+        return next(filter(None, reasons), "")
 
     @property
     def residuals(self) -> tuple[Value, ...]:
@@ -219,7 +238,7 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
     Raises:
       UserError: A name that the layer does not have, or one both saved and offloaded.
     """
-    check_names(action, layer.names, unit, layer.names)
+    check_names(unit, action, layer.names, layer.names)
     found = _resolve.resolve(layer.flow, action)
     forward = layer.passes.forward
     inputs = [v for v in forward.inputs if v not in layer.held]

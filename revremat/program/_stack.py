@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from revremat._action import Action
-from revremat._errors import UserError
+from revremat._action import Action, Facts, check_actions
 from revremat.program._keep import Layer, name_values
 from revremat.program._linearize import depends, linearize, pick
 from revremat.program._ops import Program
@@ -56,28 +55,27 @@ class Stack:
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
-        if len(self.actions) != self.length and not self.shortened:
-            raise UserError(
-                f"{self.name} has {self.length} layers and {len(self.actions)} "
-                "actions; give one action for each layer."
-            )
-        for action in self.actions:
-            if action.kind == "invert" and self.inverse is None:
-                raise UserError(
-                    f"{self.name}: INVERT needs the layer's inverse; give one with "
-                    "`inverse=`, or choose another action."
-                )
-            if action.every != 1 and not action.can_group:
-                raise UserError(
-                    f"{self.name}: {action!r} keeps every {action.every}th layer's "
-                    "input on the device and rebuilds the others from it; `every` goes "
-                    "with SAVE and RECOMPUTE, without `offload` and `ahead`."
-                )
-            if action.chunks != 1:
-                raise UserError(
-                    f"{self.name} is a stack, which cannot be split in {action.chunks} "
-                    "chunks; chunks are for `rr.block(..., split=...)`."
-                )
+        check_actions(self.name, self.actions, self.facts, shortened=self.shortened)
+
+    @property
+    def facts(self) -> Facts:
+        """What decides which actions its layers may take.
+
+        Names, and what can be run twice, are known once it is differentiated. Where it
+        stands is the business of who runs it there.
+        """
+        return Facts(
+            num_layers=self.length,
+            is_loop=not self.unrolled,
+            is_stack=True,
+            has_inverse=self.inverse is not None,
+            splits=(),
+            names=None,
+            listed=(),
+            unrepeatable="",
+            in_branch=False,
+            num_scans=0,
+        )
 
     @property
     def label(self) -> str:
