@@ -90,6 +90,16 @@ class Action:
             unroll=self.unroll if unroll is None else unroll,
         )
 
+    def only(self, names: Collection[str]) -> "Action":
+        """The same of those of its names that are among these."""
+        few = lambda listed: tuple(name for name in listed if name in names)
+        return replace(
+            self,
+            save=few(self.save),
+            offload=few(self.offload),
+            ahead=few(self.ahead),
+        )
+
     @property
     def on_host(self) -> bool:
         """Whether anything is kept in host memory."""
@@ -176,7 +186,7 @@ class Facts:
       is_stack: Whether each layer hands its results to the next, and nowhere else.
       has_inverse: Whether its layers know their inverse.
       splits: The numbers of chunks it may be computed in, beside 1.
-      names: By which actions may speak of its values; None where that is not known yet.
+      names: By which actions may speak of its values; None where that is not known.
       listed: Those of the names that messages show.
       unrepeatable: Why one of its operations cannot be run twice; "" if all can.
       in_branch: Whether it runs in a branch of `lax.cond` or `lax.switch`.
@@ -263,7 +273,7 @@ def _misnamed(
 ) -> Iterator[str]:
     """What is wrong with the names of values that an action lists."""
     quoted = lambda found: ", ".join(map(repr, sorted(found)))
-    if unknown := action.names - set(names):
+    if unknown := [name for name in action.names if name not in names]:
         shown = ", ".join(listed) or "none"
         yield f"it has no value named {quoted(unknown)}; it has: {shown}"
     if both := set(action.save) & set(action.offload):

@@ -107,7 +107,12 @@ class Pool:
 
     @cached_property
     def _named(self) -> list[Candidate]:
-        return [Candidate(n, action) for n, action in named_sets(self.unit).items()]
+        named = named_sets(self.unit).items()
+        return [
+            Candidate(name, action)
+            for name, action in named
+            if not action.refused_by(self.unit.facts)
+        ]
 
     @cached_property
     def _names(self) -> tuple[str, ...]:

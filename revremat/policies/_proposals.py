@@ -307,5 +307,6 @@ def sent_to_host(unit: Unit, candidate: Candidate) -> list[Candidate]:
     for name in dict.fromkeys([*inputs, *large[:_MOST_SENT]]):
         save = tuple(n for n in action.save if n != name)
         sends = replace(action, save=save)(offload=[name])
-        found.append(Candidate(f"{candidate.name}, offload {name}", sends))
+        if not sends.refused_by(unit.facts):
+            found.append(Candidate(f"{candidate.name}, offload {name}", sends))
     return found

@@ -49,7 +49,10 @@ class Engine:
         layer, unit = stack.layer(mask), f"a layer of {stack.name}"
         facts = replace(stack.facts, unrepeatable=layer.unrepeatable)
         check_actions(stack.name, stack.actions, facts, shortened=stack.shortened)
-        kept = {action: resolve(layer, action, unit) for action in set(stack.actions)}
+        listed = {
+            a: a.only(layer.names) if stack.in_chunks else a for a in stack.actions
+        }
+        kept = {action: resolve(layer, own, unit) for action, own in listed.items()}
         num_sent = dict.fromkeys(kept, 0)
         if stack.at_once:
             num_sent = {a: len(k.offloaded) for a, k in kept.items()}

@@ -168,6 +168,7 @@ def run_chunks(
         reverse=False,
         actions=(_without_input(action),) * number,
         name=name,
+        in_chunks=True,
     )
     return run_stack(stack, consts, sums, stacked)[0]
 

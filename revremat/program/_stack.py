@@ -36,6 +36,8 @@ class Stack:
       at_once: Whether what goes to the host goes there when all layers are done, and
         comes back before the first of them is differentiated. Where a loop around the
         stack keeps it, compilers cannot fetch one layer of one turn.
+      in_chunks: Whether the layers are chunks of one block, of which actions speak.
+        What that makes of its weights alone, chunks have for free and without a name.
     """
 
     body: Program
@@ -52,6 +54,7 @@ class Stack:
     unrolled: bool = False
     shortened: bool = False
     at_once: bool = False
+    in_chunks: bool = False
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):

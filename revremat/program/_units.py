@@ -64,7 +64,7 @@ class FoundUnit:
             num_layers=self.num_layers,
             is_stack=self.is_stack,
             has_inverse=all(site.inverse is not None for site in self.sites),
-            names=names,
+            names=frozenset(names),
             listed=names,
             unrepeatable=layer.unrepeatable,
             in_branch=self.in_branch,
