@@ -6,11 +6,12 @@ from typing import Any
 from revremat import _compat
 from revremat._errors import UserError
 from revremat._graph import Choice, Graph, Operation, Unit, Value
+from revremat._primitives import is_intensive
 from revremat._problem import Problem
 from revremat._sources import loops_told, source_line
 from revremat.program import _costs
 from revremat.program._fusion import read_whole
-from revremat.program._keep import Layer, cannot_rebuild, is_dear
+from revremat.program._keep import Layer, cannot_rebuild
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._ops import Value as ProgramValue
 from revremat.program._units import FoundUnit
@@ -96,7 +97,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
                 inputs=at(op.inputs),
                 outputs=at(op.outputs),
                 num_flops=_costs.num_flops(op),
-                dear=is_dear(op),
+                dear=is_intensive(op.kind),
                 pinned=cannot_rebuild(op) or "",
                 source=source_line(op.eqn),
                 batch_dims=_costs.num_batch_dims(op),

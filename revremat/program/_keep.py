@@ -7,33 +7,13 @@ from functools import cached_property
 from revremat import _resolve
 from revremat._action import Action, check_names
 from revremat._errors import UserError
+from revremat._primitives import is_intensive
 from revremat._resolve import Flow
-from revremat.program._attention import PREFIX as ATTENTION
 from revremat.program._inverse import undone
 from revremat.program._linearize import Linearized
 from revremat.program._ops import Atom, Op, Program, Value
 
 INPUT = "input"
-
-# Worth more than a pass over memory to rebuild; all else is cheap, often fused.
-DEAR_PREFIXES = (
-    *("dot_general", "conv_general", "ragged_dot", "reduce", "cum", "scan"),
-    ATTENTION,
-)
-DEAR = {
-    *("while", "cond", "sort", "top_k", "custom_jvp_call", "custom_vjp_call", "gather"),
-    *("scatter", "scatter-add", "random_bits", "threefry2x32", "rng_bit_generator"),
-    *("psum", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "argmax"),
-    *("cholesky", "triangular_solve", "fft", "pallas_call", "mpmd_map", "ffi_call"),
-    *("custom_call", "jit", "pjit", "checkpoint", "pure_callback", "psum_invariant"),
-    *("shard_map", "custom_vmap_call"),
-    *("approx_top_k", "eigh", "qr", "svd", "lu", "argmin", "select_and_scatter_add"),
-}
-MATMULS = ("dot_general", "conv_general", "ragged_dot")
-
-
-def is_dear(op: Op) -> bool:
-    return op.kind in DEAR or op.kind.startswith(DEAR_PREFIXES)
 
 
 def cannot_rebuild(op: Op) -> str | None:
@@ -226,7 +206,7 @@ def name_values(
 def _free_values(passes: Linearized, held: frozenset[Value]) -> frozenset[Value]:
     free = set(held)
     for op in passes.forward.ops:
-        cheap = not is_dear(op) and cannot_rebuild(op) is None
+        cheap = not is_intensive(op.kind) and cannot_rebuild(op) is None
         if cheap and all(a in free or not isinstance(a, Value) for a in op.inputs):
             free.update(op.outputs)
     return frozenset(free - held)

@@ -6,15 +6,13 @@ from typing import Any
 
 from revremat import _compat
 from revremat._action import Facts
+from revremat._primitives import CALLS, CHECKPOINTS, MOVES
 from revremat.program._avals import is_differentiable
-from revremat.program._costs import MOVES
 from revremat.program._fingerprint import block_name
 from revremat.program._inverse import block_inverse, scan_inverse
 from revremat.program._keep import Layer, name_values
 from revremat.program._linearize import has_derivative, linearize
 from revremat.program._ops import (
-    CALLS,
-    CHECKPOINTS,
     Atom,
     Constant,
     Op,

@@ -10,9 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 from revremat._action import Facts
+from revremat._primitives import CALLS
 from revremat.program._fingerprint import ALIKE, describe, fingerprint, input_order
 from revremat.program._keep import Layer
-from revremat.program._ops import CALLS, Program, Value
+from revremat.program._ops import Program, Value
 from revremat.program._sites import REPEATED, Site, Survey, whole
 
 
