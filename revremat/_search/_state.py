@@ -60,8 +60,7 @@ class Space:
     def can_offload(self, unit: Unit) -> bool:
         """Whether layers may keep values on the host."""
         facts = self.graph.facts(unit.name, [u.name for u in self.enclosing])
-        may = OFFLOAD.refused_by(facts) is None and not unit.inside
-        return self.target.platform != "cpu" and may
+        return self.target.platform != "cpu" and not OFFLOAD.refused_by(facts)
 
 
 @dataclass(frozen=True)
