@@ -16,6 +16,11 @@ Stages are functions; what flows between them are frozen dataclasses.
 
 from revremat import reversible as reversible
 from revremat import xla as _xla
+from revremat._action import INVERT as INVERT
+from revremat._action import OFFLOAD as OFFLOAD
+from revremat._action import RECOMPUTE as RECOMPUTE
+from revremat._action import SAVE as SAVE
+from revremat._action import Action as Action
 from revremat._apply import apply as apply
 from revremat._errors import DoesNotFit as DoesNotFit
 from revremat._errors import UserError as UserError
@@ -44,11 +49,6 @@ from revremat._measurement import Memory as Memory
 from revremat._measurement import Time as Time
 from revremat._measurement._history import Curve as Curve
 from revremat._measurement._history import Span as Span
-from revremat._plan import INVERT as INVERT
-from revremat._plan import OFFLOAD as OFFLOAD
-from revremat._plan import RECOMPUTE as RECOMPUTE
-from revremat._plan import SAVE as SAVE
-from revremat._plan import Action as Action
 from revremat._plan import Plan as Plan
 from revremat._problem import Problem as Problem
 from revremat._read import read as read

@@ -8,7 +8,7 @@ from typing import Any
 
 from revremat._compat import jax_version
 from revremat._errors import UserError
-from revremat._plan import Plan, UnitPlan
+from revremat._plan import Plan, UnitPlan, check_nested
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._rewrite import Decision
 from revremat.program._units import FoundUnit
@@ -85,21 +85,7 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
             "the units agree, but the code around them does not (fingerprint "
             f"{traced.fingerprint}, the plan has {plan.program})",
         )
-    decided = {unit.name: unit for unit in plan.units}
-    for unit in plan.units:
-        _check(unit, found[unit.name])
-        outer = found[unit.name].inside
-        while outer:
-            directly = outer == found[unit.name].inside
-            if outer in decided and not decided[outer].leaves_room(
-                found[outer].kind, unit, directly
-            ):
-                raise UserError(
-                    f"the plan decides unit {outer!r} and a part of its layers, "
-                    f"{unit.name!r}; one of the two has to go, unless the former "
-                    "rebuilds everything (RECOMPUTE)."
-                )
-            outer = found[outer].inside
+    check_nested(plan.units, found)
     return [
         Decision(unit=found[unit.name], plan=unit, in_order=plan.in_order)
         for unit in plan.units
@@ -121,20 +107,6 @@ def _difference(unit: UnitPlan, found: dict[str, FoundUnit]) -> str:
             "when the plan was made"
         )
     return ""
-
-
-def _check(unit: UnitPlan, found: FoundUnit) -> None:
-    """What `Unit.plan` looks at, of a plan that was written by hand."""
-    for action in set(unit.actions):
-        if action.kind == "invert" and any(s.inverse is None for s in found.sites):
-            wrong = "there is no inverse"
-        elif action.unroll and found.kind != "scan":
-            wrong = "there is no loop to write out"
-        elif (action.every > 1 or action.ahead) and not found.is_stack:
-            wrong = "it is no stack"
-        else:
-            continue
-        raise UserError(f"the plan gives unit {unit.name!r} {action!r}, but {wrong}.")
 
 
 def _another_program(plan: Plan, difference: str) -> UserError:

@@ -2,20 +2,21 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from revremat import _resolve
+from revremat._action import Action, Facts, check_actions, check_names
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._json import parse_json
 from revremat._io._notebook import InNotebooks
-from revremat._plan import Action, Plan, UnitPlan, check_sent
+from revremat._plan import Plan, UnitPlan, check_nested
 from revremat._printable import printable
-from revremat._resolve import Flow, check_names, needed
+from revremat._resolve import Flow, needed
 
 
 @dataclass(frozen=True)
@@ -226,8 +227,8 @@ class Unit:
         Raises:
           UserError: A name the unit does not have.
         """
-        known = (r.name for r in self.residuals)
-        check_names(action, self.position, f"unit {self.name!r}", known)
+        facts = self.facts
+        check_names(f"unit {self.name!r}", action, self.position, facts.listed)
         found = _resolve.resolve(self._flow, action)
         names = lambda ks: tuple(self.values[k].name for k in sorted(ks))
         size = lambda ks: sum(self.values[k].num_bytes for k in ks)
@@ -262,54 +263,33 @@ class Unit:
             handed_on=self.handed_on,
         )
 
-    def plan(self, actions: tuple[Action, ...]) -> UnitPlan:
+    @cached_property
+    def facts(self) -> Facts:
+        """What decides which actions its layers may take, whatever is around it."""
+        return Facts(
+            num_layers=self.num_layers,
+            is_loop=self.kind == "scan",
+            is_stack=self.chained,
+            has_inverse=self.invertible or bool(self.handed_on),
+            splits=self.splits,
+            names=self.position.keys(),
+            listed=tuple(r.name for r in self.residuals),
+            unrepeatable=next((op.pinned for op in self.operations if op.pinned), ""),
+            in_branch=self.in_branch,
+            num_scans=0,
+        )
+
+    def plan(self, actions: tuple[Action, ...], facts: Facts | None = None) -> UnitPlan:
         """These actions for its layers, checked.
+
+        Args:
+          actions: One for each layer, the first to run first.
+          facts: What is known of it where it stands; by default, of it alone.
 
         Raises:
           UserError: A wrong number of actions, or one that the unit cannot take.
         """
-        if len(actions) != self.num_layers:
-            raise UserError(
-                f"unit {self.name!r} has {self.num_layers} layers and was given "
-                f"{len(actions)} actions; give one action, or one for each layer."
-            )
-        for action in set(actions):
-            if action.kind == "invert" and not self.invertible:
-                raise UserError(
-                    f"unit {self.name!r} has no inverse, so INVERT cannot be chosen; "
-                    "give one with `rr.block(..., inverse=...)`."
-                )
-            if action.chunks != 1 and action.chunks not in self.splits:
-                ways = ", ".join(map(str, (1, *self.splits)))
-                raise UserError(
-                    f"unit {self.name!r} can be computed in {ways} chunks, not "
-                    f"{action.chunks}; `rr.block(..., split=...)` says how to split it."
-                )
-            if action.every > 1 and not self.chained:
-                raise UserError(
-                    f"unit {self.name!r} is no stack, so {action!r} has no neighbours "
-                    "to share an input with; leave `every` away."
-                )
-            if action.every > 1 and not action.can_group:
-                raise UserError(
-                    f"unit {self.name!r}: `every` goes with SAVE and RECOMPUTE, not "
-                    f"with `offload`, `ahead` and `chunks`; it was given {action!r}."
-                )
-            if action.every > 1 and any(op.pinned for op in self.operations):
-                raise UserError(
-                    f"unit {self.name!r} has operations that cannot be run twice, as "
-                    f"{action!r} would; leave `every` away."
-                )
-            if action.unroll and self.kind != "scan":
-                raise UserError(
-                    f"unit {self.name!r} is no loop, so there is nothing for "
-                    f"{action!r} to write out; leave `unroll` away."
-                )
-            if action.ahead and not self.chained:
-                raise UserError(
-                    f"unit {self.name!r} is no stack, so nothing of it can be rebuilt "
-                    "ahead of anything else; leave `ahead` away."
-                )
+        check_actions(f"unit {self.name!r}", actions, facts or self.facts)
         kept = {action: self.kept(action) for action in set(actions)}
         return UnitPlan(
             name=self.name,
@@ -388,6 +368,19 @@ class Graph(InNotebooks):
             outer = self[outer].inside
         return tuple(found)
 
+    def facts(self, name: str, decided: Collection[str] = ()) -> Facts:
+        """What decides which actions a unit's layers may take where they stand.
+
+        Args:
+          name: The unit's.
+          decided: Names of units that are decided, too; where the one around it is, it
+            recomputes everything, and nothing outlives one of its layers.
+        """
+        unit = self[name]
+        outlives = unit.inside not in decided
+        scans = [u for u in self.around(name) if outlives and self[u].kind == "scan"]
+        return replace(unit.facts, num_scans=len(scans))
+
     def plan(
         self,
         actions: Mapping[str, Action | Sequence[Action]],
@@ -405,33 +398,14 @@ class Graph(InNotebooks):
             unit cannot take, or a unit and a part of it, unless the former rebuilds
             everything.
         """
-        units = {
-            name: self[name].plan((given,) * self[name].num_layers)
-            if isinstance(given, Action)
-            else self[name].plan(tuple(given))
-            for name, given in actions.items()
-        }
-        for name in actions:
-            scans = [one for one in self.around(name) if self[one].kind == "scan"]
-            check_sent(
-                name,
-                units[name].actions,
-                in_branch=self[name].in_branch,
-                num_scans=0 if self[name].inside in units else len(scans),
-            )
-            for outer in self.around(name):
-                directly = outer == self[name].inside
-                if outer in units and not units[outer].leaves_room(
-                    kind := self[outer].kind, units[name], directly
-                ):
-                    same = "" if kind == "scan" else f" and one action to {name!r}"
-                    raise UserError(
-                        f"unit {name!r} is a part of every layer of unit {outer!r}, "
-                        "whose actions say how all of its values come back; give "
-                        f"actions to one of the two, or RECOMPUTE to {outer!r}{same}."
-                    )
+        units = []
+        for name, given in actions.items():
+            if isinstance(given, Action):
+                given = (given,) * self[name].num_layers
+            units.append(self[name].plan(tuple(given), self.facts(name, actions)))
+        check_nested(units, {unit.name: unit for unit in self.units})
         return Plan(
-            units=tuple(units.values()),
+            units=tuple(units),
             program=self.fingerprint,
             jax_version=self.jax_version,
             **about,

@@ -4,13 +4,12 @@ A layer's values may be anything that has an identity: those of a traced program
 their positions in a graph.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from revremat._errors import UserError
-from revremat._plan import Action
-from revremat._rounding import unsteady
+from revremat._action import Action
+from revremat._primitives import DISCONTINUOUS, EXACT
 
 
 class Operation[V](Protocol):
@@ -77,35 +76,6 @@ class Resolved[V, O]:
     used: Set[V]
 
 
-def check_names(
-    action: Action, known: Collection[str], unit: str, listed: Iterable[str]
-) -> None:
-    """Refuses names that a unit does not have, and those both saved and offloaded.
-
-    Args:
-      action: Whose names.
-      known: The unit's.
-      unit: What messages call it.
-      listed: Those of its names that messages show.
-
-    Raises:
-      UserError: The sentence.
-    """
-    unknown = sorted(action.names - set(known))
-    if unknown:
-        shown = ", ".join(listed) or "none"
-        raise UserError(
-            f"{action!r} names {', '.join(map(repr, unknown))}, which {unit} does not "
-            f"have; it has: {shown}."
-        )
-    both = sorted(set(action.save) & set(action.offload))
-    if both:
-        raise UserError(
-            f"{action!r} both saves and offloads {', '.join(map(repr, both))} in "
-            f"{unit}; list each name once."
-        )
-
-
 def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]:
     """What a layer keeps under an action, and the operations that recompute the rest.
 
@@ -126,7 +96,7 @@ def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]
     kept = saved | offloaded
     again, _ = needed(ops, residuals, kept | known)
     inverted = ({*flow.inputs} | known) - kept if inverts else set()
-    saved |= unsteady(again, kept, inverted) - offloaded
+    saved |= _unsteady(again, kept, inverted) - offloaded
     kept = saved | offloaded
     ahead = [v for v in dict.fromkeys(find(action.ahead)) if v not in kept]
     late, from_late = needed(ops, residuals, kept | known | set(ahead))
@@ -185,3 +155,34 @@ def _made_for[V, O: Operation](
     used = {a for op in ops if op not in first for a in op.inputs} | set(targets)
     made = dict.fromkeys(out for op in early for out in op.outputs)
     return [v for v in made if v in used and v not in free]
+
+
+def _unsteady[V, O: Operation](
+    ops: Iterable[O], kept: Set[V], inverted: Set[V]
+) -> set[V]:
+    """What is to be kept because a rounding error would change it altogether.
+
+    Which entry is the maximum is found by comparing entries with the maximum for being
+    equal. Were one side kept and the other rebuilt, then the rounding of a compiler
+    that computes it in another way, or of an inverse, would leave no entry equal. What
+    an inverse gives is further off, so there every comparison of that kind counts.
+
+    Args:
+      ops: What is run again, in order; each with `kind`, `inputs` and `outputs`.
+      kept: What is there as it was.
+      inverted: What the inverse gives.
+    """
+    exact, rounded, found = set(kept), set(inverted), set()
+    watched = DISCONTINUOUS if inverted else {"eq", "ne"}
+    for op in ops:
+        from_exact = not exact.isdisjoint(op.inputs)
+        from_rounded = not rounded.isdisjoint(op.inputs)
+        if from_exact and from_rounded and op.kind in watched:
+            found.update(op.outputs)
+            exact.update(op.outputs)
+            continue
+        if from_rounded or (op.kind not in EXACT and not inverted):
+            rounded.update(op.outputs)
+        elif from_exact:
+            exact.update(op.outputs)
+    return found

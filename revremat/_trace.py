@@ -6,11 +6,12 @@ from typing import Any
 from revremat import _compat
 from revremat._errors import UserError
 from revremat._graph import Choice, Graph, Operation, Unit, Value
+from revremat._primitives import is_intensive
 from revremat._problem import Problem
 from revremat._sources import loops_told, source_line
 from revremat.program import _costs
 from revremat.program._fusion import read_whole
-from revremat.program._keep import Layer, cannot_rebuild, is_dear
+from revremat.program._keep import Layer, cannot_rebuild
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._ops import Value as ProgramValue
 from revremat.program._units import FoundUnit
@@ -83,23 +84,20 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
     order = [*forward.inputs, *(out for op in forward.ops for out in op.outputs)]
     position = {value: k for k, value in enumerate(order)}
     at = lambda atoms: tuple(position[a] for a in atoms if isinstance(a, ProgramValue))
-    names: dict[ProgramValue, str] = {}
-    for name, value in layer.names.items():
-        if value not in layer.held and (value not in names or name in layer.given):
-            names[value] = name
+    facts = found.facts
     return Unit(
         name=found.name,
         kind=found.kind,
         fingerprint=found.fingerprint,
         num_layers=found.num_layers,
-        values=tuple(_value(layer, v, names.get(v, ""), bytes_of) for v in order),
+        values=tuple(_value(layer, v, bytes_of) for v in order),
         operations=tuple(
             Operation(
                 kind=op.kind,
                 inputs=at(op.inputs),
                 outputs=at(op.outputs),
                 num_flops=_costs.num_flops(op),
-                dear=is_dear(op),
+                dear=is_intensive(op.kind),
                 pinned=cannot_rebuild(op) or "",
                 source=source_line(op.eqn),
                 batch_dims=_costs.num_batch_dims(op),
@@ -110,19 +108,20 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         weight_bytes=sum(bytes_of(v.aval) for v in forward.inputs if v in layer.held),
         forward_flops=_costs.program_flops(forward),
         backward_flops=_costs.program_flops(layer.passes.backward),
-        invertible=found.is_stack and site.inverse is not None,
-        skippable=found.is_stack,
-        chained=found.is_stack,
-        splits=tuple(sorted(site.chunks)),
+        invertible=facts.is_stack and facts.has_inverse,
+        skippable=facts.is_stack,
+        chained=facts.is_stack,
+        splits=facts.splits,
         inside=found.inside,
-        in_branch=found.in_branch,
-        handed_on=at(layer.carried_out) if site.inverse is not None else (),
+        in_branch=facts.in_branch,
+        handed_on=at(layer.carried_out) if facts.has_inverse else (),
         outputs=tuple(dict.fromkeys(at(forward.outputs))),
         read_whole=tuple(dict.fromkeys(at(read_whole(layer.passes)))),
     )
 
 
-def _value(layer: Layer, value: ProgramValue, name: str, bytes_of: BytesOf) -> Value:
+def _value(layer: Layer, value: ProgramValue, bytes_of: BytesOf) -> Value:
+    name = layer.called.get(value, "")
     role = "made"
     if value in layer.held:
         role = "held"
@@ -131,7 +130,7 @@ def _value(layer: Layer, value: ProgramValue, name: str, bytes_of: BytesOf) -> V
     elif value in layer.passes.forward.inputs:
         role = "input"
     return Value(
-        name="" if role in ("held", "free") else name,
+        name=name,
         given=name in layer.given,
         shape=tuple(value.aval.shape),
         dtype=str(value.aval.dtype),

@@ -188,10 +188,10 @@ def test_a_plan_for_another_program_is_refused(loss, args, message):
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (INVERT, "INVERT, but there is no inverse"),
-        (SAVE(unroll=True), "unroll=True.*, but there is no loop to write out"),
-        (SAVE(every=2), "every=2.*, but it is no stack"),
-        (RECOMPUTE(ahead=["hidden"]), "but it is no stack"),
+        (INVERT, "cannot take INVERT: it has no inverse"),
+        (SAVE(unroll=True), "unroll=True.*: it is no loop"),
+        (SAVE(every=2), "every=2.*: it is no stack"),
+        (RECOMPUTE(ahead=["hidden"]), "it is no stack"),
     ],
 )
 def test_an_action_written_into_a_plan_by_hand_is_refused(action, message):

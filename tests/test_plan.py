@@ -144,9 +144,9 @@ def test_a_missing_file_is_a_users_mistake(tmp_path):
     [
         ({"stak": SAVE}, "no unit is called 'stak'; the units are: stack"),
         ({"stack": [SAVE]}, "has 4 layers and was given 1 actions"),
-        ({"stack": INVERT}, "has no inverse"),
-        ({"stack": RECOMPUTE(save=["x"])}, "names 'x', which unit 'stack' does not"),
-        ({"stack": RECOMPUTE(chunks=2)}, "can be computed in 1 chunks, not 2"),
+        ({"stack": INVERT}, "cannot take INVERT: it has no inverse"),
+        ({"stack": RECOMPUTE(save=["x"])}, "it has no value named 'x'; it has: "),
+        ({"stack": RECOMPUTE(chunks=2)}, "chunks=2.: it cannot be split"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused(actions, message):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
-from revremat._resolve import Flow, check_names, needed, resolve
+from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE
+from revremat._resolve import Flow, needed, resolve
 
 
 @dataclass(frozen=True)
@@ -88,18 +88,3 @@ def test_only_what_leads_to_the_targets_is_needed():
     assert needed(ops, ["a"], {"a", "h"}) == ((), {"a"})
     random = lambda op: op.kind == "rng_uniform"
     assert needed(ops, ["h"], set(), random)[0] == (MATMUL, DRAW)
-
-
-@pytest.mark.parametrize(
-    ("action", "message"),
-    [
-        (SAVE(save=["z"]), "names 'z', which unit 'u' does not have; it has: h, a."),
-        (RECOMPUTE(offload=["z", "h"]), "names 'z', which unit 'u'"),
-        (RECOMPUTE(ahead=["b", "c"]), "names 'b', 'c', which unit 'u'"),
-        (RECOMPUTE(save=["a"], offload=["a"]), "both saves and offloads 'a' in unit"),
-    ],
-)
-def test_names_are_checked(action, message):
-    with pytest.raises(UserError, match=message):
-        check_names(action, FLOW.names, "unit 'u'", ["h", "a"])
-    check_names(SAVE(offload=["a"]), FLOW.names, "unit 'u'", ["h", "a"])

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from revremat._action import SAVE, Action
 from revremat._errors import UserError
 from revremat._export._places import Lost, Places, users_place
 from revremat._graph import Graph, Operation
-from revremat._plan import SAVE, Action, Plan, UnitPlan
+from revremat._plan import Plan, UnitPlan
 
 FORMS = ("jax", "nnx", "maxtext")
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from revremat._graph import Operation, Unit
+from revremat._primitives import KEEPS_RESULT
 
 _CALLED_AT = ", called at "
-# Their derivatives keep a form of their result that a tag on it does not reach.
-_KEEP_THEIR_RESULT = {"tanh", "exp", "exp2", "sqrt", "rsqrt", "cbrt", "logistic"}
 _MOST_LISTED = 4
 
 
@@ -65,7 +64,7 @@ class Places:
     def kept_otherwise(self, name: str) -> str:
         """The function whose derivative keeps its result in a form no tag reaches."""
         maker = self.unit.maker.get(self.unit.position[name])
-        return maker.kind if maker and maker.kind in _KEEP_THEIR_RESULT else ""
+        return maker.kind if maker and maker.kind in KEEPS_RESULT else ""
 
     def tag(self, name: str) -> Tag | None:
         """What to tag so that this value, or all that is made of it, is there.

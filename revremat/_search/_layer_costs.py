@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from revremat._action import RECOMPUTE, Action
 from revremat._graph import Unit
-from revremat._plan import RECOMPUTE, Action
 from revremat._search._heuristics import Heuristics
 from revremat.policies import Candidate, Counts, Menu, Price, Runs
 

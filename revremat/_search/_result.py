@@ -9,12 +9,13 @@ from typing import Any
 import jax
 
 from revremat import xla
+from revremat._action import SAVE
 from revremat._compat import use_remat_pass
 from revremat._format import format_bytes, format_us
 from revremat._graph import Graph
 from revremat._io._notebook import InNotebooks
 from revremat._measurement import Measurement
-from revremat._plan import SAVE, Plan
+from revremat._plan import Plan
 from revremat._saved import FIT_SCHEMA
 from revremat.policies import Menu
 

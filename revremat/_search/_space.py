@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from revremat import policies, xla
+from revremat._action import RECOMPUTE
 from revremat._errors import UserError
 from revremat._graph import Graph, Unit
-from revremat._plan import RECOMPUTE
 from revremat._problem import Problem
 from revremat._search._heuristics import Heuristics
 from revremat._search._layer_costs import (

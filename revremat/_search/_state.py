@@ -8,10 +8,11 @@ from itertools import groupby
 from typing import Any
 
 from revremat import policies
+from revremat._action import OFFLOAD, RECOMPUTE, Action
 from revremat._graph import Graph, Unit
 from revremat._measure import Failure
 from revremat._measurement import Measurement
-from revremat._plan import RECOMPUTE, Action, Plan
+from revremat._plan import Plan
 from revremat._search._heuristics import Heuristics
 from revremat._search._keys import BASELINE, Actions, ProbeKey, ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, Probe, summary
@@ -57,11 +58,9 @@ class Space:
     heuristics: Heuristics = field(default_factory=Heuristics)
 
     def can_offload(self, unit: Unit) -> bool:
-        """Whether layers may keep values on the host.
-
-        Loops and branches around a unit cannot keep its stacks there.
-        """
-        return self.target.platform != "cpu" and not (unit.inside or unit.in_branch)
+        """Whether layers may keep values on the host."""
+        facts = self.graph.facts(unit.name, [u.name for u in self.enclosing])
+        return self.target.platform != "cpu" and not OFFLOAD.refused_by(facts)
 
 
 @dataclass(frozen=True)

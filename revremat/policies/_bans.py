@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from revremat._format import format_bytes
-from revremat.policies._joint import VIEWS, Joint, takes_fused
+from revremat._primitives import VIEWS
+from revremat.policies._joint import Joint, takes_fused
 
 RULES = ("dear", "reduction", "whole", "far apart", "chain")
 _SHRINKS_BY = 4

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._graph import Unit
-from revremat._plan import RECOMPUTE, SAVE, Action
 
 PRESETS = ("none", "full", "dots", "dots_no_batch")
 

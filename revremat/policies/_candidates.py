@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
+from revremat._action import RECOMPUTE, Action
 from revremat._errors import UserError
 from revremat._graph import Kept, Unit
-from revremat._plan import RECOMPUTE, Action
 from revremat.policies._candidate import PRESETS, Candidate, preset
 from revremat.policies._joint import Cost, Joint, Rates
 from revremat.policies._mincut import Cut, front
@@ -107,7 +107,12 @@ class Pool:
 
     @cached_property
     def _named(self) -> list[Candidate]:
-        return [Candidate(n, action) for n, action in named_sets(self.unit).items()]
+        named = named_sets(self.unit).items()
+        return [
+            Candidate(name, action)
+            for name, action in named
+            if not action.refused_by(self.unit.facts)
+        ]
 
     @cached_property
     def _names(self) -> tuple[str, ...]:

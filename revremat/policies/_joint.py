@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from revremat._graph import Operation, Unit
+from revremat._primitives import (
+    ATTENTION,
+    COLLECTIVES,
+    OPAQUE,
+    PRODUCTS,
+    REDUCTIONS,
+    VIEWS,
+)
 
-# Reading and writing is the least they do; how much more, the program does not say.
-OPAQUE = {"pallas_call", "mpmd_map", "ffi_call", "custom_call", "pure_callback"}
-COLLECTIVES = {
-    *("psum", "psum_invariant", "all_gather", "all_to_all", "ppermute"),
-    *("reduce_scatter", "pmax", "pmin"),
-}
 _OPAQUE_PASSES = 8
+"""Of a kernel or a collective: that it reads and writes once is all that is known."""
 _FUSED = 1.05
-ATTENTION = "dot_product_attention"
-PRODUCTS = ("dot_general", "conv_general", "ragged_dot", ATTENTION)
-VIEWS = {"reshape", "squeeze", "expand_dims", "bitcast_convert_type", "name", "copy_p"}
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Joint:
 
 def takes_fused(op: Operation) -> bool:
     """Whether an operation computes its operands on the fly, if they allow it."""
-    return not op.dear or op.kind.startswith("reduce")
+    return not op.dear or op.kind.startswith(REDUCTIONS)
 
 
 def is_product(op: Operation) -> bool:

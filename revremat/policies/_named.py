@@ -8,9 +8,9 @@ results go, so that untagged programs have the same sets.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._errors import UserError
 from revremat._graph import Operation, Unit
-from revremat._plan import RECOMPUTE, SAVE, Action
 from revremat.policies._bans import bans
 from revremat.policies._joint import Joint, is_kernel
 from revremat.policies._mincut import Weights, cut

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, zip_longest
 
+from revremat._action import INVERT, RECOMPUTE, SAVE, Action
 from revremat._format import format_bytes
 from revremat._graph import Unit
-from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.policies._bans import bans
 from revremat.policies._candidate import Candidate, dots
 from revremat.policies._joint import Joint
@@ -198,18 +198,20 @@ def others_of(
 ) -> list[Candidate]:
     """What the cheap model cannot judge: the first of every kind, then the second."""
     products = dots(unit, with_batch=False)
-    may_ahead = ahead and unit.chained and unit.num_layers > 1 and products
-    inverts = [Candidate("invert", INVERT)] if unit.invertible else []
-    if inverts and may_ahead:
+    inverts = [Candidate("invert", INVERT)]
+    early = []
+    if ahead and unit.num_layers > 1 and products:
+        early.append(Candidate("full, ahead", RECOMPUTE(ahead=products)))
         inverts.append(Candidate("invert, ahead", INVERT(ahead=products)))
     kinds = [
         _offloads(unit, names) if offload and unit.num_layers > 1 else [],
-        [Candidate("full, ahead", RECOMPUTE(ahead=products))] if may_ahead else [],
+        early,
         _in_segments(unit, beside),
         inverts,
         _chunkings(unit),
     ]
-    return [c for turn in zip_longest(*kinds) for c in turn if c is not None]
+    taken = [[c for c in kind if not c.action.refused_by(unit.facts)] for kind in kinds]
+    return [c for turn in zip_longest(*taken) for c in turn if c is not None]
 
 
 def _chunkings(unit: Unit) -> list[Candidate]:
@@ -230,9 +232,7 @@ def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
     Of N layers in segments of k, N / k inputs are kept, and what k layers keep once
     theirs is run again: least at k = sqrt(N * input / kept) (Chen et al., 2016).
     """
-    if not unit.chained or unit.num_layers < _LONG:
-        return []
-    if any(op.pinned for op in unit.operations):
+    if unit.num_layers < _LONG:
         return []
     found = []
     handed = sum(v.num_bytes for v in unit.values if v.role == "input")
@@ -307,5 +307,6 @@ def sent_to_host(unit: Unit, candidate: Candidate) -> list[Candidate]:
     for name in dict.fromkeys([*inputs, *large[:_MOST_SENT]]):
         save = tuple(n for n in action.save if n != name)
         sends = replace(action, save=save)(offload=[name])
-        found.append(Candidate(f"{candidate.name}, offload {name}", sends))
+        if not sends.refused_by(unit.facts):
+            found.append(Candidate(f"{candidate.name}, offload {name}", sends))
     return found

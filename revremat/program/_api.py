@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat.program._inverse import inverse_label
 from revremat.program._ops import BLOCK_PREFIX
 from revremat.program._rewrite import act
@@ -194,11 +194,6 @@ def stack(
         out, ys = scan(x, weights)
     else:
         given = (actions,) * length if isinstance(actions, Action) else tuple(actions)
-        if len(given) != length:
-            raise UserError(
-                f"rr.stack has {length} layers and {len(given)} actions; give one "
-                "action for each layer, or one for all."
-            )
         out, ys = act(scan, given, f"rr.{name}")(x, weights)
     return (out, ys) if has_ys else out
 

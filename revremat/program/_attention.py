@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-PREFIX = "dot_product_attention"
-
 
 def attention_flops(kind: str, params: Any, shapes: list[tuple[int, ...]]) -> int:
     """FLOPs of its products, a multiply-add as two.

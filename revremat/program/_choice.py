@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 
-from revremat._plan import Action
-from revremat.program._ops import CALLS, CHOSEN_PREFIX
+from revremat._action import Action
+from revremat._primitives import CALLS
+from revremat.program._ops import CHOSEN_PREFIX
 
 
 def write_choice(label: str, actions: Sequence[Action]) -> None:

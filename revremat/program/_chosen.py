@@ -8,7 +8,7 @@ residuals come back; the function itself says what plain autodiff would keep.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from revremat._plan import Action
+from revremat._action import Action
 from revremat.program._choice import read_choice
 from revremat.program._ops import as_closed
 from revremat.program._sites import Survey, survey

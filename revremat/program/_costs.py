@@ -4,17 +4,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from revremat.program._attention import PREFIX, attention_flops
+from revremat._primitives import ATTENTION, MOVES
+from revremat.program._attention import attention_flops
 from revremat.program._ops import Op, Program, as_closed, flatten
-
-MOVES = {
-    *("reshape", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "slice"),
-    *("dynamic_slice", "dynamic_update_slice", "concatenate", "pad", "gather", "copy"),
-    *("convert_element_type", "bitcast_convert_type", "iota", "rev", "name", "copy_p"),
-    *("stop_gradient", "optimization_barrier", "device_put", "split", "select_n"),
-    "move_to_memory",
-    *("sharding_constraint", "reduce_precision"),
-}
 
 
 def num_bytes(aval: Any) -> int:
@@ -60,7 +52,7 @@ def num_flops(op: Op) -> int:
         return 2 * size * math.prod(kernel) // kernel[spec[0]]
     if op.kind in ("ragged_dot", "ragged_dot_general"):
         return 2 * size * op.inputs[0].aval.shape[-1]
-    if op.kind.startswith(PREFIX):
+    if op.kind.startswith(ATTENTION):
         shapes = [tuple(atom.aval.shape) for atom in op.inputs]
         return attention_flops(op.kind, params, shapes)
     if op.kind == "pallas_call":

@@ -1,17 +1,16 @@
 """The engine of a stack: what its forward and its backward pass have in common."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from revremat._errors import UserError
-from revremat._plan import Action
+from revremat._action import Action, check_actions
 from revremat.program._buffers import Each
-from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
+from revremat.program._keep import Kept, Layer, resolve
 from revremat.program._layout import as_in_a_loop, is_turned
 from revremat.program._ops import Value
 from revremat.program._segments import Segment, segments
@@ -48,14 +47,17 @@ class Engine:
             would run an operation twice which cannot be.
         """
         layer, unit = stack.layer(mask), f"a layer of {stack.name}"
-        kept = {action: resolve(layer, action, unit) for action in set(stack.actions)}
+        facts = replace(stack.facts, unrepeatable=layer.unrepeatable)
+        check_actions(stack.name, stack.actions, facts, shortened=stack.shortened)
+        listed = {
+            a: a.only(layer.names) if stack.in_chunks else a for a in stack.actions
+        }
+        kept = {action: resolve(layer, own, unit) for action, own in listed.items()}
         num_sent = dict.fromkeys(kept, 0)
         if stack.at_once:
             num_sent = {a: len(k.offloaded) for a, k in kept.items()}
             kept = {a: k.on_device() for a, k in kept.items()}
         found = segments(stack.actions, loops=not stack.unrolled)
-        if any(segment.group for segment in found):
-            _check_repeatable(layer, unit)
         lay = list if is_turned(layer.passes.forward) else as_in_a_loop
         return cls(stack, layer, kept, num_sent, found, lay)
 
@@ -126,9 +128,3 @@ class Engine:
         actions = self.stack.actions
         above = after < len(actions) and actions[after].kind == "invert"
         return segment.pattern[0].kind == "invert" and not above
-
-
-def _check_repeatable(layer: Layer, unit: str) -> None:
-    for op in layer.passes.forward.ops:
-        if why := cannot_rebuild(op):
-            raise UserError(f"{unit} cannot be run twice, as `every` would: {why}.")

@@ -21,6 +21,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from revremat import _compat
+from revremat._primitives import CALLS, OWN_DERIVATIVE
 from revremat.program._avals import is_differentiable, zero_cotangent
 from revremat.program._ops import (
     BLOCK_PREFIX,
@@ -38,9 +39,6 @@ IGNORED = {
     *("out_shardings", "donated_invars", "keep_unused", "debug_info", "prevent_cse"),
     *("policy", "in_layouts", "out_layouts", "compiler_options_kvs", "ft_in", "ft_out"),
 }
-
-
-OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call")
 
 
 def fingerprint(program: Program, marked: Sequence[bool] = (), more: str = "") -> str:
@@ -81,7 +79,7 @@ def describe(
             continue
         inputs = ",".join(map(atom, op.inputs))
         outputs = ",".join(map(atom, op.outputs))
-        kind = "call" if op.kind in ("jit", "pjit", "closed_call") else op.kind
+        kind = "call" if op.kind in CALLS else op.kind
         lines.append(f"{outputs}={kind}[{_params(op, how)}]({inputs})")
     lines.append("return " + ",".join(map(atom, program.outputs)))
     return "\n".join(lines)

@@ -6,15 +6,14 @@ reduction computes its operands on the fly and writes its small result. Nothing 
 of kernel sizes: this is for explaining and for pruning, the compiler decides.
 """
 
-from revremat.program._costs import MOVES
-from revremat.program._keep import is_dear
+from revremat._primitives import MOVES, REDUCTIONS, is_intensive
 from revremat.program._linearize import Linearized
 from revremat.program._ops import Atom, Op, Value
 
 
 def takes_fused(op: Op) -> bool:
     """Whether it computes its operands on the fly, where their makers allow that."""
-    return not is_dear(op) or op.kind.startswith("reduce")
+    return not is_intensive(op.kind) or op.kind.startswith(REDUCTIONS)
 
 
 def read_whole(passes: Linearized) -> tuple[Atom, ...]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from revremat._plan import RECOMPUTE
+from revremat._action import RECOMPUTE
 from revremat.program._api import block
 from revremat.program._rewrite import act
 

@@ -5,35 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from revremat import _resolve
+from revremat._action import Action, check_names
 from revremat._errors import UserError
-from revremat._plan import Action
-from revremat._resolve import Flow, check_names
-from revremat.program._attention import PREFIX as ATTENTION
+from revremat._primitives import is_intensive
+from revremat._resolve import Flow
 from revremat.program._inverse import undone
 from revremat.program._linearize import Linearized
 from revremat.program._ops import Atom, Op, Program, Value
 
 INPUT = "input"
-
-# Worth more than a pass over memory to rebuild; all else is cheap, often fused.
-DEAR_PREFIXES = (
-    *("dot_general", "conv_general", "ragged_dot", "reduce", "cum", "scan"),
-    ATTENTION,
-)
-DEAR = {
-    *("while", "cond", "sort", "top_k", "custom_jvp_call", "custom_vjp_call", "gather"),
-    *("scatter", "scatter-add", "random_bits", "threefry2x32", "rng_bit_generator"),
-    *("psum", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "argmax"),
-    *("cholesky", "triangular_solve", "fft", "pallas_call", "mpmd_map", "ffi_call"),
-    *("custom_call", "jit", "pjit", "checkpoint", "pure_callback", "psum_invariant"),
-    *("shard_map", "custom_vmap_call"),
-    *("approx_top_k", "eigh", "qr", "svd", "lu", "argmin", "select_and_scatter_add"),
-}
-MATMULS = ("dot_general", "conv_general", "ragged_dot")
-
-
-def is_dear(op: Op) -> bool:
-    return op.kind in DEAR or op.kind.startswith(DEAR_PREFIXES)
 
 
 def cannot_rebuild(op: Op) -> str | None:
@@ -107,6 +87,25 @@ class Layer:
             handed_on=tuple(v for v in self.carried_out if isinstance(v, Value)),
             inverse=lambda: self.backwards,
         )
+
+    @cached_property
+    def called(self) -> dict[Value, str]:
+        """By which name plans speak of a value: the user's tag, if it has one.
+
+        Not of weights, nor of what is made of weights alone for free.
+        """
+        found: dict[Value, str] = {}
+        for name, value in self.names.items():
+            spoken_of = value not in self.held and value not in self.free
+            if spoken_of and (value not in found or name in self.given):
+                found[value] = name
+        return found
+
+    @cached_property
+    def unrepeatable(self) -> str:
+        """Why one of its operations cannot be run twice; "" if all can."""
+        reasons = map(cannot_rebuild, self.passes.forward.ops)
+        return next(filter(None, reasons), "")
 
     @property
     def residuals(self) -> tuple[Value, ...]:
@@ -207,7 +206,7 @@ def name_values(
 def _free_values(passes: Linearized, held: frozenset[Value]) -> frozenset[Value]:
     free = set(held)
     for op in passes.forward.ops:
-        cheap = not is_dear(op) and cannot_rebuild(op) is None
+        cheap = not is_intensive(op.kind) and cannot_rebuild(op) is None
         if cheap and all(a in free or not isinstance(a, Value) for a in op.inputs):
             free.update(op.outputs)
     return frozenset(free - held)
@@ -219,7 +218,7 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
     Raises:
       UserError: A name that the layer does not have, or one both saved and offloaded.
     """
-    check_names(action, layer.names, unit, layer.names)
+    check_names(unit, action, layer.names, layer.names)
     found = _resolve.resolve(layer.flow, action)
     forward = layer.passes.forward
     inputs = [v for v in forward.inputs if v not in layer.held]

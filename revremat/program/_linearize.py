@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from revremat._primitives import ZERO_DERIVATIVE
 from revremat.program._avals import is_differentiable
 from revremat.program._ops import (
     Atom,
@@ -50,7 +51,7 @@ def has_derivative(op: Op) -> bool:
     """Whether anything can be differentiated through an operation, if not as zero."""
     if op.kind == "sign":
         return jnp.issubdtype(op.outputs[0].aval.dtype, jnp.complexfloating)
-    return op.kind not in ("stop_gradient", "floor", "ceil", "round", "nextafter")
+    return op.kind not in ZERO_DERIVATIVE
 
 
 def depends(program: Program, in_mask: Sequence[bool]) -> tuple[bool, ...]:

@@ -16,13 +16,12 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
 from revremat import _compat, _resolve
+from revremat._primitives import CALLS, CHECKPOINTS
 
 BLOCK_PREFIX = "revremat.block."
 INVERSE_PREFIX = "revremat.inverse."
 CHUNK_PREFIX = "revremat.chunk."
 CHOSEN_PREFIX = "revremat.chosen."
-CALLS = {"jit", "pjit", "closed_call", "core_call"}
-CHECKPOINTS = {"checkpoint", "remat", "remat2"}
 
 
 class Value:

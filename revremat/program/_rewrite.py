@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 import jax
 
 from revremat import _compat
+from revremat._action import Action, check_actions
 from revremat._errors import UserError
-from revremat._plan import Action, UnitPlan, check_sent
+from revremat._plan import UnitPlan
 from revremat.program._avals import is_differentiable
 from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve
@@ -64,7 +66,8 @@ def rewrite(
     """Evaluate the program with its units replaced; its outputs, flat.
 
     Raises:
-      UserError: What a unit would keep differs from what the plan says it keeps.
+      UserError: A unit cannot take an action, or what it would keep differs from what
+        the plan says it keeps.
     """
     chosen: dict[Op, Step] = {}
     covered: set[Op] = set()
@@ -74,12 +77,9 @@ def rewrite(
         for decision in decisions
     ]
     for decision in decisions:
-        check_sent(
-            decision.unit.name,
-            decision.plan.actions,
-            in_branch=decision.unit.in_branch,
-            num_scans=decision.unit.sites[0].num_scans,
-        )
+        unit, taken = decision.unit, decision.plan.actions
+        label = f"unit {unit.name!r}"
+        check_actions(label, taken, unit.facts, shortened=decision.shortened)
     repeats = [d.unit for d in decisions if d.unit.kind in REPEATED]
     layers = {op for unit in repeats for site in unit.sites for op in site.ops}
     loops: dict[Op, Loop] = {}
@@ -144,18 +144,43 @@ def steps_of(
     """
     check_kept(decision)
     unit, actions = _with_loops(decision.unit, loops), decision.plan.actions
-    in_chunks = any(action.chunks > 1 for action in actions)
-    if unit.kind != "scan" and unit.chain and len(actions) > 1 and not in_chunks:
-        ops = tuple(op for site in unit.sites for op in site.ops)
-        # By then whatever the layers take beside one another's results has been made.
-        yield unit.sites[-1].ops[0], ops, partial(_run_chain, unit, actions)
+    for one, taken, is_chain in _parts(unit, actions):
+        sites = one.sites
+        if is_chain:
+            ops = tuple(op for site in sites for op in site.ops)
+            # By then whatever the layers take beside one another's results is made.
+            yield sites[-1].ops[0], ops, partial(_run_chain, one, taken)
+            continue
+        for site in sites:
+            own, taken = taken[: site.length], taken[site.length :]
+            step = partial(_run_site, site, unit.name, own, decision.in_order)
+            if site.kind != "scan" and not own:
+                step = partial(_skip_site, site, unit.chain)
+            yield site.ops[0], site.ops, step
+
+
+def _parts(
+    unit: FoundUnit, actions: tuple[Action, ...]
+) -> Iterator[tuple[FoundUnit, tuple[Action, ...], bool]]:
+    """Parts of a unit with their actions, and whether each is run as one chain.
+
+    Layers that are computed in chunks stand apart from the chains before and after.
+    Layers beyond the actions belong to the last chain.
+    """
+    if unit.kind == "scan" or not unit.chain:
+        yield unit, actions, False
         return
-    for site in unit.sites:
-        taken, actions = actions[: site.length], actions[site.length :]
-        step = partial(_run_site, site, unit.name, taken, decision.in_order)
-        if site.kind != "scan" and not taken:
-            step = partial(_skip_site, site, unit.chain)
-        yield site.ops[0], site.ops, step
+    start = 0
+    for in_chunks, alike in groupby(actions, lambda action: action.chunks > 1):
+        taken = tuple(alike)
+        stop = start + len(taken)
+        is_last = stop == len(actions)
+        sites = unit.sites[start:] if is_last else unit.sites[start:stop]
+        links = len(taken) > 1 or any(action.kind == "invert" for action in taken)
+        yield replace(unit, sites=sites), taken, links and not in_chunks
+        start = stop
+    if not actions:
+        yield unit, (), False
 
 
 def _run_site(
@@ -310,6 +335,7 @@ def act(
         def rewritten(op: Op, values: list[Any]) -> list[Any] | None:
             if op not in sites:
                 return None
+            check_actions(label, actions, sites[op].facts)
             # What is differentiated is seen when it happens.
             site = replace(sites[op], in_mask=None)
             constants = [atom.value for atom in lifted(site)]
@@ -339,9 +365,6 @@ def execute(
 ) -> list[Any]:
     """Run one site under its actions: its outputs, from its inputs."""
     args, number = list(values), actions[0].chunks if actions else 1
-    if number != 1 and number not in site.chunks:
-        ways = ", ".join(map(str, (1, *site.chunks)))
-        raise UserError(f"{label} can be computed in {ways} chunks, not {number}.")
     if number > 1:
         return run_chunks(site.chunks[number], number, actions[0], label, args)
     if site.kind != "scan":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from revremat._plan import Action
+from revremat._action import Action
 
 LONGEST_PATTERN = 4
 

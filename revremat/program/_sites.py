@@ -5,15 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from revremat import _compat
+from revremat._action import Facts
+from revremat._primitives import CALLS, CHECKPOINTS, MOVES
 from revremat.program._avals import is_differentiable
-from revremat.program._costs import MOVES
 from revremat.program._fingerprint import block_name
 from revremat.program._inverse import block_inverse, scan_inverse
 from revremat.program._keep import Layer, name_values
 from revremat.program._linearize import has_derivative, linearize
 from revremat.program._ops import (
-    CALLS,
-    CHECKPOINTS,
     Atom,
     Constant,
     Op,
@@ -77,6 +76,25 @@ class Site:
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
     within: Callable[[Callable[[], Any]], Any] = _compat.here
     num_scans: int = 0
+
+    @property
+    def facts(self) -> Facts:
+        """What decides which actions its layers may take.
+
+        Names, and what can be run twice, are known once it is differentiated.
+        """
+        return Facts(
+            num_layers=self.length,
+            is_loop=self.kind == "scan",
+            is_stack=self.kind == "scan",
+            has_inverse=self.inverse is not None,
+            splits=tuple(sorted(self.chunks)),
+            names=None,
+            listed=(),
+            unrepeatable="",
+            in_branch=False,
+            num_scans=self.num_scans,
+        )
 
     def linearized(self, unit: str) -> Layer:
         """The layer's two passes, every value named."""

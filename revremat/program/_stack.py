@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from revremat._errors import UserError
-from revremat._plan import Action
+from revremat._action import Action, Facts, check_actions
 from revremat.program._keep import Layer, name_values
 from revremat.program._linearize import depends, linearize, pick
 from revremat.program._ops import Program
@@ -37,6 +36,8 @@ class Stack:
       at_once: Whether what goes to the host goes there when all layers are done, and
         comes back before the first of them is differentiated. Where a loop around the
         stack keeps it, compilers cannot fetch one layer of one turn.
+      in_chunks: Whether the layers are chunks of one block, of which actions speak.
+        What that makes of its weights alone, chunks have for free and without a name.
     """
 
     body: Program
@@ -53,31 +54,31 @@ class Stack:
     unrolled: bool = False
     shortened: bool = False
     at_once: bool = False
+    in_chunks: bool = False
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
-        if len(self.actions) != self.length and not self.shortened:
-            raise UserError(
-                f"{self.name} has {self.length} layers and {len(self.actions)} "
-                "actions; give one action for each layer."
-            )
-        for action in self.actions:
-            if action.kind == "invert" and self.inverse is None:
-                raise UserError(
-                    f"{self.name}: INVERT needs the layer's inverse; give one with "
-                    "`inverse=`, or choose another action."
-                )
-            if action.every != 1 and not action.can_group:
-                raise UserError(
-                    f"{self.name}: {action!r} keeps every {action.every}th layer's "
-                    "input on the device and rebuilds the others from it; `every` goes "
-                    "with SAVE and RECOMPUTE, without `offload` and `ahead`."
-                )
-            if action.chunks != 1:
-                raise UserError(
-                    f"{self.name} is a stack, which cannot be split in {action.chunks} "
-                    "chunks; chunks are for `rr.block(..., split=...)`."
-                )
+        check_actions(self.name, self.actions, self.facts, shortened=self.shortened)
+
+    @property
+    def facts(self) -> Facts:
+        """What decides which actions its layers may take.
+
+        Names, and what can be run twice, are known once it is differentiated. Where it
+        stands is the business of who runs it there.
+        """
+        return Facts(
+            num_layers=self.length,
+            is_loop=not self.unrolled,
+            is_stack=True,
+            has_inverse=self.inverse is not None,
+            splits=(),
+            names=None,
+            listed=(),
+            unrepeatable="",
+            in_branch=False,
+            num_scans=0,
+        )
 
     @property
     def label(self) -> str:

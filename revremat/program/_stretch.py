@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Real
 
+from revremat._primitives import MATMULS
 from revremat.program._costs import num_bytes
 from revremat.program._fingerprint import describe_op
-from revremat.program._keep import MATMULS
 from revremat.program._ops import Op, Value, as_closed, flatten
 from revremat.program._runs import Runs, find_runs
 

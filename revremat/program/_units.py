@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from revremat._action import Facts
+from revremat._primitives import CALLS
 from revremat.program._fingerprint import ALIKE, describe, fingerprint, input_order
 from revremat.program._keep import Layer
-from revremat.program._ops import CALLS, Program, Value
+from revremat.program._ops import Program, Value
 from revremat.program._sites import REPEATED, Site, Survey, whole
 
 
@@ -51,6 +53,23 @@ class FoundUnit:
     def is_stack(self) -> bool:
         """Whether layers hand their results from one to the next, and nowhere else."""
         return self.kind == "scan" or bool(self.chain)
+
+    @property
+    def facts(self) -> Facts:
+        """What decides which actions its layers may take."""
+        first = self.sites[0]
+        layer = first.linearized(f"unit {self.name!r}")
+        names = tuple(layer.called.values())
+        return replace(
+            first.facts,
+            num_layers=self.num_layers,
+            is_stack=self.is_stack,
+            has_inverse=all(site.inverse is not None for site in self.sites),
+            names=frozenset(names),
+            listed=names,
+            unrepeatable=layer.unrepeatable,
+            in_branch=self.in_branch,
+        )
 
 
 def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from revremat._plan import Action
+from revremat._action import Action
 from revremat.program._api import stack
 
 

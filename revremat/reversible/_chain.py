@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from revremat._action import INVERT, RECOMPUTE, SAVE, Action
 from revremat._errors import UserError
-from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.program._api import mark_block
 from revremat.program._avals import instantiate, is_differentiable
 from revremat.program._choice import write_choice

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from revremat._action import INVERT, Action
 from revremat._errors import UserError
-from revremat._plan import INVERT, Action
+from revremat._primitives import SAME
 from revremat.program._ops import Value, flatten
 from revremat.reversible._chain import Sequential
 from revremat.reversible._coupling import Coupling, Step, Steps, described
@@ -31,14 +32,6 @@ from revremat.reversible.nnx import (
 )
 
 Blocks = type | tuple[type, ...] | Callable[[Any], Any]
-
-# What a stream may pass through on its way to a sum and be the same stream.
-_SAME = frozenset(
-    (
-        *("convert_element_type", "copy", "name", "optimization_barrier"),
-        *("reduce_precision", "sharding_constraint"),
-    )
-)
 
 
 class RevResidual(nnx.Module):
@@ -387,7 +380,7 @@ def _check_adds(block: Any, x: jax.Array) -> None:
         if term is wanted:
             return
         op = made.get(term) if isinstance(term, Value) else None
-        if op is not None and (op.kind in _SAME or op.kind in ("add", "add_any")):
+        if op is not None and (op.kind in SAME or op.kind in ("add", "add_any")):
             terms += op.inputs
     raise UserError(
         f"from_plain: {name} is no residual block, as what it gives is not a sum of "

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from revremat import _compat
-from revremat.program._ops import CALLS, Op, as_closed, flatten, read, run
+from revremat._primitives import CALLS
+from revremat.program._ops import Op, as_closed, flatten, read, run
 
 _MUCH_SMALLER = 8
 

@@ -13,8 +13,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from revremat._action import INVERT
 from revremat._errors import UserError
-from revremat._plan import INVERT
 from revremat.reversible.nnx import RevBlock, RevScan
 
 _KAIMING = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from revremat._action import INVERT
 from revremat._errors import UserError
-from revremat._plan import INVERT
 from revremat.reversible.nnx import RevBlock, RevScan
 
 _NORMAL = nnx.initializers.normal(0.02)

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from revremat._action import INVERT, Action
 from revremat._errors import UserError
-from revremat._plan import INVERT, Action
 from revremat.program._api import stack
 from revremat.reversible._chain import Repeat, Sequential, chain, check_nested
 from revremat.reversible._coupling import Coupling, Halves, Map, Parallel

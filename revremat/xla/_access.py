@@ -15,23 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from revremat.xla._hlo import Module, dtype_of, elements_of, size_of
+from revremat.xla._opcodes import LAYOUT, NOT_TILED, SAME_RANK
 from revremat.xla._placement import place_of
 
 LINE_BYTES = 64
 SETS, WAYS = 64, 8  # of the first-level cache of a CPU's core, or a little more
-_SAME = {
-    "slice",
-    "dynamic-slice",
-    "dynamic-update-slice",
-    "pad",
-    "concatenate",
-    "reverse",
-    "convert",
-    "copy",
-    "select",
-    "compare",
-    "clamp",
-}
 
 
 @dataclass(frozen=True)
@@ -86,9 +74,9 @@ def steps_over_rows(i: Any, module: Module) -> Steps:
     inside = module.called(i)[0].instructions
     if not any(x.opcode in ("transpose", "copy") for x in inside):
         return Steps()
-    if all(x.opcode in _MOVERS for x in inside):
+    if all(x.opcode in LAYOUT for x in inside):
         return Steps()
-    if not any(x.opcode in _NOT_TILED for x in inside):
+    if not any(x.opcode in NOT_TILED for x in inside):
         return Steps()
     root = module.called(i)[0].root
     while root.opcode in ("bitcast", "tuple", "dynamic-update-slice"):
@@ -163,22 +151,6 @@ def _reads(
     )
 
 
-_NOT_TILED = {"constant", "broadcast", "dynamic-slice"}
-"""With none of these inside, XLA turns such a fusion over tile by tile."""
-
-_MOVERS = {
-    "parameter",
-    "constant",
-    "bitcast",
-    "transpose",
-    "copy",
-    "slice",
-    "reshape",
-    "broadcast",
-    "tuple",
-}
-
-
 def _fastest(shape: Any) -> int | None:
     """The dimension of more than one element that lies densest."""
     for d in shape.layout.minor_to_major:
@@ -225,7 +197,7 @@ def _walk(
                 if inner is None:
                     return
                 i, d = operands[0], inner
-            case _ if i.opcode in _SAME or _elementwise(i, operands):
+            case _ if i.opcode in SAME_RANK or _elementwise(i, operands):
                 rank = len(i.shape.dimensions)
                 for operand in operands:
                     if len(operand.shape.dimensions) == rank:

@@ -12,31 +12,19 @@ from typing import Any
 
 from revremat._measurement import Time
 from revremat.xla._cards import Card
-from revremat.xla._collectives import KINDS, collective_us, kind_of
+from revremat.xla._collectives import collective_us, kind_of
 from revremat.xla._cost import cost_of
 from revremat.xla._hlo import Computation, Module, backend_config, size_of
 from revremat.xla._kernel_key import kernel_key
 from revremat.xla._liveness import HOST_SPACE
 from revremat.xla._loops import trip_count
+from revremat.xla._opcodes import CALLS, COLLECTIVES, NO_EVENT
 from revremat.xla._origin import Origins, phase_of
 from revremat.xla._roofline import arithmetic_us, first_touch_us, roofline_us
 from revremat.xla._targets import Target
 from revremat.xla._timeline import Event, spans
 
-_NOTHING = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "after-all",
-    "optimization-barrier",
-    "opt-barrier",
-    "partition-id",
-    "replica-id",
-}
 _NUMBER = re.compile(r"\.\d+$")
-_CALLS = {"while", "conditional", "call"}
 # Asynchronous copies within a device: they wait for nobody's stream and are no
 # transfer, but what waits for them waits.
 _PREFETCH = "prefetch"
@@ -136,9 +124,9 @@ class _Clock:
             before = [*i.operand_ids, *i.control_predecessor_ids]
             earliest = max((path.get(o, 0.0) for o in before), default=0.0)
             path[i.id] = earliest
-            if i.opcode in _NOTHING:
+            if i.opcode in NO_EVENT:
                 continue
-            if i.opcode in _CALLS and self._measured_us(i) is None:
+            if i.opcode in CALLS and self._measured_us(i) is None:
                 inner = self._nested(i)
                 sums.step = now
                 longest = sums.path
@@ -269,7 +257,9 @@ class _Clock:
             return "transfer", self.card.launch_us + 1e6 * moved / rate, 0.0
         if i.opcode == "async-start":
             inner = [x for c in self.module.called(i) for x in c.instructions]
-            costs = [cost_of(x, self.module) for x in inner if x.opcode not in KINDS]
+            costs = [
+                cost_of(x, self.module) for x in inner if x.opcode not in COLLECTIVES
+            ]
             duration = sum(roofline_us(c, self.card) for c in costs)
             return "compute", duration, sum(c.flops for c in costs)
         if i.opcode.endswith("-done"):
@@ -279,7 +269,7 @@ class _Clock:
             return _PREFETCH, roofline_us(cost, self.card), 0.0
         measured_us = self._measured_us(i)
         if measured_us is not None:
-            is_call = i.opcode in _CALLS  # all of what it calls was measured as one
+            is_call = i.opcode in CALLS  # all of what it calls was measured as one
             flops = self._nested(i).sums.flops if is_call else cost.flops
             return "compute", self.card.launch_us + measured_us, flops
         return "compute", roofline_us(cost, self.card), cost.flops

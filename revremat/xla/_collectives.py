@@ -7,28 +7,19 @@ import numpy as np
 
 from revremat.xla._cards import Card
 from revremat.xla._hlo import Module, size_of
+from revremat.xla._opcodes import COLLECTIVES
 from revremat.xla._targets import Target
-
-KINDS = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
-)
 
 
 def kind_of(i: Any, module: Module) -> str:
     """Which collective an instruction is or starts, `""` if none."""
     name = i.opcode.removesuffix("-start")
-    if name in KINDS:
+    if name in COLLECTIVES:
         return name
     if i.opcode == "async-start":
         for computation in module.called(i):
             for inner in computation.instructions:
-                if inner.opcode in KINDS:
+                if inner.opcode in COLLECTIVES:
                     return inner.opcode
     return ""
 
@@ -38,7 +29,7 @@ def collective(i: Any, module: Module) -> Any:
     if i.opcode == "async-start":
         for computation in module.called(i):
             for inner in computation.instructions:
-                if inner.opcode in KINDS:
+                if inner.opcode in COLLECTIVES:
                     return inner
     return i
 

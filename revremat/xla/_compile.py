@@ -19,9 +19,9 @@ from revremat._compat import (
     without_compilation_cache,
 )
 from revremat._errors import DoesNotFit, UserError, arguments_told
+from revremat._primitives import ATTENTION
 from revremat._problem import positions
 from revremat._sources import loops_told
-from revremat.program._attention import PREFIX as ATTENTION
 from revremat.xla._artifact import Artifact, versions
 from revremat.xla._asked import traced_for
 from revremat.xla._carried import carried_ambient_mesh, carry_over, is_mixture

@@ -9,58 +9,15 @@ import numpy as np
 from revremat.xla._access import Access, steps_over_rows
 from revremat.xla._hlo import Module, dtype_of, elements_of, is_tuple, size_of
 from revremat.xla._kernels import is_pallas, work_of
+from revremat.xla._opcodes import (
+    FREE,
+    MOVES,
+    NO_MODEL,
+    TRANSCENDENTAL,
+    WRITES_ONLY,
+)
 
-_FREE = {
-    "parameter",
-    "constant",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "bitcast-convert",
-    "after-all",
-    "optimization-barrier",
-    "partition-id",
-    "replica-id",
-    "domain",
-    "opt-barrier",
-    "add-dependency",
-}
-_TRANSCENDENTAL = {
-    "exponential",
-    "exponential-minus-one",
-    "log",
-    "log-plus-one",
-    "tanh",
-    "logistic",
-    "sine",
-    "cosine",
-    "tan",
-    "power",
-    "erf",
-    "rsqrt",
-    "sqrt",
-    "cbrt",
-    "atan2",
-    "divide",
-}
 TRANSCENDENTAL_FLOPS = 8
-_MOVES = {
-    "broadcast",
-    "copy",
-    "reshape",
-    "transpose",
-    "slice",
-    "dynamic-slice",
-    "dynamic-update-slice",
-    "concatenate",
-    "gather",
-    "pad",
-    "reverse",
-    "iota",
-    "convert",
-    "select",
-    "reduce-precision",
-}
 
 
 @dataclass(frozen=True)
@@ -141,7 +98,7 @@ class _Tally:
 
 def cost_of(i: Any, module: Module) -> Cost:
     """Work of one instruction, all of a fusion's together."""
-    if i.opcode in _FREE:
+    if i.opcode in FREE:
         return Cost({}, 0.0, 0.0)
     tally = _Tally()
     _add(i, module, tally, fused=False)
@@ -163,13 +120,10 @@ def cost_of(i: Any, module: Module) -> Cost:
     )
 
 
-_NO_MODEL = {"cholesky", "fft", "sort", "topk", "triangular-solve"}
-
-
 def has_model(i: Any, module: Module) -> bool:
     """Whether the arithmetic of an instruction is known, not its traffic alone."""
     if i.opcode != "custom-call":
-        return i.opcode not in _NO_MODEL
+        return i.opcode not in NO_MODEL
     if is_pallas(i):  # another note speaks of those
         return True
     if i.called_computation_ids:  # a comparison of two elements is no fusion
@@ -187,7 +141,7 @@ def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
             for inner in computation.instructions:
                 _add(inner, module, tally, fused=True)
         return
-    if i.opcode in _FREE or i.opcode in _MOVES:
+    if i.opcode in FREE or i.opcode in MOVES:
         return
     product = _matmul(i, module, fused)
     if product is not None:
@@ -206,7 +160,7 @@ def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
         tally.reduced_bytes[way] = tally.reduced_bytes.get(way, 0.0) + size_of(read)
         return
     elements = float(elements_of(i.shape))
-    if i.opcode in _TRANSCENDENTAL:
+    if i.opcode in TRANSCENDENTAL:
         tally.functions[i.opcode] = tally.functions.get(i.opcode, 0.0) + elements
         elements *= TRANSCENDENTAL_FLOPS
     tally.other_flops += elements
@@ -332,12 +286,9 @@ def _bytes(i: Any, module: Module) -> float:
             return float(size_of(i.shape) + sum(size_of(o.shape) for o in operands))
 
 
-_FILLS = {"broadcast", "constant", "parameter", "bitcast"}
-
-
 def _cold_bytes(i: Any, module: Module) -> float:
     inside = module.called(i)[0].instructions if i.opcode == "fusion" else [i]
-    if all(x.opcode in _FILLS for x in inside):
+    if all(x.opcode in WRITES_ONLY for x in inside):
         return float(size_of(i.shape))
     total = 0.0
     for x in inside:

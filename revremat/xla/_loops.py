@@ -3,8 +3,7 @@
 from typing import Any
 
 from revremat.xla._hlo import Computation, Module, backend_config
-
-_THROUGH = {"bitcast", "convert", "copy", "optimization-barrier", "reshape"}
+from revremat.xla._opcodes import COUNTER
 
 
 def trip_count(loop: Any, module: Module) -> int:
@@ -91,11 +90,11 @@ def _step(body: Computation, index: int, module: Module) -> int | None:
 
 def _unfused(i: Any, module: Module) -> tuple[Any, list[Any]]:
     """The instruction that makes a value, and what its fusion's parameters are."""
-    while i.opcode in _THROUGH and i.operand_ids:
+    while i.opcode in COUNTER and i.operand_ids:
         i = module.operands(i)[0]
     if i.opcode in ("fusion", "call") and i.called_computation_ids:
         inner = module.called(i)[0].root
-        while inner.opcode in _THROUGH and inner.operand_ids:
+        while inner.opcode in COUNTER and inner.operand_ids:
             inner = module.operands(inner)[0]
         return inner, module.operands(i)
     return i, []
@@ -104,7 +103,7 @@ def _unfused(i: Any, module: Module) -> tuple[Any, list[Any]]:
 def _resolve(i: Any, arguments: list[Any], module: Module) -> Any:
     """Through moves, and from a fusion's parameter to what it stands for."""
     for _ in range(100):
-        if i.opcode in _THROUGH and i.operand_ids:
+        if i.opcode in COUNTER and i.operand_ids:
             i = module.operands(i)[0]
         elif i.opcode == "parameter" and i.parameter_number < len(arguments):
             i, arguments = arguments[i.parameter_number], []

@@ -7,21 +7,7 @@ from typing import Any
 
 from revremat._sources import begins_program, is_users
 from revremat.xla._hlo import Module
-
-# Operations that move or reshape a value without making a new one.
-_PASSES_ON = {
-    "bitcast",
-    "bitcast-convert",
-    "copy",
-    "copy-start",
-    "copy-done",
-    "optimization-barrier",
-    "reshape",
-    "transpose",
-    "domain",
-}
-_SLICES = {"dynamic-slice", "slice"}
-_FILLS = {"broadcast", "constant", "iota", "parameter"}
+from revremat.xla._opcodes import FILLS, PASSES_ON, SLICES
 
 
 @dataclass(frozen=True)
@@ -59,7 +45,7 @@ class Origins:
         if key not in self._found:
             made = self._walk(instruction, tuple(index), set()) or instruction
             found = self._describe(made)
-            if made.opcode in _SLICES:
+            if made.opcode in SLICES:
                 # A piece of something: the piece's phase, the whole's place.
                 whole = self._walk(self.module.operands(made)[0], (), set())
                 if whole is not None:
@@ -90,7 +76,7 @@ class Origins:
                     i, index = operands[1], ()
                 case "while":
                     body = self._walk(module.called(i)[0].root, index, seen)
-                    if body is not None and body.opcode not in _FILLS:
+                    if body is not None and body.opcode not in FILLS:
                         return body
                     i = operands[0]
                 case "fusion" | "call" | "async-start" if module.called(i):
@@ -115,12 +101,12 @@ class Origins:
                     if outer is None:
                         return i
                     i, index = outer
-                case opcode if opcode in _PASSES_ON and operands:
+                case opcode if opcode in PASSES_ON and operands:
                     i = operands[0]
                 case "convert" if not i.metadata.op_name:
                     i = operands[0]
                 case opcode if (
-                    not i.metadata.op_name and operands and opcode not in _FILLS
+                    not i.metadata.op_name and operands and opcode not in FILLS
                 ):
                     # Made by the compiler: blame the largest thing it was made from.
                     i, index = max(operands, key=lambda o: len(o.shape.dimensions)), ()
@@ -135,7 +121,7 @@ class Origins:
         for caller in module.callers.get(module.home[parameter.id], ()):
             if caller.opcode == "while":
                 made = self._walk(module.called(caller)[0].root, index, seen)
-                if made is not None and made.opcode not in _FILLS:
+                if made is not None and made.opcode not in FILLS:
                     return made
         return None
 
@@ -168,7 +154,7 @@ class Origins:
         if not scope and frames:
             scope = re.sub(r"\.?<(locals|lambda|genexpr|listcomp)>", "", frames[0][1])
         phase = phase_of(op_name) or ("update" if i.id in self._update else "forward")
-        return Origin(op_name, op, phase, scope, source, i.opcode in _FILLS)
+        return Origin(op_name, op, phase, scope, source, i.opcode in FILLS)
 
 
 def phase_of(op_name: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from revremat.xla._artifact import versions
 from revremat.xla._disk import read_list, write_list
+from revremat.xla._opcodes import TILEABLE
 from revremat.xla._schema import HloProto
 from revremat.xla._targets import Target, gpu_target_config
 
@@ -28,15 +29,6 @@ REMAT_PASS = "rematerialization"
 _LIBRARY = "__cublas$"
 _UNTILED = b'"__triton_gemm"'
 _ASSIGNED = (b'"__cudnn$fusion"', b'"__custom_fusion"')
-_ELEMENTWISE = """
-abs add and atan2 cbrt ceil clamp compare convert cosine divide erf exponential
-exponential-minus-one floor is-finite log log-plus-one logistic maximum minimum
-multiply negate not or power reduce-precision remainder round-nearest-afz
-round-nearest-even rsqrt select shift-left shift-right-arithmetic shift-right-logical
-sign sine sqrt subtract tan tanh xor
-"""
-# A tile of what these make is made of tiles of what they take, however it is cut.
-_HAVE_A_WAY = {"parameter", "constant", "broadcast", "dot", *_ELEMENTWISE.split()}
 _TRITON = "xla_gpu_enable_triton_gemm"
 _HASH = re.compile(r"[0-9a-f]{16}")
 _SAYS_HOW = ("triton", "autotun", "gemm", "disable_hlo_passes")
@@ -81,7 +73,7 @@ def untiled(hlo: bytes) -> frozenset[str] | None:
     return frozenset(
         _hash(bodies[i], bodies)
         for i in doubtful
-        if any(one.opcode not in _HAVE_A_WAY for one in bodies[i].instructions)
+        if any(one.opcode not in TILEABLE for one in bodies[i].instructions)
     )
 
 

@@ -8,6 +8,7 @@ from revremat.xla._cost import has_model
 from revremat.xla._hlo import Computation, Module
 from revremat.xla._kernel_key import kernel_key
 from revremat.xla._loops import trip_count
+from revremat.xla._opcodes import CALLS
 
 # Markers of the compiler's own: nothing runs.
 _MARKERS = (
@@ -60,7 +61,7 @@ def unmodeled_calls(module: Module, card: Card) -> dict[str, int]:
                 continue
             if not has_model(i, module) and not _is_marker(i):
                 found[_label(i)] += 1
-            elif i.opcode in ("while", "conditional", "call", "async-start"):
+            elif i.opcode in CALLS or i.opcode == "async-start":
                 times = trip_count(i, module) if i.opcode == "while" else 1
                 for inner in module.called(i):
                     for name, count in runs_of(inner).items():

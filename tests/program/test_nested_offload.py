@@ -95,7 +95,7 @@ def test_three_loops_offload_where_all_but_one_is_rebuilt():
     loss, w, x = over(thrice)
     graph = rr.trace(loss, w, x)
     name, middle = inner_unit(graph), graph.units[-2].name
-    with pytest.raises(UserError, match="inside of 2 scans, which would all keep"):
+    with pytest.raises(UserError, match="inside 2 scans, which would all keep"):
         graph.plan({name: OFFLOAD})
     planned = rr.apply(loss, graph.plan({middle: RECOMPUTE, name: OFFLOAD}))
     found, expected = (jax.jit(jax.grad(f))(w, x) for f in (planned, loss))
@@ -115,6 +115,6 @@ def test_a_plan_written_by_hand_is_refused_by_the_same_sentence(layer):
         host_names=unit.device_names,
     )
     planned = rr.apply(loss, dataclasses.replace(plan, units=(sent,)))
-    with pytest.raises(UserError, match=r"would (send|all keep)") as caught:
+    with pytest.raises(UserError, match=r"hands on nothing|would all keep") as caught:
         jax.grad(planned)(w, x)
     assert len(str(caught.value)) <= 400

@@ -281,14 +281,14 @@ def test_what_is_kept_is_what_the_actions_say():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"actions": (SAVE,) * 5}, "has 4 layers and 5 actions"),
-        ({"actions": INVERT}, "INVERT needs the layer's inverse"),
-        ({"actions": RECOMPUTE(save=["hiden"])}, "names 'hiden', which a layer of"),
+        ({"actions": (SAVE,) * 5}, "has 4 layers and was given 5 actions"),
+        ({"actions": INVERT}, "INVERT: it has no inverse"),
+        ({"actions": RECOMPUTE(save=["hiden"])}, "no value named 'hiden'"),
         (
             {"actions": RECOMPUTE(save=["hidden"], offload=["hidden"])},
-            "both saves and offloads 'hidden'",
+            "both `save` and `offload` list 'hidden'",
         ),
-        ({"actions": RECOMPUTE(chunks=2)}, "can be computed in 1 chunks, not 2"),
+        ({"actions": RECOMPUTE(chunks=2)}, "it cannot be split"),
         ({"x": jnp.ones((BATCH, WIDTH), jnp.float32)}, "it must return what it takes"),
         ({"params": {}}, "must be arrays stacked along a first axis"),
         (

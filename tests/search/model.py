@@ -10,8 +10,8 @@ import re
 import zlib
 from typing import Any
 
+from revremat._action import Action
 from revremat._graph import Graph
-from revremat._plan import Action
 
 
 def off(text: str, most: float) -> float:

@@ -19,9 +19,9 @@ from typing import Any
 
 import revremat as rr
 from revremat import _search
+from revremat._action import Action
 from revremat._graph import Graph, Operation, Unit, Value
 from revremat._measurement import Buffer, Measurement, Memory, Time
-from revremat._plan import Action
 from revremat._search import (
     BASELINE,
     Asking,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from revremat import policies
+from revremat._action import Action
 from revremat._graph import Unit
-from revremat._plan import Action
 from revremat._search._keys import Request
 from revremat._search._layer_costs import first_cuts
 from revremat._search._pass import Ask

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from revremat import policies
+from revremat._action import RECOMPUTE, SAVE
 from revremat._graph import Unit
-from revremat._plan import RECOMPUTE, SAVE
 from revremat._search._keys import Request
 from revremat._search._layer_costs import (
     RECOMPUTE_ALL,

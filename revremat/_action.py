@@ -1,0 +1,322 @@
+"""Action: how one layer's residuals come back; Facts: of a unit that may take it."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from revremat._errors import UserError
+from revremat._io._json import flag, names, typed
+
+KINDS = ("save", "recompute", "offload", "invert")
+
+
+@dataclass(frozen=True)
+class Action:
+    """How one layer's residuals come back for the backward pass.
+
+    The kind says what happens to everything not listed; use `SAVE`, `RECOMPUTE`,
+    `OFFLOAD` and `INVERT`, and call them to make exceptions:
+
+    >>> RECOMPUTE(save=["attn_out"], offload=["qkv"])
+    RECOMPUTE(save=['attn_out'], offload=['qkv'])
+
+    Attributes:
+      kind: `"save"` keeps on the device whatever plain autodiff would; `"recompute"`
+        keeps what is listed and the layer's input, and rebuilds the rest from those;
+        `"offload"` keeps in host memory whatever plain autodiff would; `"invert"` is
+        recompute with the layer's input rebuilt from its output by the layer's inverse.
+      save: Names of values kept on the device.
+      offload: Names of values kept in host memory.
+      ahead: Names of values rebuilt one layer early, while the gradients of the layer
+        above are computed, so that the rebuilding can hide under communication. With
+        INVERT the layer is undone then, and all that this makes is at hand (Zhu and
+        Mangalam, 2023, PaReprop).
+      chunks: For a unit that can be split (`rr.block(..., split=...)`): how many pieces
+        it is computed in, one after the other; 1 computes it whole.
+      every: For a stack: neighbouring layers of this action form segments of so many,
+        and only a segment's input is kept. In the backward pass a segment is run
+        forward once more, and the rest of the action says what its layers keep from
+        there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that
+        there are no segments.
+      unroll: For a stack: its layers are written out one after the other, where they
+        would be turns of a loop. What they keep then lies where it was made and is not
+        copied into a stack of all layers' values and out of it again; the program is
+        longer, and so is compiling it.
+    """
+
+    kind: str
+    save: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    ahead: tuple[str, ...] = ()
+    chunks: int = 1
+    every: int = 1
+    unroll: bool = False
+
+    def __post_init__(self):
+        if not isinstance(self.unroll, bool):
+            raise UserError(f"unroll={self.unroll!r} is neither True nor False")
+        if type(self.chunks) is not int or self.chunks < 1:
+            raise UserError(
+                f"chunks={self.chunks!r} is no number of pieces: write 1 for the "
+                "whole, or how many"
+            )
+        if isinstance(self.every, bool) or not isinstance(self.every, int):
+            raise UserError(
+                f"every={self.every!r} is no number of layers; write 2 or 8"
+            )
+        if self.every < 1:
+            raise UserError(
+                f"every={self.every} forms no segments: write 1 for none, or how many "
+                "layers a segment has"
+            )
+
+    def __call__(
+        self,
+        save: Iterable[str] = (),
+        offload: Iterable[str] = (),
+        ahead: Iterable[str] = (),
+        chunks: int | None = None,
+        every: int | None = None,
+        unroll: bool | None = None,
+    ) -> "Action":
+        """This action, with these values treated otherwise (names are sorted)."""
+        return replace(
+            self,
+            save=tuple(sorted({*self.save, *save})),
+            offload=tuple(sorted({*self.offload, *offload})),
+            ahead=tuple(sorted({*self.ahead, *ahead})),
+            chunks=self.chunks if chunks is None else chunks,
+            every=self.every if every is None else every,
+            unroll=self.unroll if unroll is None else unroll,
+        )
+
+    def only(self, names: Collection[str]) -> "Action":
+        """The same of those of its names that are among these."""
+        few = lambda listed: tuple(name for name in listed if name in names)
+        return replace(
+            self,
+            save=few(self.save),
+            offload=few(self.offload),
+            ahead=few(self.ahead),
+        )
+
+    @property
+    def on_host(self) -> bool:
+        """Whether anything is kept in host memory."""
+        return self.kind == "offload" or bool(self.offload)
+
+    @property
+    def rebuilds_all(self) -> bool:
+        """Whether a layer keeps nothing but its input."""
+        return self.kind == "recompute" and not self.names and self.chunks == 1
+
+    @property
+    def can_group(self) -> bool:
+        """Whether layers of this action can form segments, as `every` says."""
+        plain = self.kind in ("save", "recompute") and self.chunks == 1
+        return plain and not self.offload and not self.ahead
+
+    @property
+    def can_unroll(self) -> bool:
+        """Whether writing layers of this action out can gain anything."""
+        return not self.ahead and self.every == 1 and self.chunks == 1
+
+    def refused_by(self, facts: "Facts") -> str | None:
+        """Why layers of a unit cannot take this action; None if they can.
+
+        Args:
+          facts: What is known of the unit.
+
+        Returns:
+          A part of a sentence that can follow "unit 'layer' cannot take INVERT:".
+        """
+        return next(_reasons(self, facts), None)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Every name the action mentions."""
+        return frozenset(self.save + self.offload + self.ahead)
+
+    def __repr__(self) -> str:
+        listed = [
+            f"{key}={list(value)!r}"
+            for key in ("save", "offload", "ahead")
+            if (value := getattr(self, key))
+        ]
+        if self.chunks != 1:
+            listed.append(f"chunks={self.chunks}")
+        if self.every != 1:
+            listed.append(f"every={self.every}")
+        if self.unroll:
+            listed.append("unroll=True")
+        return self.kind.upper() + (f"({', '.join(listed)})" if listed else "")
+
+
+SAVE = Action("save")
+RECOMPUTE = Action("recompute")
+OFFLOAD = Action("offload")
+INVERT = Action("invert")
+
+
+def read_action(data: dict[str, Any]) -> Action:
+    """The action that `dataclasses.asdict` wrote; older plans have fewer fields.
+
+    Raises:
+      ValueError: A field is missing, or is not what it can be.
+    """
+    kind = typed(data, "kind", str)
+    if kind not in KINDS:
+        raise ValueError(f"{kind!r} is no action; there are {', '.join(KINDS)}")
+    chunks, every = typed(data, "chunks", int), data.get("every", 1)
+    for key, number in (("chunks", chunks), ("every", every)):
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{key!r} is {number!r}")
+    listed = {key: names(data, key) for key in ("save", "offload", "ahead")}
+    unroll = flag(data, "unroll")
+    return Action(kind, chunks=chunks, every=every, unroll=unroll, **listed)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a unit, as far as it decides which actions its layers may take.
+
+    Attributes:
+      num_layers: How many layers it has.
+      is_loop: Whether they are iterations of a loop, which can be unrolled.
+      is_stack: Whether each layer hands its results to the next, and nowhere else.
+      has_inverse: Whether its layers know their inverse.
+      splits: The numbers of chunks it may be computed in, beside 1.
+      names: By which actions may speak of its values; None where that is not known.
+      listed: Those of the names that messages show.
+      unrepeatable: Why one of its operations cannot be run twice; "" if all can.
+      in_branch: Whether it runs in a branch of `lax.cond` or `lax.switch`.
+      num_scans: How many scans around it keep what it keeps, for all their iterations.
+    """
+
+    num_layers: int
+    is_loop: bool
+    is_stack: bool
+    has_inverse: bool
+    splits: tuple[int, ...]
+    names: Collection[str] | None
+    listed: Collection[str]
+    unrepeatable: str
+    in_branch: bool
+    num_scans: int
+
+
+def _reasons(action: Action, facts: Facts) -> Iterator[str]:
+    """Why a unit's layers cannot take an action; nothing where they can."""
+    if action.kind == "invert":
+        if not facts.has_inverse:
+            yield (
+                "it has no inverse; give one with `inverse=` of `rr.block` or "
+                "`rr.stack`, or write RECOMPUTE"
+            )
+        if not facts.is_stack:
+            yield (
+                "it is no stack, so nothing keeps a layer's output for its inverse to "
+                "start from; write RECOMPUTE"
+            )
+        if action.chunks > 1:
+            yield "its chunks have no inverse; leave `chunks` away"
+    if action.chunks > 1 and not facts.splits:
+        yield "it cannot be split; chunks are for `rr.block(..., split=...)`"
+    if action.chunks > 1 and action.chunks not in (1, *facts.splits):
+        yield (
+            f"it can be computed in {', '.join(map(str, (1, *facts.splits)))} chunks, "
+            f"not {action.chunks}"
+        )
+    if action.every > 1:
+        if not facts.is_stack:
+            yield (
+                "it is no stack, so its layers have no neighbours to share an input "
+                "with; leave `every` away"
+            )
+        if not action.can_group:
+            yield (
+                "`every` goes with SAVE and RECOMPUTE, without `offload`, `ahead` and "
+                "`chunks`"
+            )
+        if facts.unrepeatable:
+            yield (
+                f"it cannot be run twice, as `every` would: {facts.unrepeatable}; "
+                "leave `every` away"
+            )
+    if action.unroll and not facts.is_loop:
+        yield "it is no loop, so there is nothing to unroll; leave `unroll` away"
+    if action.ahead:
+        if not facts.is_stack:
+            yield (
+                "it is no stack, so nothing of it can be recomputed ahead of anything "
+                "else; leave `ahead` away"
+            )
+        if action.chunks > 1:
+            yield "chunks recompute nothing ahead; leave `ahead` or `chunks` away"
+    if facts.names is not None:
+        yield from _misnamed(action, facts.names, facts.listed)
+    if action.on_host and facts.in_branch:
+        yield (
+            "it runs in a branch of `lax.cond` or `lax.switch`, from which XLA hands "
+            "on nothing in host memory; write SAVE or RECOMPUTE"
+        )
+    if action.on_host and facts.num_scans > 1:
+        yield (
+            f"it runs inside {facts.num_scans} scans, which would all keep in host "
+            "memory what it sends there, and XLA manages only one; give RECOMPUTE to "
+            "the unit around it, or write SAVE or RECOMPUTE"
+        )
+
+
+def _misnamed(
+    action: Action, names: Collection[str], listed: Iterable[str]
+) -> Iterator[str]:
+    """What is wrong with the names of values that an action lists."""
+    quoted = lambda found: ", ".join(map(repr, sorted(found)))
+    if unknown := [name for name in action.names if name not in names]:
+        shown = ", ".join(listed) or "none"
+        yield f"it has no value named {quoted(unknown)}; it has: {shown}"
+    if both := set(action.save) & set(action.offload):
+        yield f"both `save` and `offload` list {quoted(both)}; list each name once"
+
+
+def check_names(
+    unit: str, action: Action, names: Collection[str], listed: Iterable[str]
+) -> None:
+    """Refuses names that a unit does not have, and those both saved and offloaded.
+
+    Args:
+      unit: What messages call it.
+      action: Whose names.
+      names: The unit's.
+      listed: Those of them that messages show.
+
+    Raises:
+      UserError: The sentence.
+    """
+    for reason in _misnamed(action, names, listed):
+        raise UserError(f"{unit} cannot take {action!r}: {reason}.")
+
+
+def check_actions(
+    unit: str, actions: Sequence[Action], facts: Facts, *, shortened: bool = False
+) -> None:
+    """Refuses actions that a unit's layers cannot take.
+
+    Args:
+      unit: What messages call it.
+      actions: One for each layer.
+      facts: What is known of it.
+      shortened: Whether there may be fewer actions than layers.
+
+    Raises:
+      UserError: A wrong number of actions, or one that is refused, with the reason.
+    """
+    if len(actions) != facts.num_layers and not shortened:
+        raise UserError(
+            f"{unit} has {facts.num_layers} layers and was given {len(actions)} "
+            "actions; give one action, or one for each layer."
+        )
+    for action in dict.fromkeys(actions):
+        if reason := action.refused_by(facts):
+            raise UserError(f"{unit} cannot take {action!r}: {reason}.")
