@@ -30,8 +30,12 @@ from revremat._fit import Fit as Fit
 from revremat._fit import fit as fit
 from revremat._fit import frontier as frontier
 from revremat._fit import search as search
+from revremat._format import format_bytes as format_bytes
+from revremat._format import format_us as format_us
 from revremat._frontier import Frontier as Frontier
 from revremat._graph import Graph as Graph
+from revremat._graph import Operation as Operation
+from revremat._graph import Unit as Unit
 from revremat._largest import Largest as Largest
 from revremat._largest import largest as largest
 from revremat._measure import assert_fits as assert_fits

@@ -36,9 +36,9 @@ from experiments.card import curves, facts, kernels
 from experiments.card.jobs import Here
 from experiments.card.jobs import seconds as fastest_of
 from experiments.card.programs import values
+from experiments.records import write_whole
 from revremat import xla
-from revremat._io._files import write_text
-from revremat.xla._cards import MEASURABLE, Card, load_card, with_changes
+from revremat.xla import MEASURABLE, Card, load_card, with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"
 KEPT = Path(__file__).parents[2] / "runs" / "clock"
@@ -156,7 +156,7 @@ def main(options: Options) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     label = "cpu" if cpu else target.card.key
     path = options.out / f"clock-{label}.json"
-    print(f"written to {write_text(path, json.dumps(result, indent=1) + chr(10))}")
+    print(f"written to {write_whole(path, json.dumps(result, indent=1) + chr(10))}")
     held = (
         all(
             s["rank_correlation"] >= 0.9 and s["choice_is_slower_by"] <= 0.03
@@ -313,7 +313,7 @@ def race(
             fastest_by_place([one for one in times if one[0] % 2 == half])
             for half in (0, 1)
         ]
-    write_text(folder / "rows.json", json.dumps(rows, indent=1))
+    write_whole(folder / "rows.json", json.dumps(rows, indent=1))
     return rows
 
 

@@ -11,9 +11,7 @@ from typing import Any
 import revremat as rr
 from experiments.bench.rivals import RIVALS, Arena, Rival
 from experiments.bench.searching import Actions, Row, Searching
-from revremat import policies
-from revremat._format import format_bytes
-from revremat._graph import Unit
+from revremat import Unit, format_bytes, policies
 from revremat.policies import PRESETS, Candidate, Menu, preset
 
 Tell = Callable[[str], None]

@@ -36,9 +36,9 @@ from experiments.bench.rivals import Uniform
 from experiments.bench.searching import Row, Searching
 from experiments.bench.timed_search import Retiming, TimedOracle
 from experiments.bench.versus import geometric_mean
-from revremat._format import format_bytes
-from revremat._io._files import write_text
-from revremat.xla._cards import with_changes
+from experiments.records import write_whole
+from revremat import format_bytes
+from revremat.xla import with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"
 ON_CPU = (
@@ -151,7 +151,7 @@ def main(options: Options) -> int:
         print(table(name, found[name]), flush=True)
         out.parent.mkdir(parents=True, exist_ok=True)
         whole = json.dumps(result | {"programs": found}, indent=1)
-        write_text(out, whole + "\n")
+        write_whole(out, whole + "\n")
     print(verdict({name: found[name] for name in names if name in found}))
     return 0 if all(name in found and found[name]["held"] for name in names) else 1
 

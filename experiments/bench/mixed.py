@@ -22,9 +22,8 @@ import tyro
 import revremat as rr
 from experiments.bench.searching import Row, Searching
 from experiments.configs import gpt
-from revremat import policies
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
+from experiments.records import write_whole
+from revremat import format_bytes, format_us, policies
 
 RESULTS = Path(__file__).parents[1] / "results"
 ALONE = ("recompute", "offload", "invert")
@@ -131,7 +130,7 @@ def main(options: Options) -> int:
     path = options.out / f"mixed-{options.program}.json"
     rows = [*results, *of_other_budgets(path, record)]
     rows.sort(key=lambda row: -row["budget_bytes"])
-    write_text(path, json.dumps(record | {"results": rows}, indent=1) + "\n")
+    write_whole(path, json.dumps(record | {"results": rows}, indent=1) + "\n")
     held = any(len(r["ways"]) >= 3 and (r["gain"] or 0) > 0 for r in results)
     print("held" if held else "NOT held")
     return 0 if held else 1

@@ -22,8 +22,8 @@ import tyro
 
 import revremat as rr
 from experiments.bench.searching import Searching
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
 from revremat._measure import Request, measure_each
 
 RESULT = Path(__file__).parents[1] / "results" / "regret.json"
@@ -163,7 +163,7 @@ def main(options: Options) -> int:
     print(f"worst: {100 * worst:+.2f} %")
     versions = one.measurement.versions
     result = {"target": options.target, "versions": versions, "results": results}
-    write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_whole(options.out, json.dumps(result, indent=1) + "\n")
     return 0 if worst <= 0.01 and fits else 1
 
 

@@ -24,9 +24,9 @@ from experiments.bench.contest import arena_of
 from experiments.bench.rivals import Splits
 from experiments.bench.searching import Searching
 from experiments.configs import gpt_24
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
 from revremat._fit import presets as compile_presets
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
 
 RESULT = Path(__file__).parents[1] / "results" / "search-gpt.json"
 _EVERY_PAIR = 12
@@ -95,7 +95,7 @@ def main(options: Options) -> int:
         "budgets": found,
         "predictions": predictions,
     }
-    write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_whole(options.out, json.dumps(result, indent=1) + "\n")
     held = worst <= 0.02 and all(
         f["fits"]
         and (

@@ -11,8 +11,7 @@ from typing import Any
 import revremat as rr
 
 # What a search knows in between is no public name: benchmarks look inside.
-from revremat import _search
-from revremat._graph import Unit
+from revremat import Unit, _search
 from revremat._search.passes._ask import refine, try_mixes
 from revremat.policies import Candidate, Choice, Menu
 

@@ -25,7 +25,7 @@ from revremat._measure import Failure
 from revremat._measure import Request as Step
 from revremat._measurement import Measurement, Time
 from revremat._search import CompilerOracle, ProgramKey, Request
-from revremat.xla._kernel_key import kernel_key
+from revremat.xla import kernel_key
 
 _STEPS, _SECONDS = 12, 0.4  # at least as many, and for at least so long
 _PROFILED = 4

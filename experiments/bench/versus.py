@@ -34,8 +34,8 @@ from experiments.bench.contest import Searched, contest, plain_json, search_agai
 from experiments.bench.programs import PROGRAMS, refusal
 from experiments.bench.programs._entry import Size
 from experiments.bench.rivals import RIVALS
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
 
 RESULTS = Path(__file__).parents[1] / "results" / "versus"
 PROMISED = {"uniform preset": 1.12, "two-preset split": 1.03, "memory budget": 1.03}
@@ -125,7 +125,7 @@ def main(options: Options) -> int:
                 continue
             try:
                 for found in run(name, options, stop):
-                    write_text(path, plain_json(found))
+                    write_whole(path, plain_json(found))
             except rr.UserError as error:
                 print(f"{name}: {error}")
                 refused = True
@@ -173,7 +173,7 @@ def _largest_batch(options: Options, name: str, stop: Any) -> None:
         stop=stop,
         unroll=options.unroll,
     )
-    write_text(options.out / f"batch-{name}.json", plain_json(found))
+    write_whole(options.out / f"batch-{name}.json", plain_json(found))
     print(json.dumps(found, indent=1))
 
 

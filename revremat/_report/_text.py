@@ -35,7 +35,7 @@ def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
 
     Args:
       noun: A `Measurement`, or a list of them (one row each); a `Graph`, `Plan`, `Fit`,
-        `FitRecord` or `Frontier`.
+        `FitRecord` or `Frontier`; or a table of the `rich` package.
       width: Columns at most.
       color: With terminal colours.
 

@@ -6,12 +6,17 @@ from revremat.policies._candidate import Candidate as Candidate
 from revremat.policies._candidate import preset as preset
 from revremat.policies._candidates import Pool as Pool
 from revremat.policies._candidates import candidates as candidates
+from revremat.policies._flow import MOST_CAPACITY as MOST_CAPACITY
+from revremat.policies._flow import minimum_cut as minimum_cut
 from revremat.policies._greedy import choose_greedily as choose_greedily
 from revremat.policies._greedy import smallest as smallest
 from revremat.policies._greedy import smallest_bytes as smallest_bytes
 from revremat.policies._joint import Cost as Cost
 from revremat.policies._joint import Joint as Joint
 from revremat.policies._joint import Rates as Rates
+from revremat.policies._joint import is_collective as is_collective
+from revremat.policies._joint import is_kernel as is_kernel
+from revremat.policies._joint import is_product as is_product
 from revremat.policies._maxima import kept_maxima as kept_maxima
 from revremat.policies._maxima import without_maxima as without_maxima
 from revremat.policies._menu import Choice as Choice

@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 MOST_CAPACITY = 2**62
+"""Every capacity of a network for `minimum_cut` is less than this."""
 
 
 def minimum_cut(

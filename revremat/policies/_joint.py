@@ -184,9 +184,9 @@ class Joint:
             whole = [k for k in op.outputs if k in self.read_whole]
             return op.num_flops / self.rates.other_flops + 2 * size(whole)
         moved = (taken + made) * (
-            _OPAQUE_PASSES if op.kind in OPAQUE | COLLECTIVES else 1
+            _OPAQUE_PASSES if op.kind in OPAQUE or is_collective(op) else 1
         )
-        fast = op.kind.startswith(PRODUCTS) or "call" in op.kind
+        fast = is_product(op) or "call" in op.kind
         rate = self.rates.product_flops if fast else self.rates.other_flops
         return max(moved, op.num_flops / rate) + made
 
@@ -211,6 +211,16 @@ class Joint:
 def takes_fused(op: Operation) -> bool:
     """Whether an operation computes its operands on the fly, if they allow it."""
     return not op.dear or op.kind.startswith("reduce")
+
+
+def is_product(op: Operation) -> bool:
+    """Whether it multiplies matrices: products, convolutions, attention by a kernel."""
+    return op.kind.startswith(PRODUCTS)
+
+
+def is_collective(op: Operation) -> bool:
+    """Whether devices exchange something in it."""
+    return op.kind in COLLECTIVES
 
 
 def is_kernel(op: Operation) -> bool:

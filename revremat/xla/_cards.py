@@ -41,10 +41,10 @@ class Card:
       network_hop_us: The same from host to host.
       reserve_bytes: Needed on a device beside the program; see `cards.toml`.
       nccl_reserve_bytes: Needed on top of it on more than one device.
-      curves: Rates that were measured, by class of work and its size; see
-        `revremat.xla._roofline`. Where there is one it replaces peak and efficiency.
+      curves: Rates that were measured, by class of work and its size (see
+        `rate_at`). Where there is one it replaces peak and efficiency.
       kernels: Microseconds of single kernels that were measured, by what they do (see
-        `revremat.xla._kernel_key`); they count in place of what curves say.
+        `kernel_key`); they count in place of what curves say.
       measured: The factors and the reserve come from a run on such a card.
       description: XLA's own description, for cards that are compiled for unseen.
     """

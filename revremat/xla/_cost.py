@@ -86,6 +86,15 @@ class Matmul:
     rows: int = 0
     columns: int = 0
 
+    @property
+    def size(self) -> float:
+        """What its rate depends on most; the curves of a card are by that."""
+        if self.kind == "turned_dot":
+            return self.flops / max(1, 2 * self.batch * self.rows * self.columns)
+        if self.kind == "dot":
+            return float(self.rows * self.columns)
+        return self.flops / max(1, self.batch)
+
 
 @dataclass(frozen=True)
 class Cost:

@@ -12,8 +12,7 @@ import revremat as rr
 from experiments.bench import clock, clock_programs, measured_gain
 from experiments.card import curves, facts
 from experiments.card.jobs import Here
-from revremat.xla import load_card
-from revremat.xla._cards import with_changes
+from revremat.xla import load_card, with_changes
 
 CARD = {"launch_us": 0.5, "curves": {"matmul.float32": [[1e3, 1e10], [1e9, 1e11]]}}
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from revremat import Action, UserError
-from revremat._graph import Unit
+from revremat import Action, Unit, UserError
 from revremat._search import Row
 from revremat.policies import Menu
 

@@ -17,11 +17,16 @@ from functools import cached_property
 
 from experiments.bench.rivals._arena import Actions, Arena, Line, Rival
 from experiments.bench.rivals._knapsack import knapsack
-from revremat import RECOMPUTE, Action
-from revremat._graph import Operation, Unit
-from revremat.policies import Joint, bans
-from revremat.policies._flow import MOST_CAPACITY, minimum_cut
-from revremat.policies._joint import COLLECTIVES, OPAQUE, PRODUCTS
+from revremat import RECOMPUTE, Action, Operation, Unit
+from revremat.policies import (
+    MOST_CAPACITY,
+    Joint,
+    bans,
+    is_collective,
+    is_kernel,
+    is_product,
+    minimum_cut,
+)
 
 _PER_HOP = 1.1
 _MOST_HOPS = 100
@@ -221,5 +226,5 @@ class MemoryBudget(Rival):
 
 
 def _is_intensive(op: Operation) -> bool:
-    kinds = OPAQUE | COLLECTIVES
-    return op.kind.startswith((*PRODUCTS, *_RANDOM)) or op.kind in kinds
+    heavy = is_product(op) or is_kernel(op) or is_collective(op)
+    return heavy or op.kind.startswith(_RANDOM)

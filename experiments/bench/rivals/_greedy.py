@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from experiments.bench.rivals._arena import Actions, Arena, Line, Rival
-from revremat import RECOMPUTE, SAVE, Action
-from revremat._graph import Unit
+from revremat import RECOMPUTE, SAVE, Action, Unit
 
 _MOST_SINGLE = 48
 

@@ -15,10 +15,8 @@ products with weights.
 from dataclasses import dataclass
 
 from experiments.bench.rivals._arena import Actions, Arena, Line, Rival
-from revremat import RECOMPUTE
-from revremat._graph import Unit
-from revremat.policies import roles
-from revremat.policies._joint import PRODUCTS
+from revremat import RECOMPUTE, Unit
+from revremat.policies import is_product, roles
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def tensors(unit: Unit) -> list[Tensor]:
         names = [
             unit.values[k].name
             for op in unit.operations
-            if op.kind.startswith(PRODUCTS) and not op.batch_dims and not op.pinned
+            if is_product(op) and not op.batch_dims and not op.pinned
             for k in op.outputs
         ]
     maker = {k: op for op in unit.operations for k in op.outputs}
@@ -104,7 +102,7 @@ def tensors(unit: Unit) -> list[Tensor]:
     for name in dict.fromkeys(name for name in names if name):
         k = unit.position[name]
         shape = unit.values[k].shape
-        while k in maker and not maker[k].kind.startswith(PRODUCTS):
+        while k in maker and not is_product(maker[k]):
             made = [i for i in maker[k].inputs if i in maker]
             if not made:
                 break

@@ -3,8 +3,7 @@
 import math
 
 from experiments.bench.rivals._arena import Arena, Rival
-from revremat import RECOMPUTE, SAVE, Action
-from revremat._graph import Unit
+from revremat import RECOMPUTE, SAVE, Action, Unit
 from revremat.policies import PRESETS, preset
 
 
