@@ -82,7 +82,7 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
     if plan.program != traced.fingerprint:
         raise _another_program(
             plan,
-            "the units agree, but the code around them does not (fingerprint "
+            "the units agree, but the code outside of them does not (fingerprint "
             f"{traced.fingerprint}, the plan has {plan.program})",
         )
     decided = {unit.name: unit for unit in plan.units}
@@ -129,7 +129,7 @@ def _check(unit: UnitPlan, found: FoundUnit) -> None:
         if action.kind == "invert" and any(s.inverse is None for s in found.sites):
             wrong = "there is no inverse"
         elif action.unroll and found.kind != "scan":
-            wrong = "there is no loop to write out"
+            wrong = "there is no loop to unroll"
         elif (action.every > 1 or action.ahead) and not found.is_stack:
             wrong = "it is no stack"
         else:

@@ -9,7 +9,7 @@ from revremat._io._notebook import InNotebooks
 from revremat._io._types import check_types
 
 SCHEMA_VERSION = 1
-KINDS = ("as written", "preset", "searched", "compiled")
+KINDS = ("baseline", "preset", "searched", "compiled")
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class Point:
     """One whole program that was compiled.
 
     Attributes:
-      name: What it does, layers counted: `12 x none, 12 x full`.
-      kind: `"as written"`, `"preset"`, `"searched"` (what a search returned for a
+      name: What it does, layers counted: `12 x save all, 12 x recompute all`.
+      kind: `"baseline"`, `"preset"`, `"searched"` (what a search returned for a
         budget), or `"compiled"` for all else that was compiled on the way.
       bytes: Per device.
       step_us: Estimated time of a step.
       budget_bytes: The largest budget it is the answer for; None if it is no answer.
-      plan: The plan as `Plan.to_json` writes it; "" for the program as written.
+      plan: The plan as `Plan.to_json` writes it; "" for the baseline, the program without a plan.
     """
 
     name: str

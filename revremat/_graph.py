@@ -304,7 +304,7 @@ class Unit:
             if action.unroll and self.kind != "scan":
                 raise UserError(
                     f"unit {self.name!r} is no loop, so there is nothing for "
-                    f"{action!r} to write out; leave `unroll` away."
+                    f"{action!r} to unroll; leave `unroll` away."
                 )
             if action.ahead and not self.chained:
                 raise UserError(
@@ -465,7 +465,7 @@ class Graph(InNotebooks):
             )
             lines += [
                 f"  {printable(r.name):24} {r.dtype}{list(r.shape)} "
-                f"{r.num_bytes:,} bytes, {r.rebuild_flops:,} FLOPs to rebuild"
+                f"{r.num_bytes:,} bytes, {r.rebuild_flops:,} FLOPs to recompute"
                 + (" (plain)" if r.plain else "")
                 + (f", kept: {r.pinned}" if r.pinned else "")
                 for r in unit.residuals

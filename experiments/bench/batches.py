@@ -66,7 +66,7 @@ def largest(
       unroll: Whether searches may write a loop's layers out.
 
     Returns:
-      The largest batch as written, and what searched plans take at larger ones, by
+      The largest batch of the baseline, and what searched plans take at larger ones, by
       bisection between those that fit at no more than 5 % of throughput per sample and
       those that do not.
     """

@@ -32,7 +32,7 @@ _MOST_TRIES = 12
 
 @dataclass(frozen=True)
 class Options:
-    """Which program, and which budgets, as shares of what it takes as written."""
+    """Which program, and which budgets, as shares of what the baseline takes."""
 
     program: Literal["gpt_8192", "gpt_4096"] = "gpt_8192"
     budgets: tuple[float, ...] | None = None
@@ -89,7 +89,7 @@ def main(options: Options) -> int:
     problem = gpt.problem(target, **program.overrides)
     search = Searching(problem, target)
     plain = search.baseline()
-    print(f"as written: {format_bytes(plain.bytes)}, {format_us(plain.time_us)}")
+    print(f"baseline: {format_bytes(plain.bytes)}, {format_us(plain.time_us)}")
     results = []
     for share in options.budgets or program.budgets:
         budget = int(share * plain.bytes)

@@ -2,7 +2,7 @@
 
     python -m experiments.bench.search_gpt
 
-At 75, 50 and 30 % of what the program takes as written, on `h100:8` (tensor parallel 4,
+At 75, 50 and 30 % of what the baseline takes, on `h100:8` (tensor parallel 4,
 data parallel 2, bfloat16, AdamW): does the plan fit, how long did the search take, and
 is any uniform preset, or any split of the layers between two presets, faster and small
 enough? Of each pair's splits the one is compiled that the measured prices call best.
@@ -52,7 +52,7 @@ def main(options: Options) -> int:
     )
     rows = compile_presets(problem, target=target)
     plain = rows[0].bytes
-    print(f"as written: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
+    print(f"baseline: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
     shared = Searching(problem, target)
     shared.prepare()
     rival = Splits(arena_of(shared), most=_EVERY_PAIR)

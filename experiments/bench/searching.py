@@ -79,8 +79,8 @@ class Searching:
         return _search.answer(self.state, self.problem.loss)
 
     def baseline(self) -> Row:
-        """The program as it was written."""
-        row = self.add("as written", None)
+        """The baseline, the program without a plan."""
+        row = self.add("baseline", None)
         assert row is not None
         return row
 

@@ -232,7 +232,7 @@ def rows_of(name: str, found: Mapping[str, Any]) -> str:
     """
     written = found["as_written"]
     lines = [
-        f"{name} on {found['target']}, as written {format_bytes(written['bytes'])} "
+        f"{name} on {found['target']}, baseline {format_bytes(written['bytes'])} "
         f"and {format_us(written['step_us'])}"
     ]
     names = [r.name for r in RIVALS[1:] if gains(found, r.name)]
@@ -356,7 +356,7 @@ def _rivals(at: Mapping[str, Any]) -> Iterable[Mapping[str, Any] | None]:
 def markdown(done: Mapping[str, Mapping[str, Any]]) -> str:
     """The README's table: a program, the searched plans, and gains over the rest."""
     names = [r.name for r in RIVALS[1:]]
-    head = ["program", "as written", "searched", "with least memory", *names]
+    head = ["program", "baseline", "searched", "with least memory", *names]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for program, found in done.items():
         plans = [at["search"] for at in found["budgets"] if at["search"] is not None]
@@ -400,7 +400,7 @@ def _against_as_written(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
             mean = geometric_mean(values)
             if mean is not None:
                 lines.append(
-                    f"{group} programs, {kind} against as written, at no more memory: "
+                    f"{group} programs, {kind} against the baseline, at no more memory: "
                     f"{mean:.3f} ({min(values):.3f} to {max(values):.3f})"
                 )
     return lines

@@ -81,7 +81,7 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
     if plan.in_order:
         lost.add(
             "the gradient barrier: without it the compiler may put gradients of "
-            "weights off and hold what they are made of; use `rr.apply`"
+            "weights off and hold the values they are computed from; use `rr.apply`"
         )
     if form == "maxtext":
         text = _maxtext(plan, graph, lost)
@@ -205,7 +205,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
     unit = places.unit.name
     if action.kind == "invert":
         lost.add(
-            "INVERT rebuilds a layer's input from its output; write a jax.custom_vjp "
+            "INVERT recomputes a layer's input from its output; write a jax.custom_vjp "
             "around the whole stack, or use `rr.apply`",
             unit,
         )

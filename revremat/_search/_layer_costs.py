@@ -30,7 +30,7 @@ from revremat.policies import Candidate, Counts, Menu, Price, Runs
 
 DEPTHS = (4, 8)
 """Layers in a shortened program; 4 and 8 extrapolate to 1.5 %, 2 and 4 to 3.6 %."""
-RECOMPUTE_ALL, SAVE_ALL = "full", "none"
+RECOMPUTE_ALL, SAVE_ALL = "recompute all", "save all"
 """Names of the presets that the others are held to."""
 
 
@@ -91,10 +91,10 @@ def peeled_cut(action: Action, beside: Action, last: bool) -> tuple[Action, ...]
 def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
     """What the first or the last layer stands beside, and whether it stands alone.
 
-    >>> neighbour([("save", 1), ("full", 22), ("save", 1)], last=False)
-    ('full', True)
-    >>> neighbour([("full", 24)], last=True)
-    ('full', False)
+    >>> neighbour([("save", 1), ("recompute all", 22), ("save", 1)], last=False)
+    ('recompute all', True)
+    >>> neighbour([("recompute all", 24)], last=True)
+    ('recompute all', False)
     """
     ordered = runs[::-1] if last else runs
     stands_alone = len(runs) > 1 and ordered[0][1] == 1
@@ -114,7 +114,7 @@ class Unrolled(Candidate):
 
 def unrolled(candidate: Candidate) -> Unrolled:
     """The same candidate, its layers unrolled."""
-    name = f"{candidate.name}, unrolled"
+    name = f"{candidate.name} (unrolled)"
     return Unrolled(name, candidate.action(unroll=True), candidate)
 
 
@@ -128,14 +128,14 @@ def plain_of(candidate: Candidate) -> Candidate:
 def summary(counts: Counts) -> str:
     """What a program is called, by the runs of each of its units.
 
-    >>> summary({"scan_0": [("none", 1), ("full", 23)]})
-    'none, 23 x full'
-    >>> summary({"encoder": [("full", 12)], "decoder": [("none", 12)]})
-    'encoder: 12 x full; decoder: 12 x none'
+    >>> summary({"scan_0": [("save all", 1), ("recompute all", 23)]})
+    'save all + 23 x recompute all'
+    >>> summary({"encoder": [("recompute all", 12)], "decoder": [("save all", 12)]})
+    'encoder: 12 x recompute all; decoder: 12 x save all'
     """
     parts = []
     for unit, runs in counts.items():
-        text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
+        text = " + ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
         parts.append(f"{unit}: {text}" if len(counts) > 1 else text)
     return "; ".join(parts)
 
@@ -146,7 +146,7 @@ class LayerCosts:
 
     Attributes:
       unit: The unit.
-      offered: All of its candidates so far; one is called `full` and keeps nothing but
+      offered: All of its candidates so far; one is called `recompute all` and keeps nothing but
         the input.
       probe: From the first layers' actions to what was measured; None for what was not,
         or could not be compiled.

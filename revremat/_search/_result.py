@@ -29,11 +29,11 @@ class Row:
     """One whole program that was compiled on the way.
 
     Attributes:
-      name: What it does, layers counted: `12 x none, 12 x full`.
-      plan: Its plan; None for the program as it was written.
+      name: What it does, layers counted: `12 x save all, 12 x recompute all`.
+      plan: Its plan; None for the baseline.
       measurement: What the target's compiler says.
-      predicted_bytes: What was expected of it; None if nothing was, as of the program
-        as written.
+      predicted_bytes: What was expected of it; None if nothing was, as of the
+        baseline.
     """
 
     name: str
@@ -210,7 +210,7 @@ def times_alive(written: Row, rebuilt: Row, graph: Graph, share: float) -> float
     Below one where activations are split over more devices than the data is.
 
     Args:
-      written: The program as written.
+      written: The baseline.
       rebuilt: One that rebuilds all it can.
       graph: What `rr.trace` finds in the loss.
       share: Part of an activation that lies on one device.

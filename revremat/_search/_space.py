@@ -24,7 +24,7 @@ from revremat.program._loss import TracedLoss, trace_loss
 from revremat.xla import Target
 
 NOTHING_TO_DECIDE = (
-    "there is nothing to decide: every way back keeps the same values for the backward "
+    "there is nothing to decide: every action keeps the same values for the backward "
     "pass"
 )
 

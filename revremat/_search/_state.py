@@ -93,7 +93,7 @@ class Trial:
     @property
     def name(self) -> str:
         """What tables call it."""
-        order = "; gradients in order" if self.key.gradient_barrier else ""
+        order = "; gradient barrier" if self.key.gradient_barrier else ""
         return f"{self.label}{order}"
 
 
@@ -481,6 +481,10 @@ def best_of(rows: Collection[Row], budget_bytes: int) -> Row:
     return min(rows, key=lambda row: row.bytes)
 
 
-def support_of(support: Support, unit: str) -> list[str]:
-    """The candidates of one unit, in order of their names."""
-    return [name for of, name in sorted(support) if of == unit]
+def support_of(support: Support, costs: LayerCosts) -> list[str]:
+    """The chosen candidates of one unit; what keeps least on the device comes first."""
+    chosen = [
+        c for name, c in costs.choices.items() if (costs.unit.name, name) in support
+    ]
+    chosen.sort(key=lambda c: costs.unit.kept(c.action).device_bytes)
+    return [c.name for c in chosen]

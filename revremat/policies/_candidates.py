@@ -74,12 +74,12 @@ class Pool:
         """As `candidates` says."""
         if most < 2:
             raise UserError(
-                f"most={most} leaves no choice: `full` and `none` are always among the "
+                f"most={most} leaves no choice: `recompute all` and `save all` are always among the "
                 "candidates, so write 2 or more"
             )
         unit = self.unit
-        presets = [preset(unit, "full")]
-        presets += [preset(unit, name) for name in PRESETS if name != "full"]
+        presets = [preset(unit, "recompute all")]
+        presets += [preset(unit, name) for name in PRESETS if name != "recompute all"]
         presets, judged = (presets[:2], presets[2:]) if most < _FEW else (presets, [])
         others = others_of(unit, self._names, self._beside, offload, ahead)
         sets = [c for c in self._named if offload or not c.action.offload]
@@ -141,11 +141,11 @@ def candidates(
       offload: Whether the target has host memory to offload to.
       ahead: Whether to propose rebuilding a layer early (it hides under collectives).
       most: How many, at most; 2 or more. Presets and ways that the cheap model cannot
-        judge come first; of fewer than eight, only the presets `full` and `none`.
+        judge come first; of fewer than eight, only the presets `recompute all` and `save all`.
       rates: Of the target, for the cheap model.
 
     Returns:
-      `full` first, then the other presets, sets by bytes kept, and the others.
+      `recompute all` first, then the other presets, sets by bytes kept, and the others.
 
     Raises:
       UserError: `most` is below 2.

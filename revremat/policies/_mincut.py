@@ -55,7 +55,7 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
       banned: Positions of operations that are not to be run again, beside pinned ones.
 
     Raises:
-      UserError: A value that cannot be rebuilt has no name to keep it by.
+      UserError: A value that cannot be recomputed has no name to keep it by.
     """
     unit = joint.unit
     source, sink = 0, 1
@@ -105,7 +105,7 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
     if value >= infinite:
         reasons = {op.pinned for op in unit.operations if op.pinned}
         raise UserError(
-            f"unit {unit.name!r} makes a value without a name that cannot be rebuilt "
+            f"unit {unit.name!r} makes a value without a name that cannot be recomputed "
             f"({'; '.join(sorted(reasons))}); tag it with `rr.name`."
         )
     kept = frozenset(k for k, _ in keep if near[entry[k]] and not near[exit_[k]])

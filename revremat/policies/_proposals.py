@@ -237,12 +237,15 @@ def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
     found = []
     handed = sum(v.num_bytes for v in unit.values if v.role == "input")
     light = _without_unused(unit, RECOMPUTE(save=beside))
-    for name, action in (("light" if light.save else "full", light), ("none", SAVE)):
+    for name, action in (
+        ("cheap" if light.save else "recompute all", light),
+        ("save all", SAVE),
+    ):
         kept = max(1, unit.kept(action).device_bytes)
         best = math.sqrt(unit.num_layers * handed / kept)
         every = 2 ** max(1, round(math.log2(max(best, 1))))
         if 4 * every <= unit.num_layers:
-            label = f"{name}, every {every}"
+            label = f"{name}, segments of {every}"
             found.append(Candidate(label, replace(action, every=every)))
     return found
 
@@ -265,7 +268,7 @@ def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
     inputs, products = sorted(_inputs(unit)), sorted(dots(unit, with_batch=False))
     first, found, alone = [], [], []
     if inputs:
-        name = f"full, offload {'+'.join(inputs)}"
+        name = f"recompute all, offload {'+'.join(inputs)}"
         first.append(Candidate(name, RECOMPUTE(offload=inputs)))
     for name in names[:2]:
         others = [n for n in names if n in products and not _is_made_of(unit, name, n)]

@@ -11,7 +11,7 @@ from revremat.policies._candidate import Candidate
 
 MOST_PRICED = 6
 _LEAST_SHARE = 0.005
-_SIMPLE = ("full", "none")
+_SIMPLE = ("recompute all", "save all")
 
 
 def bytes_at_stake(unit: Unit, candidates: Sequence[Candidate]) -> int:

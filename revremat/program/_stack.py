@@ -70,7 +70,7 @@ class Stack:
             if action.every != 1 and not action.can_group:
                 raise UserError(
                     f"{self.name}: {action!r} keeps every {action.every}th layer's "
-                    "input on the device and rebuilds the others from it; `every` goes "
+                    "input on the device and recomputes the others from it; `every` goes "
                     "with SAVE and RECOMPUTE, without `offload` and `ahead`."
                 )
             if action.chunks != 1:

@@ -156,7 +156,7 @@ def _exact_step(one: Step, step: float) -> Step:
         return one
     if not isinstance(one.join, Add | AddOnGrid):
         raise UserError(
-            f"{one.join} multiplies, which loses bits that no grid brings back; exact "
+            f"{one.join} multiplies, which loses bits that no grid restores; exact "
             "mode takes sums only."
         )
     return replace(one, join=AddOnGrid(step))

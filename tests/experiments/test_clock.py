@@ -33,7 +33,7 @@ def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
     clock.main(options)
     first = json.loads((tmp_path / "clock-cpu.json").read_text())
     rows = first["programs"]["mixer"]
-    assert [row["policy"] for row in rows] == ["none", "full"]
+    assert [row["policy"] for row in rows] == ["save all", "recompute all"]
     assert all(row["measured_us"] > 0 < row["calibrated_us"] for row in rows)
     assert rows[1]["recompute_us"] > rows[0]["recompute_us"] == 0
     clock.main(clock.dataclasses.replace(options, again=True))
@@ -45,7 +45,7 @@ def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
 def test_a_race_on_no_numbers_is_none(tmp_path):
     spec = jax.ShapeDtypeStruct((4,), "float32")
     step = lambda state, x: (jax.numpy.sqrt(state - 1), x)
-    policy = clock_programs.Policy("none", step, (spec, spec), (0,))
+    policy = clock_programs.Policy("save all", step, (spec, spec), (0,))
     with pytest.raises(clock.NotFiniteError, match="none: after 3 rounds its"):
         clock.race([policy], 2, tmp_path, one_thread=False)
 
@@ -56,7 +56,7 @@ def test_programs_have_so_many_policies(name):
     found = clock_programs.policies(problem, 10)
     names = [policy.name for policy in found]
     assert len(set(names)) == 10
-    assert names[:2] == ["none", "full"]
+    assert names[:2] == ["save all", "recompute all"]
 
 
 @pytest.mark.parametrize("name", clock_programs.NAMES)

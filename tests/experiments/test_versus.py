@@ -162,7 +162,7 @@ def test_every_answer_is_within_its_budget_and_the_search_has_one(whole):
 def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsys):
     assert versus.main(dataclasses.replace(whole, markdown=True)) == 0
     head, rule, row, *means = capsys.readouterr().out.splitlines()
-    assert head.startswith("| program | as written | searched | with least memory |")
+    assert head.startswith("| program | baseline | searched | with least memory |")
     assert rule.count("---") == head.count("|") - 1
     assert row.startswith("| small (cpu:1, 2) | ")
     assert [mean.split("|")[1].strip() for mean in means] == list(
@@ -219,7 +219,7 @@ def test_gains_leave_out_rivals_without_an_answer_and_not_the_search(capsys):
     [({"bound_us": 80.0}, "25.0%"), ({"bound_us": 0.0}, "-"), ({}, "-")],
 )
 def test_a_bound_is_told_where_there_is_one(found, says):
-    mine = {"name": "full", "bytes": 9, "step_us": 100.0, **found}
+    mine = {"name": "recompute all", "bytes": 9, "step_us": 100.0, **found}
     at = {"budget_bytes": 10, "search": mine, "rivals": {r.name: None for r in RIVALS}}
     done = {"target": "cpu:1", "as_written": mine, "budgets": [at]}
     done |= {"compiles": {"search": 1}, "seconds": {"search": 1.0}}

@@ -39,12 +39,12 @@ def mlp_graph():
 def test_presets_keep_what_their_names_say():
     unit = mlp_graph().units[0]
     kept = {name: unit.kept(preset(unit, name).action) for name in PRESETS}
-    assert kept["full"].saved == ("input",)
+    assert kept["recompute all"].saved == ("input",)
     assert "up" in kept["dots_no_batch"].saved
     assert set(kept["dots_no_batch"].saved) < set(kept["dots"].saved)
     assert "dot_general" not in kept["dots"].rebuilt
     assert "dot_general" in kept["dots_no_batch"].rebuilt
-    assert "dot_general" not in kept["none"].rebuilt
+    assert "dot_general" not in kept["save all"].rebuilt
     with pytest.raises(KeyError):
         preset(unit, "everything")
 
@@ -55,7 +55,7 @@ def test_no_two_candidates_keep_the_same():
     kept = [unit.kept(c.action) for c in found]
     assert len({(k.saved, k.offloaded, k.ahead) for k in kept}) == len(kept)
     assert len({c.name for c in found}) == len(found)
-    assert {"none", "full"} <= {c.name for c in found}
+    assert {"save all", "recompute all"} <= {c.name for c in found}
 
 
 @pytest.mark.parametrize("tag", [*PRESETS, "min-cut"])
@@ -148,7 +148,9 @@ def test_so_many_and_no_more(most):
     unit = transformer()
     found = candidates(unit, offload=True, ahead=True, most=most)
     assert len(found) <= most
-    presets = ["full", "none", "dots", "dots_no_batch"][: 2 if most < 8 else 4]
+    presets = ["recompute all", "save all", "dots", "dots_no_batch"][
+        : 2 if most < 8 else 4
+    ]
     assert [c.name for c in found[: len(presets)]] == presets
 
 
@@ -212,7 +214,7 @@ def test_a_unit_without_any_product_has_sets_too():
     (unit,) = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x).units
     found = [c for c in candidates(unit) if c.name not in PRESETS]
     assert found
-    plain = unit.kept(preset(unit, "none").action).device_bytes
+    plain = unit.kept(preset(unit, "save all").action).device_bytes
     assert all(unit.kept(c.action).device_bytes < plain for c in found)
 
 
@@ -268,8 +270,8 @@ class Small:
 @pytest.mark.parametrize(
     ("menu", "left"),
     [
-        ({"full": 4, "some": 6, "none": 9}, ["full", "none"]),
-        ({"full": 4, "more": 6, "less": 1}, ["full", "less"]),
+        ({"recompute all": 4, "some": 6, "save all": 9}, ["recompute all", "save all"]),
+        ({"recompute all": 4, "more": 6, "less": 1}, ["recompute all", "less"]),
     ],
     ids=["all or nothing", "all is nothing"],
 )

@@ -49,7 +49,7 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
       on_host: Whether offloaded values leave the device.
     """
     text, *marks = key.split(" | ")
-    has_barrier = "in order" in marks
+    has_barrier = "gradient barrier" in marks
     taken: dict[str, list[Action]] = {}
     rest = 1.0
     if text.startswith("first of "):
@@ -59,7 +59,7 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
         for name in marks[0].removeprefix("beside ").split(","):
             if rest == 1.0 and name != "nothing":
                 taken[name] = [Action("recompute")] * graph[name].num_layers
-    elif text != "as written":
+    elif text != "baseline":
         for part in text.split("; "):
             unit, _, runs = part.partition(": ")
             taken[unit] = runs_of(runs)

@@ -187,7 +187,7 @@ class Case:
     Attributes:
       make: The program.
       target: Where it would run.
-      shares: Budgets, of what it takes as it was written; by the last nothing fits.
+      shares: Budgets, of what the baseline takes; by the last nothing fits.
       limits: Most compiles, by the second budget.
       alone: Whether units are priced without the program around them, whatever its
         size.

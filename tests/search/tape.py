@@ -58,7 +58,7 @@ def runs_text(actions: Sequence[Action]) -> str:
 def plan_text(actions: Mapping[str, Sequence[Action]], in_order: bool) -> str:
     """A whole program."""
     text = "; ".join(f"{unit}: {runs_text(few)}" for unit, few in actions.items())
-    return text + (" | in order" if in_order else "")
+    return text + (" | gradient barrier" if in_order else "")
 
 
 def probe_text(
@@ -70,7 +70,7 @@ def probe_text(
 ) -> str:
     """A shortened program: a unit's first layers, others rebuilding everything."""
     beside = "alone" if is_alone else f"beside {','.join(sorted(others)) or 'nothing'}"
-    order = " | in order" if in_order else ""
+    order = " | gradient barrier" if in_order else ""
     return f"first of {unit}: {runs_text(actions)} | {beside}{order}"
 
 
@@ -178,7 +178,7 @@ def text_of(key: ProbeKey | ProgramKey, graph: Graph) -> str:
         others, barrier = key.recomputed, key.gradient_barrier
         return probe_text(key.unit, key.actions, others, barrier, key.is_isolated)
     if key.actions is None:
-        return "as written"
+        return "baseline"
     return plan_text(dict(key.actions), key.gradient_barrier)
 
 
@@ -238,7 +238,7 @@ def state_of(case: Case, tape: Tape, most: int | None = None, **fixed: Any) -> S
 
 def budgets_of(case: Case, tape: Tape) -> list[int]:
     """Bytes."""
-    plain = measurement(tape.measured["as written"]).memory.total_bytes
+    plain = measurement(tape.measured["baseline"]).memory.total_bytes
     return [int(share * plain) for share in case.shares]
 
 
@@ -276,7 +276,7 @@ def record(case: Case) -> None:
         tape.measured.update(Tape.load(case.name).measured)
     on_host = target.platform != "cpu"
     other = Model(graph, on_host) if case.is_modelled else compiler
-    TapeOracle(tape, other).measure([Request(BASELINE, "as written")])
+    TapeOracle(tape, other).measure([Request(BASELINE, "baseline")])
     found = run(case, tape, other)
     tape.save(case.name)
     text = json.dumps(found, indent=1)

@@ -49,7 +49,7 @@ def searched(share, name="reversible-cpu", **how):
     oracle = TapeOracle(tape, Model(tape.graph, on_host=not name.endswith("cpu")))
     heuristics = Heuristics(most_candidates=FEW, **how)
     state, ask = state_of(case, tape, heuristics=heuristics), Asking(oracle)
-    plain = measurement(tape.measured["as written"]).memory.total_bytes
+    plain = measurement(tape.measured["baseline"]).memory.total_bytes
     return decide(state.within(int(share * plain)), ask), ask
 
 

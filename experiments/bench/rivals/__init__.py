@@ -12,12 +12,12 @@ from experiments.bench.rivals._budget import MemoryBudget as MemoryBudget
 from experiments.bench.rivals._greedy import Greedy as Greedy
 from experiments.bench.rivals._ladder import Estimator as Estimator
 from experiments.bench.rivals._splits import Splits as Splits
-from experiments.bench.rivals._uniform import AsWritten as AsWritten
+from experiments.bench.rivals._uniform import NoPlan as NoPlan
 from experiments.bench.rivals._uniform import Segments as Segments
 from experiments.bench.rivals._uniform import Uniform as Uniform
 
 RIVALS: tuple[type[Rival], ...] = (
-    AsWritten,
+    NoPlan,
     Uniform,
     Splits,
     MemoryBudget,

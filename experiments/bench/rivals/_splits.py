@@ -37,8 +37,8 @@ class Splits(Rival):
         if not self.rows:
             for name in PRESETS:
                 row = self.compile(name, self.actions(name, name, self.total))
-                if name == "full" and row is not None:
-                    self.fixed_us = row.time_us - self.layers_us("full")
+                if name == "recompute all" and row is not None:
+                    self.fixed_us = row.time_us - self.layers_us("recompute all")
         tries: dict[tuple[str, str], int] = {}
         for _ in range(self.most):
             guesses = []

@@ -7,7 +7,7 @@ from revremat import RECOMPUTE, SAVE, Action, Unit
 from revremat.policies import PRESETS, preset
 
 
-class AsWritten(Rival):
+class NoPlan(Rival):
     """No rematerialization."""
 
     name = "no remat"
@@ -15,7 +15,7 @@ class AsWritten(Rival):
     def ask(self, budget_bytes: int) -> None:
         del budget_bytes
         if not self.rows:
-            self.compile("as written", None)
+            self.compile("baseline", None)
 
 
 class Uniform(Rival):

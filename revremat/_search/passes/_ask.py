@@ -28,7 +28,7 @@ def _probe_request(state: State, unit: Unit, actions: tuple[Action, ...]) -> Req
         name = names.get(action, repr(action))
         number = runs.pop()[1] if runs and runs[-1][0] == name else 0
         runs.append((name, number + 1))
-    text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
+    text = " + ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
     if len(actions) == 1:
         text = f"1 x {text}"
     return Request(state.probe_key(unit, actions), f"{unit.name}: {text}")
@@ -46,7 +46,9 @@ def offer(state: State, ask: Ask, unit: Unit, more: Sequence[Candidate]) -> Stat
 def refine(state: State, ask: Ask, support: Support) -> State:
     """Second costs of what is chosen, where they are missing."""
     missing = {
-        unit: state.costs[unit.name].second_probes(support_of(support, unit.name))
+        unit: state.costs[unit.name].second_probes(
+            support_of(support, state.costs[unit.name])
+        )
         for unit in state.units
     }
     for unit, cuts in missing.items():

@@ -14,7 +14,7 @@ from revremat._search._space import start, units_at
 from revremat._search._state import OutOfCompiles, State
 from revremat.policies import preset
 
-_FIRST = ("full", "dots", "dots_no_batch")
+_FIRST = ("recompute all", "dots", "dots_no_batch")
 
 
 def nested(search: Pass) -> Pass:
@@ -172,13 +172,13 @@ def _all_alike(
         if candidate.action.every > 1 and candidate.action.rebuilds_all
     }
     if segments:
-        found["full in segments"] = found["full"] | segments
-    around = "full, " if inner.space.enclosing else ""
+        found["recompute all, in segments"] = found["recompute all"] | segments
+    around = "recompute all, " if inner.space.enclosing else ""
     requests = []
     for name, actions in [*found.items()][:most]:
         whole = {u.name: (actions[u.name],) * u.num_layers for u in inner.units}
         key = inner.key_of(whole, gradient_barrier=False)
-        requests.append(Request(key, f"{around}inside: {name}"))
+        requests.append(Request(key, f"{around}nested: {name}"))
     try:
         inner = ask(inner, requests)
     except OutOfCompiles as cut:  # what it knows counts outside
