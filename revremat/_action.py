@@ -22,13 +22,13 @@ class Action:
 
     Attributes:
       kind: `"save"` keeps on the device whatever plain autodiff would; `"recompute"`
-        keeps what is listed and the layer's input, and rebuilds the rest from those;
+        keeps what is listed and the layer's input, and recomputes the rest from those;
         `"offload"` keeps in host memory whatever plain autodiff would; `"invert"` is
-        recompute with the layer's input rebuilt from its output by the layer's inverse.
+        recompute with the layer's input recomputed from its output by the layer's inverse.
       save: Names of values kept on the device.
       offload: Names of values kept in host memory.
-      ahead: Names of values rebuilt one layer early, while the gradients of the layer
-        above are computed, so that the rebuilding can hide under communication. With
+      ahead: Names of values recomputed one layer early, while the gradients of the layer
+        above are computed, so that the recomputing can hide under communication. With
         INVERT the layer is undone then, and all that this makes is at hand (Zhu and
         Mangalam, 2023, PaReprop).
       chunks: For a unit that can be split (`rr.block(..., split=...)`): how many pieces
@@ -39,7 +39,7 @@ class Action:
         there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that
         there are no segments.
       unroll: For a stack: its layers are written out one after the other, where they
-        would be turns of a loop. What they keep then lies where it was made and is not
+        would be iterations of a loop. What they keep then lies where it was made and is not
         copied into a stack of all layers' values and out of it again; the program is
         longer, and so is compiling it.
     """
@@ -96,7 +96,7 @@ class Action:
         return self.kind == "offload" or bool(self.offload)
 
     @property
-    def rebuilds_all(self) -> bool:
+    def recomputes_all(self) -> bool:
         """Whether a layer keeps nothing but its input."""
         return self.kind == "recompute" and not self.names and self.chunks == 1
 
@@ -164,7 +164,7 @@ def check_sent(
       unit: Its name.
       actions: Of its layers.
       in_branch: Whether it runs in a branch.
-      num_scans: How many scans around it keep what it keeps, for all of their turns.
+      num_scans: How many scans around it keep what it keeps, for all of their iterations.
 
     Raises:
       UserError: An action offloads in a branch, or inside of two scans.

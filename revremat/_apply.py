@@ -88,18 +88,18 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
     decided = {unit.name: unit for unit in plan.units}
     for unit in plan.units:
         _check(unit, found[unit.name])
-        outer = found[unit.name].inside
+        outer = found[unit.name].enclosing
         while outer:
-            directly = outer == found[unit.name].inside
+            directly = outer == found[unit.name].enclosing
             if outer in decided and not decided[outer].leaves_room(
                 found[outer].kind, unit, directly
             ):
                 raise UserError(
                     f"the plan decides unit {outer!r} and a part of its layers, "
                     f"{unit.name!r}; one of the two has to go, unless the former "
-                    "rebuilds everything (RECOMPUTE)."
+                    "recomputes everything (RECOMPUTE)."
                 )
-            outer = found[outer].inside
+            outer = found[outer].enclosing
     return [
         Decision(unit=found[unit.name], plan=unit, in_order=plan.in_order)
         for unit in plan.units

@@ -8,7 +8,9 @@ from revremat._io._json import parse_json, schema_of
 from revremat._io._notebook import InNotebooks
 from revremat._io._types import check_types
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_FIRST_BASELINE = "as written"
+"""What the first schema called the baseline."""
 KINDS = ("baseline", "preset", "searched", "compiled")
 
 
@@ -82,11 +84,19 @@ class Frontier(InNotebooks):
         """
         try:
             data = parse_json(text)
-            schema_of(data, SCHEMA_VERSION)
+            schema = schema_of(data, SCHEMA_VERSION)
             del data["schema"]
             points = tuple(Point(**point) for point in data.pop("points"))
+            if schema < 2:
+                points = tuple(map(_of_first_schema, points))
             found = Frontier(**data, points=points)
             check_types(found)
             return found
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a frontier: {error}") from None
+
+
+def _of_first_schema(point: Point) -> Point:
+    if point.kind != _FIRST_BASELINE:
+        return point
+    return dataclasses.replace(point, name=KINDS[0], kind=KINDS[0])

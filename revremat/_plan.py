@@ -54,7 +54,7 @@ class UnitPlan:
           inner: The other one.
           directly: Whether there is no unit between the two.
         """
-        if not all(action.rebuilds_all for action in self.actions):
+        if not all(action.recomputes_all for action in self.actions):
             return False
         # Unrolled layers run one program, so their loops cannot differ.
         return kind == "scan" or (directly and len(set(inner.actions)) == 1)

@@ -97,7 +97,7 @@ def main(options: Options) -> int:
         used = ways(one.plan)
         rows = {way: alone(search, way, budget) for way in ALONE}
         times = {way: row.time_us if row else None for way, row in rows.items()}
-        rivals = [t for t in times.values() if t is not None]
+        baselines = [t for t in times.values() if t is not None]
         mine = one.measurement.time.step_us
         results.append(
             {
@@ -110,7 +110,7 @@ def main(options: Options) -> int:
                 "plan": [str(unit) for unit in one.plan.units],
                 "alone_us": times,
                 "alone": {way: row.name for way, row in rows.items() if row},
-                "gain": min(rivals) / mine - 1 if rivals else None,
+                "gain": min(baselines) / mine - 1 if baselines else None,
             }
         )
         told = ", ".join(
@@ -177,31 +177,33 @@ def _knows_only(action: rr.Action, way: str) -> bool:
     return _ways(action) <= {"save", way}
 
 
-def _choose(search: Searching, way: str, limit: float) -> policies.Choice | None:
-    """A choice among layers that know only one way, all of whose prices are exact."""
+def _choose(search: Searching, way: str, limit: float) -> policies.Assignment | None:
+    """A assignment among layers that know only one way, all of whose costs are exact."""
     while True:
-        menus = []
-        for menu in search.options:
-            choices = search.choices[menu.unit]
-            prices = [
-                p for p in menu.prices if _knows_only(choices[p.name].action, way)
+        all_options = []
+        for unit_options in search.options:
+            choices = search.choices[unit_options.unit]
+            costs = [
+                p
+                for p in unit_options.costs
+                if _knows_only(choices[p.name].action, way)
             ]
-            menus.append(dataclasses.replace(menu, prices=tuple(prices)))
-        if not all(menu.prices for menu in menus):
+            all_options.append(dataclasses.replace(unit_options, costs=tuple(costs)))
+        if not all(unit_options.costs for unit_options in all_options):
             return None
-        choice = search.assign(menus, limit)
-        if choice is None or not search.refine(choice.support):
-            return choice
+        assignment = search.assign(all_options, limit)
+        if assignment is None or not search.refine(assignment.support):
+            return assignment
 
 
 def alone(search: Searching, way: str, budget: int) -> Row | None:
     """The fastest plan that fits and knows only one way back beside keeping."""
     limit = float(budget)
     for _ in range(_MOST_TRIES):
-        choice = _choose(search, way, limit)
-        if choice is None:
+        assignment = _choose(search, way, limit)
+        if assignment is None:
             break
-        row = search.try_mix(choice)
+        row = search.try_assignment(assignment)
         if row is None or row.bytes <= budget:
             break
         limit -= row.bytes - budget + 1e-3 * budget

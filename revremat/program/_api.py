@@ -20,7 +20,7 @@ def name(x: Any, name: str) -> Any:
     """Tag an array, so that plans can say how it comes back.
 
     The identity, at no cost. A plan that keeps the tagged value keeps that very value:
-    whatever else the derivative needs is rebuilt from it. `jax.checkpoint` policies see
+    whatever else the derivative needs is recomputed from it. `jax.checkpoint` policies see
     the same name.
 
     Args:

@@ -36,7 +36,7 @@ class Stack:
         are left out. Not the same function: only for pricing a layer.
       at_once: Whether what goes to the host goes there when all layers are done, and
         comes back before the first of them is differentiated. Where a loop around the
-        stack keeps it, compilers cannot fetch one layer of one turn.
+        stack keeps it, compilers cannot fetch one layer of one iteration.
     """
 
     body: Program

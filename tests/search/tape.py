@@ -68,7 +68,7 @@ def probe_text(
     in_order: bool,
     is_alone: bool,
 ) -> str:
-    """A shortened program: a unit's first layers, others rebuilding everything."""
+    """A shortened program: a unit's first layers, others recomputing everything."""
     beside = "alone" if is_alone else f"beside {','.join(sorted(others)) or 'nothing'}"
     order = " | gradient barrier" if in_order else ""
     return f"first of {unit}: {runs_text(actions)} | {beside}{order}"
@@ -102,7 +102,7 @@ def measurement(data: Sequence[Any]) -> Measurement:
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:
-    return dataclasses.asdict(dataclasses.replace(graph, choices=()))
+    return dataclasses.asdict(dataclasses.replace(graph, fixed_units=()))
 
 
 def graph_of(data: dict[str, Any]) -> Graph:
@@ -269,7 +269,7 @@ def record(case: Case) -> None:
     if case.alone:
         heuristics = _search.Heuristics(isolate_operations=0, isolate_part=2)
     small = small_units(compiler.traced, graph, heuristics)
-    ours = {unit.name for unit in graph.units if not unit.inside}
+    ours = {unit.name for unit in graph.units if not unit.enclosing}
     tape = Tape(graph, share_of(problem.specs[1:]), sorted(small & ours), {})
     path = HERE / "recorded" / f"{case.name}.json.gz"
     if path.exists() and Tape.load(case.name).graph.units == graph.units:

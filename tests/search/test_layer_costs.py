@@ -57,7 +57,7 @@ def test_what_a_program_has_on_the_host_of_its_own_is_no_cost_of_a_layer(program
     expected = {"recompute all": 0, "save all": 0, "moved": 2}
     for names in ((), expected):
         options = known(*program, names).options
-        assert {p.name: p.host_bytes for p in options.prices} == expected
+        assert {p.name: p.host_bytes for p in options.costs} == expected
 
 
 def scanned(layers=32):
@@ -81,8 +81,8 @@ def test_segments_have_longer_probes_of_their_own():
     few = (preset(unit, "recompute all"), preset(unit, "save all"), segments)
     costs = known(unit, few, probe)
     assert {len(cut) for cut in costs.first_probes} == {4, 8, 16}
-    (price,) = (p for p in costs.options.prices if p.name == "segments")
-    assert (price.kept_bytes, price.base_bytes, price.time_us) == (2, 100, 9)
+    (cost,) = (p for p in costs.options.costs if p.name == "segments")
+    assert (cost.kept_bytes, cost.base_bytes, cost.time_us) == (2, 100, 9)
 
 
 def test_peeled_layers_are_those_with_a_cost_outside_of_the_loop():
@@ -130,7 +130,7 @@ def test_what_does_not_compile_has_no_cost_and_is_not_offered_again():
     fails = lambda actions: actions[0] == few[1].action
     probe = lambda actions: None if fails(actions) else Probe(1, 0, 1.0)
     costs = LayerCosts(unit, few, probe, fails)
-    assert [*costs.choices] == ["recompute all", "save all"]
+    assert [*costs.candidates] == ["recompute all", "save all"]
     assert few[1].action in costs.known_actions
 
 
@@ -139,12 +139,14 @@ def test_costs_are_held_to_the_program_where_a_unit_has_nothing_to_keep(
     kept_us, they_hold
 ):
     four = SimpleNamespace(num_layers=4)
-    by_price = lambda name: (10, -5.0)
-    prices: Any = [
+    by_cost = lambda name: (10, -5.0)
+    costs: Any = [
         SimpleNamespace(
-            unit=four, choices={"recompute all", "save all"}, difference=by_price
+            unit=four, candidates={"recompute all", "save all"}, difference=by_cost
         ),
-        SimpleNamespace(unit=four, choices={"recompute all", "full, offload input"}),
+        SimpleNamespace(
+            unit=four, candidates={"recompute all", "recompute all, offload input"}
+        ),
     ]
-    found = hold(prices, (140, kept_us), (100, 100.0), Heuristics())
+    found = hold(costs, (140, kept_us), (100, 100.0), Heuristics())
     assert found == they_hold

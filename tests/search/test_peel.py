@@ -10,7 +10,7 @@ PEELED = {False: (8.0, -60.0), True: (8.0, -60.0)}
 
 
 def row_of(state, *runs):
-    return state.row(state.mix_request(dict.fromkeys(state.costs, runs)).key)
+    return state.row(state.assignment_request(dict.fromkeys(state.costs, runs)).key)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A unit is priced without the program around it as it would be in it."""
+"""A unit is costed without the program around it as it would be in it."""
 
 import math
 
@@ -95,7 +95,7 @@ def test_layers_alone_are_those_of_the_program():
 
 
 def two_kinds(num_each):
-    """Layers of two kinds in turn, some of whose values are dear."""
+    """Layers of two kinds in turn, some of whose values are compute-intensive."""
 
     def wide(w, x):
         return x + jnp.sin(jnp.tanh(x @ w["up"])) @ w["down"]

@@ -208,7 +208,7 @@ class World:
 
     def tried(self, state: State, ask: Asking, *runs: tuple[str, int]) -> State:
         """A state that knows a whole program, too; it is not among those asked."""
-        request = state.mix_request({u: runs for u in self.unit_names})
+        request = state.assignment_request({u: runs for u in self.unit_names})
         assert request is not None
         state = ask(state, [request])
         self.asked.clear()

@@ -8,7 +8,11 @@ import pytest
 import revremat as rr
 from revremat._search import Request
 from revremat._search._layer_costs import peeled_cut
-from revremat._search.passes._fill import fill, fill_from, is_filled
+from revremat._search.passes._local_search import (
+    is_local_optimum,
+    local_search,
+    local_search_from,
+)
 from tests.search.world import SAVE, Cost, World, small
 
 SMALL = {"small": (small(), Cost(4.0, 80.0))}
@@ -16,12 +20,12 @@ CLOSE = {"close": (small("b"), Cost(10.0, 51.0))}
 
 
 def filled(world, budget, *runs, is_full=True, **fixed) -> Any:
-    """The best after a fill that starts from some runs, and whether it is that."""
+    """The best after a local search that starts from some runs, and whether it is that."""
     state, ask = world.state(budget, **fixed)
     state = world.tried(state, ask, *runs)
-    request = state.mix_request({"u": runs})
+    request = state.assignment_request({"u": runs})
     start = state.row(request.key)
-    after, best, full = fill_from(state, ask, start)
+    after, best, full = local_search_from(state, ask, start)
     assert full == is_full
     return dict(after.counts_of(best)["u"]), best
 
@@ -142,30 +146,30 @@ def test_what_was_once_expected_of_a_program_does_not_count(said):
     """Costs may have been refined since."""
     world = World()
     state, ask = world.state(63)
-    state = ask(state, [state.mix_request({"u": FOUR}, said)])
+    state = ask(state, [state.assignment_request({"u": FOUR}, said)])
     world.asked.clear()
     (row,) = [row for row in state.rows.values() if row.plan]
-    fill_from(state, ask, row)
+    local_search_from(state, ask, row)
     assert asked(world) == [{"recompute all": 3, "save all": 5}]
 
 
 @pytest.mark.parametrize(("budget", "is_asked"), [(63, True), (54, False)])
-def test_what_was_seen_to_be_full_is_not_filled_again(budget, is_asked):
+def test_what_was_seen_to_be_full_is_not_searched_again(budget, is_asked):
     world = World()
     state, ask = world.state(budget)
-    state = fill(world.tried(state, ask, *FOUR), ask)
+    state = local_search(world.tried(state, ask, *FOUR), ask)
     assert bool(world.asked) == is_asked
     world.asked.clear()
-    assert is_filled(state, state.best)
-    fill(state, ask)
+    assert is_local_optimum(state, state.best)
+    local_search(state, ask)
     assert world.asked == []
 
 
-def test_no_plan_over_its_budget_is_filled():
+def test_no_plan_over_its_budget_is_searched():
     world = World()
     state, ask = world.state(63)
-    state = fill(world.tried(state, ask, *FOUR), ask)
-    assert not is_filled(state.within(40), state.within(40).best)
+    state = local_search(world.tried(state, ask, *FOUR), ask)
+    assert not is_local_optimum(state.within(40), state.within(40).best)
 
 
 def test_what_is_known_to_be_far_off_does_not_come_in():
@@ -176,11 +180,11 @@ def test_what_is_known_to_be_far_off_does_not_come_in():
     }
     world = World(costs, none=Cost(500.0, 50.0))
     state, ask = world.state(63)
-    request = state.mix_request({"u": (("out", 8),)}, 1.0)
+    request = state.assignment_request({"u": (("out", 8),)}, 1.0)
     state = ask(state, [dataclasses.replace(request, predicted_bytes=1.0)])
     assert state.far_off == ("unroll",)
     state = world.tried(state, ask, ("recompute all", 4), ("sure", 4))
-    state = fill(state, ask)
+    state = local_search(state, ask)
     assert [dict(runs) for runs in world.asked] == [{"recompute all": 3, "sure": 5}]
 
 
@@ -197,7 +201,7 @@ def test_peeled_layers_stay(ends):
         key = state.probe_key(state.units[0], cut)
         state = ask(state, [Request(key, "peeled")])
     state = world.tried(state, ask, *runs)
-    after = fill(state, ask)
+    after = local_search(state, ask)
     assert world.asked
     for tried in world.asked:
         assert (tried[0] == ("end", 1)) == (False in ends)

@@ -1,4 +1,4 @@
-"""Programs and policies on which the clock is judged."""
+"""Programs and policies on which the step-time estimator is judged."""
 
 import itertools
 from collections.abc import Callable
