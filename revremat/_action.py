@@ -1,4 +1,4 @@
-"""Action: how one layer's residuals come back, as data."""
+"""Action: how one layer's residuals are restored, as data."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ KINDS = ("save", "recompute", "offload", "invert")
 
 @dataclass(frozen=True)
 class Action:
-    """How one layer's residuals come back for the backward pass.
+    """How one layer's residuals are restored for the backward pass.
 
     The kind says what happens to everything not listed; use `SAVE`, `RECOMPUTE`,
     `OFFLOAD` and `INVERT`, and call them to make exceptions:
@@ -39,7 +39,7 @@ class Action:
         run forward once more, and the rest of the action says what its layers keep from
         there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that
         there are no segments.
-      unroll: For a stack: its layers are written out one after the other, where they
+      unroll: For a stack: its layers are unrolled one after the other, where they
         would be iterations of a loop. What they keep then lies where it was made and is
         not copied into a stack of all layers' values and out of it again; the program
         is longer, and so is compiling it.

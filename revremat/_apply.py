@@ -17,12 +17,12 @@ _log = logging.getLogger("revremat")
 
 
 def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
-    """The same function, whose residuals come back as a plan says.
+    """The same function, whose residuals are restored as a plan says.
 
     Scans, blocks, repeats and checkpointed regions that the plan names are replaced
     where they stand, also inside jitted functions and inside code of other libraries;
     all else stays as it is. The result can be jitted, differentiated in reverse mode,
-    mapped and sharded as the loss could. Layers written out have a say in how arrays
+    mapped and sharded as the loss could. Layers unrolled have a say in how arrays
     lie in memory, which `jax.export` has to be told to allow, by
     `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")]`.
 

@@ -55,7 +55,7 @@ class Value:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it has to be kept or come back; weights are there anyway."""
+        """Whether it has to be saved or restored; weights are there anyway."""
         return self.role in ("made", "input")
 
 
@@ -204,7 +204,7 @@ class Unit:
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
-        """What plain autodiff keeps, what is costly to recompute, and what is tagged."""
+        """What plain autodiff keeps, what is costly to recompute, what is tagged."""
         plain = set(self.residuals_of)
         found = []
         for k, value in enumerate(self.values):
@@ -345,7 +345,7 @@ class FixedUnit:
 
     Attributes:
       unit: The unit.
-      actions: How each of its layers' residuals come back.
+      actions: How each of its layers' residuals are restored.
     """
 
     unit: Unit
@@ -446,7 +446,7 @@ class Graph(InNotebooks):
                     same = "" if kind == "scan" else f" and one action to {name!r}"
                     raise UserError(
                         f"unit {name!r} is a part of every layer of unit {outer!r}, "
-                        "whose actions say how all of its values come back; give "
+                        "whose actions decide about all of its values; give "
                         f"actions to one of the two, or RECOMPUTE to {outer!r}{same}."
                     )
         return Plan(

@@ -1,4 +1,4 @@
-"""Plan: how each layer's residuals come back, as data."""
+"""Plan: how each layer's residuals are restored, as data."""
 
 import json
 import os
@@ -68,7 +68,7 @@ class UnitPlan:
 
 @dataclass(frozen=True)
 class Plan(InNotebooks):
-    """How every residual of a program comes back; the answer of a search.
+    """How every residual of a program is restored; the answer of a search.
 
     Attributes:
       units: What is decided, unit by unit; units left out stay as they are.

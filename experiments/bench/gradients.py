@@ -45,7 +45,7 @@ class Check:
 
 
 def evaluate(f: Any, *args: Any) -> list[np.ndarray]:
-    """A function's results, one operation after the other, loops written out."""
+    """A function's results, one operation after the other, loops unrolled."""
     closed = jax.make_jaxpr(f)(*args)
     return [np.asarray(x) for x in _evaluate(closed, jax.tree.leaves(args))]
 

@@ -1,4 +1,4 @@
-"""A plan that mixes the ways back against plans that know only one beside keeping.
+"""A plan of several actions against plans that know one beside SAVE.
 
     python -m experiments.bench.mixed
     python -m experiments.bench.mixed --program gpt_4096
@@ -7,7 +7,7 @@ At each budget: the searched plan, and the best plans of the same candidates who
 layers may only be kept or recomputed, kept or offloaded, kept or inverted; every one
 chosen by the same integer program and compiled whole until it fits. Writes
 `experiments/results/mixed-PROGRAM.json`, in which other budgets stay; 1 if no budget
-has a mix of three ways that is faster than every one of those.
+has an assignment of three ways that is faster than every one of those.
 """
 
 import dataclasses
@@ -153,7 +153,7 @@ def of_other_budgets(path: Path, record: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def ways(plan: rr.Plan) -> list[str]:
-    """The ways back that a plan uses."""
+    """The actions that a plan uses."""
     found = set()
     for actions in plan.actions.values():
         for action in actions:
@@ -197,7 +197,7 @@ def _choose(search: Searching, way: str, limit: float) -> policies.Assignment | 
 
 
 def alone(search: Searching, way: str, budget: int) -> Row | None:
-    """The fastest plan that fits and knows only one way back beside keeping."""
+    """The fastest plan that fits and knows only one action beside SAVE."""
     limit = float(budget)
     for _ in range(_MOST_TRIES):
         assignment = _choose(search, way, limit)

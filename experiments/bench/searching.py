@@ -26,7 +26,7 @@ class Searching:
     Args:
       problem: The program.
       target: Where it would run.
-      progress: Told before each compile; whatever it raises ends the search.
+      progress: Called before each compile; whatever it raises ends the search.
       unroll: Whether layers of loops may be unrolled.
       oracle: Measures programs; by default the target's compiler does.
     """
@@ -115,8 +115,8 @@ class Searching:
 
     def try_assignment(self, assignment: Assignment) -> Row | None:
         """Measures an assignment whole; None if it does not compile."""
-        mixes = [(assignment.counts, assignment.bytes)]
-        self.state, (row,) = try_assignments(self.state, self.ask, mixes)
+        assignments = [(assignment.counts, assignment.bytes)]
+        self.state, (row,) = try_assignments(self.state, self.ask, assignments)
         return row
 
     def assign(self, options: Sequence[UnitOptions], limit: float, **how: Any):

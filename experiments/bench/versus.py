@@ -319,14 +319,14 @@ def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
     What is left helps nobody where no plan at any budget, a baseline's or a searched
     one, is faster, where the plan's kinds of layers and one more, held to what it
-    really took, make nothing faster that fits, or where no mix of all that has a cost
-    can be.
+    really took, make nothing faster that fits, or where no assignment of all that has a
+    cost can be.
     """
     kinds = {
         f"within {_LEAST_LEFT:.1%}": 0,
         "the fastest plan there is takes no more": 0,
         "nothing near that fits is faster": 0,
-        f"no mix of the candidates is {_LEAST_GAIN:.1%} faster": 0,
+        f"no assignment of the candidates is {_LEAST_GAIN:.1%} faster": 0,
     }
     near, fastest, filled, bounded = kinds
     exceeded, rest = 0, []

@@ -157,9 +157,9 @@ class Memory:
       argument_bytes: Arguments in device memory.
       output_bytes: Results in device memory.
       alias_bytes: Results that take over an argument's buffer (donation).
-      temp_bytes: The arena for everything in between, holes included.
+      temp_bytes: The arena for everything in between, fragmentation included.
       host_bytes: Arguments, results and temporaries in host memory.
-      fragmentation_bytes: The part of `temp_bytes` that is holes at the peak.
+      fragmentation_bytes: The part of `temp_bytes` that is fragmentation at the peak.
       buffers: What is alive at the peak, largest first. On the device it adds up to
         `total_bytes - fragmentation_bytes` and the constants (`phase="constant"`),
         which XLA's totals leave out. Empty where the compiler's buffer assignment was

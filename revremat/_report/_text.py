@@ -353,9 +353,14 @@ def _by_phase(noun: Measurement) -> Table:
                 format_bytes(rest),
                 _share(rest, total),
             )
-    holes = noun.memory.fragmentation_bytes
-    if holes >= 0.001 * total:
-        table.add_row("", "fragmentation", format_bytes(holes), _share(holes, total))
+    fragmentation = noun.memory.fragmentation_bytes
+    if fragmentation >= 0.001 * total:
+        table.add_row(
+            "",
+            "fragmentation",
+            format_bytes(fragmentation),
+            _share(fragmentation, total),
+        )
     return table
 
 

@@ -30,9 +30,11 @@ class Heuristics:
       least_gain_local: Share of a step that a local change has to promise.
       least_gain_column: Share of a step that new candidates have to promise, for which
         three compiles and more are spent.
-      apart_budget: Share of the budget between a mix that was too large and the next.
+      apart_budget: Share of the budget between an assignment that was too large and the
+        next.
       most_local_steps: Compiles of one local search.
-      nearly_budget: Bytes over budget up to which peeled layers may make a mix fit.
+      nearly_budget: Bytes over budget up to which peeled layers may make an assignment
+        fit.
       num_peeled: Actions tried for a first or last layer, of all units together.
       most_trimmed: Peeled plans compiled whole for one unit.
       most_column_rounds: Rounds of column generation; the fourth rarely found any.

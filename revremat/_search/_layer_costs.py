@@ -384,7 +384,7 @@ class LayerCosts:
         return stands_alone and self.peeled(name, beside, last) is not None
 
     def layers_us(self, runs: Runs) -> float:
-        """Time of all layers by their costs, of peeled ones by theirs."""
+        """Time of all layers by their estimated costs, of peeled ones by theirs."""
         total = sum(n * self.cost(name).time_us for name, n in runs)
         for last in (False, True):
             if self._stands_alone(runs, last):

@@ -156,7 +156,7 @@ class Asking:
     Attributes:
       oracle: Is asked.
       expected: About how many programs there will be.
-      progress: Told before each.
+      progress: Called before each.
     """
 
     oracle: Oracle

@@ -58,7 +58,7 @@ class Row:
         return bool(units) and all(len(set(unit.actions)) == 1 for unit in units)
 
     def takes(self, *ways: str) -> bool:
-        """Whether any layer is written out ("unroll"), or has anything "on_host"."""
+        """Whether any layer is unrolled ("unroll"), or has anything "on_host"."""
         units = self.plan.units if self.plan else ()
         actions = {action for unit in units for action in unit.actions}
         return any(getattr(action, way) for action in actions for way in ways)
@@ -100,12 +100,13 @@ class Fit(InNotebooks):
       measurement: The chosen program on the target.
       rows: Every whole program compiled on the way, the chosen one included.
       layer_costs: What a layer costs under each candidate.
-      bound_us: The estimated time that no mix of the candidates can beat, by their
-        costs; 0 where that is not known.
-      greedy_us: What the costs say of a mix chosen greedily; None if it found none.
+      bound_us: The estimated time that no assignment of the candidates can beat, by
+        their costs; 0 where that is not known.
+      greedy_us: What the costs say of an assignment chosen greedily; None if it found
+        none.
       filled: Whether what the plan leaves of the budget is of no use to any near it:
-        less than 0.3 %, or nothing that would take it is faster by its costs, but for
-        what came out slower.
+        less than 0.3 %, or nothing that would take it is faster by its estimated costs,
+        but for what came out slower.
       num_compiles: Programs compiled or read from the cache, cut ones included.
       most_compiles: How many of them were allowed, if not as many as it takes.
       is_cut_short: Whether anything was left out because of that.

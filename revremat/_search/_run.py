@@ -54,7 +54,7 @@ DECIDE: tuple[Pass, ...] = (
     hedge("on_host"),
     smallest,  # only where nothing above has fitted
     local_search,  # from the best of all, so after all that starts anew
-    bound,  # by the costs of plans in loops; peeling then corrects it
+    bound,  # by the estimated costs of plans in loops; peeling then corrects it
     peel,
     local_search,  # peeled layers may have given something back
     nested(_inside),  # what is inside has to beat all of that

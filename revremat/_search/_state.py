@@ -407,7 +407,7 @@ class State:
         return tuple(c.options for c in self.costs.values() if c.has_any)
 
     def layers_us(self, row: Row) -> float:
-        """Time of a compiled program's layers by their costs."""
+        """Time of a compiled program's layers by their estimated costs."""
         runs = self.counts_of(row)
         return sum(
             costs.layers_us(runs[unit])

@@ -1,4 +1,4 @@
-"""Candidate: one way back for every layer of a unit, and the presets."""
+"""Candidate: one action for every layer of a unit, and the presets."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ PRESETS = ("save all", "recompute all", "dots", "dots_no_batch")
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way back for every layer of a unit.
+    """one action for every layer of a unit.
 
     Attributes:
       name: A preset's name, or what is kept (`ctx+qkv`, `offload ctx`).

@@ -1,4 +1,4 @@
-"""Candidates: the ways back worth compiling for a unit, out of very many.
+"""Candidates: the actions worth compiling for a unit, out of very many.
 
 Minimum cuts, subsets of what is expensive to recompute or tagged, and sets that have
 names elsewhere make a pool. A cheap model of bytes against time drops what another does
@@ -92,8 +92,8 @@ class Pool:
         fixed = [c for c in distinct if c in presets or c in others]
         found = _undominated([c for c in distinct if c not in fixed], self.cost)
         anchors = [c for c in fixed if c in presets]
-        room, mixes = max(0, most - len(fixed)), unit.num_layers > 1
-        chosen = _spread(found, self.cost, anchors, room, mixes=mixes)
+        room, combines = max(0, most - len(fixed)), unit.num_layers > 1
+        chosen = _spread(found, self.cost, anchors, room, combines=combines)
         chosen.sort(key=lambda c: (self.cost(c).bytes, c.name))
         rest = [c for c in fixed if c not in presets]
         return tuple(_with_unique_names(unit, [*anchors, *chosen, *rest]))
@@ -195,7 +195,7 @@ def _spread(
     anchors: Sequence[Candidate],
     most: int,
     *,
-    mixes: bool,
+    combines: bool,
 ) -> list[Candidate]:
     """At most so many: each time the one goes that is missed least.
 
@@ -210,14 +210,14 @@ def _spread(
 
         def missed(k: int) -> float:
             others = [p for j, (p, _) in enumerate(left) if j != k]
-            area = _area(fixed + others, mixes=False)
-            return area + _area(fixed + others, mixes=True) if mixes else area
+            area = _area(fixed + others, combines=False)
+            return area + _area(fixed + others, combines=True) if combines else area
 
         left.pop(min(range(len(left)), key=missed))
     return [c for _, c in left]
 
 
-def _area(points: Sequence[Cost], *, mixes: bool) -> float:
+def _area(points: Sequence[Cost], *, combines: bool) -> float:
     """Traffic at the best, over the logarithm of the bytes it may keep.
 
     Where layers can be mixed, what lies on the line between two points can be had.
@@ -228,14 +228,16 @@ def _area(points: Sequence[Cost], *, mixes: bool) -> float:
     for p in sorted(points, key=lambda p: (p.bytes, p.traffic)):
         if staircase and p.traffic >= staircase[-1].traffic:
             continue
-        while mixes and len(staircase) > 1 and not _below(p, *staircase[-2:]):
+        while combines and len(staircase) > 1 and not _below(p, *staircase[-2:]):
             staircase.pop()
         staircase.append(p)
     area = 0.0
     ends = [*staircase[1:], Cost(most, staircase[-1].traffic)]
     for a, b in zip(staircase, ends, strict=True):
         start, end = a.bytes + floor, b.bytes + floor
-        slope = (b.traffic - a.traffic) / (end - start) if mixes and end > start else 0
+        slope = (
+            (b.traffic - a.traffic) / (end - start) if combines and end > start else 0
+        )
         area += (a.traffic - slope * start) * math.log(end / start)
         area += slope * (end - start)
     return area

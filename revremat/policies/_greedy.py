@@ -1,4 +1,4 @@
-"""The greedy mix: what saves most time per byte first, as most tools decide."""
+"""The greedy assignment: what saves most time per byte first, as most tools decide."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ def choose_greedily(
     *,
     host_budget_bytes: float = math.inf,
 ) -> Assignment | None:
-    """A mix within the budget, step by step; a yardstick for `choose`.
+    """An assignment within the budget, step by step; a yardstick for `choose`.
 
     It starts from what keeps least everywhere, and gives as few layers at a time as a
     run may have the candidate that saves most time for each byte more, as long as the
@@ -143,7 +143,7 @@ def _alike(
 def smallest_bytes(
     all_options: Sequence[UnitOptions], host_budget_bytes: float = math.inf
 ) -> float:
-    """The peak of the smallest mix that is alike in all of a unit, per device."""
+    """The peak of the smallest assignment with units alike throughout, per device."""
     return predict_bytes(all_options, smallest(all_options, host_budget_bytes))
 
 

@@ -72,14 +72,15 @@ class UnitOptions:
 
 @dataclass(frozen=True)
 class Assignment:
-    """A mix for every unit.
+    """An assignment for every unit.
 
     Attributes:
       counts: How many layers of each unit take which candidate.
       bytes: Predicted peak, per device.
       host_bytes: Predicted bytes on the host, per device.
-      time_us: Predicted time of all layers, by costs that may be of differences.
-      bound_us: No mix of these candidates is faster than this; -inf if not known.
+      time_us: Predicted time of all layers, by costs that may be differences.
+      bound_us: No assignment of these candidates is faster than this; -inf if not
+        known.
     """
 
     counts: Counts
@@ -95,7 +96,7 @@ class Assignment:
         counts: Counts,
         bound_us: float = -math.inf,
     ) -> "Assignment":
-        """What a mix takes by the costs of these all_options."""
+        """What an assignment takes by the costs of these all_options."""
         costs = {
             (unit_options.unit, p.name): p
             for unit_options in all_options
@@ -129,7 +130,7 @@ def place(cost: LayerCost) -> tuple[float, float, str]:
 
 
 def predict_bytes(all_options: Sequence[UnitOptions], counts: Counts) -> float:
-    """The peak of a mix, per device; runs are in the order they run."""
+    """The peak of an assignment, per device; runs are in the order they run."""
     kept, peak = 0.0, 0.0
     for unit_options in all_options:
         costs = {p.name: p for p in unit_options.costs}

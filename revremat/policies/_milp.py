@@ -1,9 +1,9 @@
-"""How many layers of which kind: the cheapest mix that stays within the memory.
+"""How many layers of which kind: the cheapest assignment that stays within the memory.
 
-Layers of one unit are equal, so a mix is a count per action. Their order is free, and
-one order is best: what keeps least runs first, so that in the backward pass, which
-starts at the other end, most has been given back when the layers that recompute most
-need their working space. The peak is then the largest over these moments,
+Layers of one unit are equal, so an assignment is a count per action. Their order is
+free, and one order is best: what keeps least runs first, so that in the backward pass,
+which starts at the other end, most has been given back when the layers that recompute
+most need their working space. The peak is then the largest over these moments,
 
     what is still kept + the working space of the layers being differentiated,
 
@@ -34,17 +34,17 @@ def choose(
     excluding: Sequence[frozenset[tuple[str, str]]] = (),
     pure: bool = False,
 ) -> Assignment | None:
-    """The fastest mix within the budget, by mixed-integer programming (HiGHS).
+    """The fastest assignment within the budget, by mixed-integer programming (HiGHS).
 
     Args:
       all_options: The units in the order they run.
       budget_bytes: Per device.
       host_budget_bytes: Per device.
-      excluding: Supports of mixes that shall not come again.
+      excluding: Supports of assignments that shall not come again.
       pure: Every unit uses one candidate for all of its layers.
 
     Returns:
-      A `Assignment`, or None if no mix is within the budget.
+      An `Assignment`, or None if no assignment is within the budget.
     """
     rows = _Rows(all_options)
     size = rows.size
@@ -80,7 +80,8 @@ def choose(
     if found.x is None:
         return None
     counts = np.rint(found.x[:size]).astype(int)
-    # What was counted for preferences is no time, and no mix has more of it than this.
+    # What was counted for preferences is no time, and no assignment has more of it than
+    # this.
     dual = found.mip_dual_bound
     bound_us = -math.inf if dual is None else dual - rows.most_preferred_us()
     return rows.read(counts, bound_us)

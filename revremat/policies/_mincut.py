@@ -120,9 +120,9 @@ def front(joint: Joint, *, most: int = 32) -> tuple[Cut, ...]:
     """The sets that are cheapest for some weight of a byte, the largest first.
 
     They are the corners of the lower convex hull of all sets, by bytes and traffic:
-    between two of them a mix of layers does as well as any set. Each cut either finds a
-    corner between two or shows that there is none; steps of less than half a percent in
-    either are left out.
+    between two of them an assignment of layers does as well as any set. Each cut either
+    finds a corner between two or shows that there is none; steps of less than half a
+    percent in either are left out.
 
     Args:
       joint: A unit's graph.

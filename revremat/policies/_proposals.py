@@ -1,4 +1,4 @@
-"""Proposals: sets to keep and other ways back, before anything judges them.
+"""Proposals: sets to save and other actions, before anything judges them.
 
 Minimum cuts, subsets of what is expensive to recompute or tagged, and what a model of
 bytes against time cannot judge: offloading, inversion, segments and chunks.
@@ -214,7 +214,9 @@ def others_of(
         inverts.append(Candidate("invert, ahead", INVERT(ahead=products)))
     kinds = [
         _offloads(unit, names) if offload and unit.num_layers > 1 else [],
-        [Candidate("full, ahead", RECOMPUTE(ahead=products))] if may_ahead else [],
+        [Candidate("recompute all, ahead", RECOMPUTE(ahead=products))]
+        if may_ahead
+        else [],
         _in_segments(unit, beside),
         inverts,
         _chunkings(unit),
@@ -273,7 +275,7 @@ def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
     """The inputs; the costliest value, other products saved; all products; and so on.
 
     With a layer's inputs on the host nothing of it is left on the device, and they have
-    all of the forward pass to get there and all of the backward pass to come back.
+    all of the forward pass to get there and all of the backward pass to be fetched.
     """
     inputs, products = sorted(_inputs(unit)), sorted(dots(unit, with_batch=False))
     first, found, alone = [], [], []

@@ -2,7 +2,7 @@
 
 Stacks that run under given actions and chains of couplings hide their layers in a
 function with a derivative of its own. The mark they leave in it says how its layers'
-residuals come back; the function itself says what plain autodiff would keep.
+residuals are restored; the function itself says what plain autodiff would keep.
 """
 
 from collections.abc import Iterator

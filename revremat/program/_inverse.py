@@ -2,7 +2,7 @@
 
 A block that knows its inverse calls it on its own output and drops the result: dead
 code, which costs nothing, survives every transformation together with the block, and
-says there, on the block's very values, how to come back.
+says there, on the block's very values, how to restore its input.
 """
 
 from collections.abc import Sequence

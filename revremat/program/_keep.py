@@ -164,7 +164,7 @@ def name_values(
       passes: The layer.
       held: Which of its inputs are there in the backward pass anyway.
       unit: What messages call it.
-      inverse: The way back from what it hands on.
+      inverse: From the carry back to the input.
       carried: Places of the inputs that are carried.
       order: Places of the inputs in the order in which the others are numbered.
 

@@ -110,8 +110,8 @@ def fetch_after(
 ) -> tuple[list[Any], list[Any]]:
     """Values that come from the host once the cotangents are there; both, tied.
 
-    Outside a loop a compiler would find that what is sent there comes back, and leave
-    it on the device.
+    Outside a loop a compiler would find that what is sent there is fetched again, and
+    leave it on the device.
     """
     if not on_host:
         return [], list(cotangents)

@@ -1,7 +1,7 @@
 """Layers that do not follow one another: the same operations at several places.
 
 The attention on a U-Net's way down comes again on its way up, between convolutions of
-other widths. Where loops written out leave much of a program uncovered, stretches that
+other widths. Where loops unrolled leave much of a program uncovered, stretches that
 come several times anywhere are layers: first those whose recomputing gives most back,
 then the next ones of what is left. A stretch begins and ends where little goes in and
 out.
@@ -28,9 +28,9 @@ from revremat.program._stretch import Stretch, made_by
 from revremat.program._substrings import repeated
 
 _ENOUGH = 0.9
-"""Of what a program makes: loops written out that cover it are all there is."""
+"""Of what a program makes: loops unrolled that cover it are all there is."""
 _BETTER = 1.1
-"""How much more other layers than loops written out have to cover or to give back."""
+"""How much more other layers than loops unrolled have to cover or to give back."""
 _MUCH_BETTER = 1.5
 """How much more the modules of a program have to give back than equal layers do."""
 _LEAST_PART = 0.01
@@ -38,7 +38,7 @@ _LEAST_PART = 0.01
 _MOST_TRIMMED = 0.2
 """Of what a stretch makes: at either end, to let less in and out."""
 _MOST_LOOP = 0.5
-"""Of what a stretch makes, by a loop written out within it."""
+"""Of what a stretch makes, by a loop unrolled within it."""
 _ABOUT_AS_MUCH = 0.9
 """Of what the best layers give back: for that, more and smaller ones are better."""
 _MOST_LOOKED_AT = 50

@@ -29,7 +29,7 @@ class Segment:
 
     @property
     def unroll(self) -> bool:
-        """Whether its iterations are written out."""
+        """Whether its iterations are unrolled."""
         return self.pattern[0].unroll
 
     @property
@@ -44,7 +44,7 @@ def segments(actions: Sequence[Action], *, loops: bool = True) -> tuple[Segment,
     over a pattern of two. Layers that hand something from one to the next in the
     backward pass (INVERT, `ahead`) only form patterns of one. Equal neighbours with
     `segment_length` are cut into groups of that size and a smaller one that runs last;
-    those that are written out form no patterns, and without `loops` all are.
+    those that are unrolled form no patterns, and without `loops` all are.
     """
     actions = tuple(actions)
 

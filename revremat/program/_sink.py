@@ -122,7 +122,7 @@ def _with_inside(
 
     @cache
     def alike(atoms: tuple[Atom, ...]) -> list[Op]:
-        """The operation that makes it in every iteration, if all of it can be made there.
+        """What makes it in every iteration, if all of it can be made there.
 
         Half a way inside would only trade one form outside for another one.
         """

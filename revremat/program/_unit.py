@@ -25,7 +25,7 @@ class Unit:
       body: What it computes.
       in_mask: Which inputs are differentiated as far as the whole program shows.
       held: Which inputs are there in the backward pass anyway.
-      action: How its residuals come back.
+      action: How its residuals are restored.
       name: What messages call it.
       gradient_barrier: Whether all of its gradients are there before any of them is
         used. Else the compiler may put those of its weights off, and hold what they are

@@ -179,7 +179,7 @@ def _as(leaf: Any, dtype: Any) -> Any:
 
 
 def check_nested(who: str, block: Any) -> None:
-    """Refuses settings that say nothing: a chain has one way back, the outermost's."""
+    """Refuses settings that say nothing: only the outermost decides."""
     actions = getattr(block, "actions", INVERT)
     given = actions if isinstance(actions, Sequence) else (actions,)
     every = getattr(block, "save_every", None)

@@ -45,7 +45,9 @@ all_options = st.lists(
 
 @settings(deadline=None)
 @given(all_options, st.integers(0, 150), st.integers(0, 30))
-def test_within_the_budget_and_no_faster_than_the_exact_mix(all_options, budget, host):
+def test_within_the_budget_and_no_faster_than_the_exact_assignment(
+    all_options, budget, host
+):
     greedy = choose_greedily(all_options, budget, host_budget_bytes=host)
     exact = choose(all_options, budget, host_budget_bytes=host)
     if greedy is None:
@@ -98,7 +100,7 @@ def test_of_two_that_keep_the_same_the_wider_one_runs_first():
     assert exact.counts == greedy.counts == {"u": (("b", 2), ("a", 1))}
 
 
-def test_the_smallest_mix_counts_what_other_units_take_at_the_peak():
+def test_the_smallest_assignment_counts_what_other_units_take_at_the_peak():
     few_kept = LayerCost("a", kept_bytes=10, base_bytes=100, host_bytes=0, time_us=1)
     less_alone = LayerCost("b", kept_bytes=60, base_bytes=40, host_bytes=0, time_us=1)
     after = UnitOptions("v", 1, (LayerCost("c", 0, 105, 0, 1),))
@@ -106,7 +108,7 @@ def test_the_smallest_mix_counts_what_other_units_take_at_the_peak():
     assert found == {"u": (("a", 1),), "v": (("c", 1),)}
 
 
-def test_the_smallest_mix_stays_within_the_host():
+def test_the_smallest_assignment_stays_within_the_host():
     unit_options = UnitOptions(
         "u", 4, (LayerCost("on host", 0, 5, 3, 1), LayerCost("again", 1, 5, 0, 9))
     )
@@ -127,7 +129,7 @@ def test_no_other_candidate_for_a_unit_is_smaller(all_options):
             assert predict_bytes(all_options, other) >= least
 
 
-def test_the_smallest_mix_is_where_greed_begins():
+def test_the_smallest_assignment_is_where_greed_begins():
     one = UnitOptions("u", 4, (LayerCost("a", 1, 5, 0, 9), LayerCost("b", 2, 9, 0, 1)))
     assert smallest_bytes([one]) == 4 * 1 + 5
     assert choose_greedily([one], 8.9) is None

@@ -33,7 +33,7 @@ def all_options(draw):
     return found
 
 
-def mixes(unit_options):
+def assignments(unit_options):
     """Every count of layers per candidate, those that keep least running first."""
     ordered = sorted(unit_options.costs, key=lambda p: (p.kept_bytes, -p.base_bytes))
     for counts in itertools.product(
@@ -49,7 +49,7 @@ def mixes(unit_options):
 
 def brute_force(all_options, budget, host_budget=math.inf):
     best = None
-    for parts in itertools.product(*(list(mixes(m)) for m in all_options)):
+    for parts in itertools.product(*(list(assignments(m)) for m in all_options)):
         counts = {m.unit: part for m, part in zip(all_options, parts, strict=True)}
         lookup = {m.unit: {p.name: p for p in m.costs} for m in all_options}
         rows = [(lookup[u][name], n) for u, part in counts.items() for name, n in part]
@@ -62,7 +62,7 @@ def brute_force(all_options, budget, host_budget=math.inf):
 
 @settings(max_examples=150, deadline=None)
 @given(all_options(), st.integers(0, 500), st.integers(0, 20))
-def test_the_choice_is_the_fastest_of_all_mixes(all_options, budget, host_budget):
+def test_the_choice_is_the_fastest_of_all_assignments(all_options, budget, host_budget):
     best = brute_force(all_options, budget, host_budget)
     found = choose(all_options, budget, host_budget_bytes=host_budget)
     if best is None:
@@ -89,7 +89,7 @@ def test_a_pure_choice_gives_all_layers_of_a_unit_one_action(all_options, budget
 
 @settings(max_examples=50, deadline=None)
 @given(all_options(), st.integers(100, 500))
-def test_an_excluded_mix_does_not_come_again(all_options, budget):
+def test_an_excluded_assignment_does_not_come_again(all_options, budget):
     seen = []
     for _ in range(3):
         found = choose(all_options, budget, excluding=seen)

@@ -63,14 +63,14 @@ def test_a_stack_without_actions_is_still_to_be_decided():
     assert DEPTH * graph["stack"].plain_bytes == PLAIN_BYTES
 
 
-def written_out(params, x):
+def unrolled(params, x):
     layer = rr.block(COUPLING.forward, "stack", inverse=COUPLING.inverse)
     for k in range(DEPTH):
         x = layer(jax.tree.map(lambda w, k=k: w[k], params), x)
     return squares(x)
 
 
-@pytest.mark.parametrize("loss", [stacked(None), written_out], ids=["loop", "blocks"])
+@pytest.mark.parametrize("loss", [stacked(None), unrolled], ids=["loop", "blocks"])
 def test_a_plan_may_undo_layers_while_others_gradients_are_computed(loss, float64):
     normal = lambda spec, seed: jax.random.normal(jax.random.key(seed), spec.shape)
     numbers = enumerate(jax.tree.leaves(SPECS))

@@ -14,7 +14,7 @@ OFFLOAD = {"offload": (rr.OFFLOAD, Cost(0.0, 12.0, host=10.0, base=100.0))}
 
 
 def tightened(budget, error):
-    """Of ten layers, five may go to the host: no smallest mix is alike in all."""
+    """Of ten layers, five may go to the host: the smallest has layers of two kinds."""
     world = World(
         OFFLOAD,
         lambda runs: error,

@@ -48,12 +48,12 @@ def test_positions_show_what_is_in_use_then(name, spec):
     lasting = sum(f.size_bytes for f in memory.fixed if f.space == 0)
     assert list(curve.positions) == sorted(set(curve.positions))
     assert len(curve.positions) == len(curve.labels) <= 400
-    for position, total, holes in zip(
+    for position, total, fragmentation in zip(
         curve.positions, curve.totals_bytes, curve.fragmentation_bytes, strict=True
     ):
         alive = sum(r.size_bytes for r in heap.regions if r.start <= position < r.end)
         assert total == lasting + alive
-        assert holes == heap.size_bytes - alive
+        assert fragmentation == heap.size_bytes - alive
     assert all(curve.labels)
 
 

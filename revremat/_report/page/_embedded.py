@@ -184,7 +184,7 @@ def _curve(curve: Curve, strings: _Strings, share: int) -> dict[str, Any]:
     return {
         "positions": thin(curve.positions),
         "series": [[n, c] for n, c in _largest(series) if any(c)],
-        "holes": thin(curve.fragmentation_bytes),
+        "fragmentation": thin(curve.fragmentation_bytes),
         "labels": [strings(curve.labels[i] if curve.labels else "") for i in picked],
     }
 

@@ -82,14 +82,14 @@ def assign(
 
 
 def try_assignments(
-    state: State, ask: Ask, mixes: Sequence[tuple[Counts, float | None]]
+    state: State, ask: Ask, assignments: Sequence[tuple[Counts, float | None]]
 ) -> tuple[State, list[Row | None]]:
     """Measures whole programs, each with the bytes expected of it.
 
     Returns:
       What is known then, and a row for each; None for one that does not compile.
     """
-    requests = [state.assignment_request(counts, size) for counts, size in mixes]
+    requests = [state.assignment_request(counts, size) for counts, size in assignments]
     state = ask(state, [r for r in requests if r is not None])
     keys = [r and r.key for r in requests]
     return state, [state.rows.get(key) if key else None for key in keys]  # pyright: ignore

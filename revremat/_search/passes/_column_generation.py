@@ -138,7 +138,7 @@ def _with_estimates(
 def exposed_us(unit: Unit, kept: Kept, cost: LayerCost, bandwidth: float) -> float:
     """What a layer waits for the host, if its transfers hide behind all that it does.
 
-    The way there has the time of its forward pass, the way back that of its backward
+    Sending has the time of its forward pass, fetching that of its backward
     pass.
     """
     both = unit.forward_flops + unit.backward_flops + kept.recompute_flops

@@ -81,7 +81,7 @@ def local_search_from(state: State, ask: Ask, best: Row) -> tuple[State, Row, bo
     Returns:
       What is known then; the fastest that fits, the same row if there is none that is
       faster; and whether no more is to be had: next to nothing is left, or nothing near
-      is faster by its costs but for what the compiler says is not.
+      is faster by its estimated costs but for what the compiler says is not.
     """
     heuristics, budget = state.space.heuristics, state.budget_bytes
     misses: list[_Miss] = []
@@ -94,11 +94,14 @@ def local_search_from(state: State, ask: Ask, best: Row) -> tuple[State, Row, bo
         if found is None:
             return state, best, True
         newcomer, assignment = found
-        mix, expected = assignment.counts, assignment.bytes
+        layers, expected = assignment.counts, assignment.bytes
         if peeled:
-            mix = {**mix, **{u: (*a, *mix[u], *b) for u, (a, b) in peeled.items()}}
+            layers = {
+                **layers,
+                **{u: (*a, *layers[u], *b) for u, (a, b) in peeled.items()},
+            }
             expected += best.bytes - predict_bytes(state.options, counts)
-        state, (row,) = try_assignments(state, ask, [(mix, expected)])
+        state, (row,) = try_assignments(state, ask, [(layers, expected)])
         if row is None:  # it does not compile
             slower.append(assignment.support)
         elif row.bytes > budget:

@@ -188,7 +188,7 @@ def _all_alike(
 
 
 def _promised_us(rows: Sequence[Row], budget_bytes: int) -> float:
-    """What a mix of two of these that just fits would take, were all in proportion."""
+    """What two of these together that just fit would take, were all in proportion."""
     found = [row.time_us for row in rows if row.bytes <= budget_bytes]
     for small, large in product(rows, rows):
         if small.bytes < budget_bytes < large.bytes:

@@ -82,7 +82,10 @@ def peel_from(state: State, ask: Ask, start: Row) -> tuple[State, float]:
                 runs = _with_peeled(counts[unit.name], first, end)
                 options.append((time_us, size, {**counts, unit.name: runs}))
         options.sort(key=lambda option: option[:2])
-        tried = [(mix, size) for _, size, mix in options[: heuristics.most_trimmed]]
+        tried = [
+            (assignment, size)
+            for _, size, assignment in options[: heuristics.most_trimmed]
+        ]
         state, row = _trim(state, ask, row, tried)
     return state, gain_us
 
@@ -112,8 +115,8 @@ def _trim(
     fits = row.bytes <= state.budget_bytes
     fitting = [row] if fits else []
     for tried in batched(options, 2):
-        mixes = [(mix, row.bytes + size) for mix, size in tried]
-        state, rows = try_assignments(state, ask, mixes)
+        assignments = [(assignment, row.bytes + size) for assignment, size in tried]
+        state, rows = try_assignments(state, ask, assignments)
         fitting += [r for r in rows if r and r.bytes <= state.budget_bytes]
         if len(fitting) > fits:
             break

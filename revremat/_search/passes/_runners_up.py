@@ -56,6 +56,6 @@ def compare(
             if rival.time_us + fixed_us > heuristics.near_time * state.best.time_us:
                 break
         found.append(rival)
-    mixes = [(mix.counts, mix.bytes) for mix in found]
-    state = try_assignments(state, ask, mixes)[0]  # at the same time
+    assignments = [(assignment.counts, assignment.bytes) for assignment in found]
+    state = try_assignments(state, ask, assignments)[0]  # at the same time
     return state.but(compared=state.compared | {at})

@@ -18,7 +18,7 @@ def solve(state: State, ask: Ask) -> State:
 
 
 def solve_briefly(state: State, ask: Ask) -> State:
-    """The best assignment by the costs so far: a plan that fits early, if any does.
+    """The best by the estimated costs so far: a plan that fits early, if any does.
 
     What is nearest is not looked at: there will be other costs.
     """
@@ -45,7 +45,7 @@ def solve_again(state: State, ask: Ask) -> State:
 def tighten(
     state: State, ask: Ask, without: Sequence[str] = (), most: int | None = None
 ) -> tuple[State, Assignment | None]:
-    """The best assignment by its costs, measured; the limit moves until it fits.
+    """The best by estimated costs, measured; the limit moves until it fits.
 
     Args:
       state: Knows costs.
