@@ -25,15 +25,15 @@ fits, 65.8 GiB to spare  of 77.0 GiB usable: device 79.0 GiB, reserve 2.00 GiB
   transfers 800 us (0 us exposed)
 
 alive at the peak
-phase       module                  bytes    share
-──────────────────────────────────────────────────
-argument    state.params         3.00 GiB   26.7 %
-            state.opt_state      2.00 GiB   17.8 %
-forward     layer/attn           4.00 GiB   35.6 %
-recompute   layer/mlp            1.00 GiB    8.9 %
-backward    layer/attn            512 MiB    4.4 %
-output      (unnamed)             256 MiB    2.2 %
-            fragmentation         512 MiB    4.4 %
+phase       module               bytes    share
+───────────────────────────────────────────────
+argument    state.params      3.00 GiB   26.7 %
+            state.opt_state   2.00 GiB   17.8 %
+forward     layer/attn        4.00 GiB   35.6 %
+recompute   layer/mlp         1.00 GiB    8.9 %
+backward    layer/attn         512 MiB    4.4 %
+output      (unnamed)          256 MiB    2.2 %
+            fragmentation      512 MiB    4.4 %
 
 the 7 largest buffers
        bytes   array               phase       made by                        at

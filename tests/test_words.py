@@ -47,7 +47,7 @@ PROSE = ANYWHERE | {
 
 LABELS = {
     r"x (none|full)": "save all, recompute all",
-    r", unrolled": "(unrolled)",
+    r"(all|dots|cut|\d), unrolled": "(unrolled)",
     r"(?<!are )(?<!is )none better": "on the frontier",
     r"no mix|any mix": "assignment",
 }
@@ -55,7 +55,6 @@ LABELS = {
 
 NAMES = (set(ANYWHERE) - {r"holes?"}) | {
     "in_order",
-    "turns?",
     "num_turns",
     "fill(ed)?_from",
 }
@@ -68,6 +67,9 @@ ALLOWED = {
     ("revremat/_plan.py", "in_order"): OLD_JSON,
     ("revremat/_measurement/_measurement.py", "holes"): OLD_JSON,
     ("revremat/_measurement/_measurement.py", "arena"): "XLA's word for one allocation",
+    ("revremat/xla/_liveness.py", "arenas"): "XLA's word for several",
+    ("experiments/bench/allocation_programs.py", "arena"): "XLA's own word",
+    ("experiments/results/allocation.txt", "arena"): "XLA's own word",
     ("revremat/xla/_liveness.py", "arena"): "XLA's word for one allocation",
     ("revremat/allocation/_greedy.py", "in_order"): "places buffers in an order",
     ("revremat/allocation/_core.py", "in_order"): "places buffers in an order",
@@ -221,7 +223,8 @@ def outputs():
 
 @pytest.mark.parametrize("path", [*outputs()], ids=short)
 def test_recorded_outputs_have_none(path):
-    assert found(path.read_text(), ANYWHERE | LABELS) == []
+    wrong = found(path.read_text(), ANYWHERE | LABELS)
+    assert [one for one in wrong if not allowed(path, one[0])] == []
 
 
 # ---- The test itself -----------------------------------------------------------------

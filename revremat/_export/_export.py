@@ -149,7 +149,7 @@ def _wrapped(
     places: Places, action: Action, device: list[str], host: list[str], form: str
 ) -> str:
     unit = places.unit
-    if _as_written(action):
+    if _saves_all(action):
         return "layer  # as it is: unwrapped keeps less than everything_saveable"
     inputs = {v.name for v in unit.values if v.role == "input"}
     saved = _reached(places, [name for name in device if name not in inputs])
@@ -183,12 +183,12 @@ def _reached(places: Places, names: list[str]) -> list[str]:
 
 def _tags(places: Places, plan: UnitPlan) -> list[str]:
     """Comments that say which values are to be tagged first, and where."""
-    if all(map(_as_written, plan.actions)):
+    if all(map(_saves_all, plan.actions)):
         return []
     unit = places.unit
     moved = {n for names in plan.host_names for n in names}
     runs = list(_runs(plan))
-    used = moved.union(*(run[3] for run in runs if not _as_written(run[2])))
+    used = moved.union(*(run[3] for run in runs if not _saves_all(run[2])))
     inputs = {v.name for v in unit.values if v.role == "input"}
     wanted = {}
     for name in sorted(used - (inputs - moved)):
@@ -228,7 +228,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
             unit,
         )
     inputs = {v.name for v in places.unit.values if v.role == "input"}
-    for name in () if _as_written(action) else names:
+    for name in () if _saves_all(action) else names:
         if name in places.of_the_derivative:
             reason = (
                 "{names} exist in the derivative alone, where no tag can be put; "
@@ -249,7 +249,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
             lost.add(reason, unit, [repr(name)])
 
 
-def _as_written(action: Action) -> bool:
+def _saves_all(action: Action) -> bool:
     return action(unroll=False) == SAVE
 
 
@@ -281,7 +281,7 @@ def _maxtext(plan: Plan, graph: Graph, lost: Lost) -> str:
     places = Places(unit)
     _note_lost(places, action(unroll=False), [*device, *host], lost)
     loops = ["scan_layers=False"] if action.unroll else []
-    if _as_written(action):
+    if _saves_all(action):
         lost.add(
             "MaxText keeps no layer whole; minimal_with_context keeps the results of "
             "its matrix products and of its attention"

@@ -1,4 +1,4 @@
-"""Stakes: which units of a program are worth how many compiles.
+"""Shortlist: which units of a program are worth how many compiles.
 
 A program may have dozens of units, a U-Net for one. Every candidate of every unit is a
 compile, and bytes are held by few of them.
@@ -14,7 +14,7 @@ _LEAST_SHARE = 0.005
 _SIMPLE = ("recompute all", "save all")
 
 
-def bytes_at_stake(unit: Unit, candidates: Sequence[Candidate]) -> int:
+def bytes_in_question(unit: Unit, candidates: Sequence[Candidate]) -> int:
     """Between the candidate that keeps most and the one that keeps least."""
     kept = [unit.kept(c.action).device_bytes for c in candidates]
     return unit.num_layers * (max(kept) - min(kept))
@@ -25,24 +25,24 @@ def shortlist(
 ) -> dict[str, tuple[Candidate, ...]]:
     """What is costed of all candidates, unit by unit, in order of the units.
 
-    Units that hold less than half a percent of all bytes at stake are left out, to stay
-    as they are written. Beyond the six largest, units are left to keep all or nothing.
+    Units that hold less than half a percent of all these bytes are left out, to stay
+    unchanged. Beyond the six largest, units are left to keep all or nothing.
 
     Args:
       all_options: From unit to its candidates; units with one are left out.
       units: The units.
     """
-    stakes = {
-        u.name: bytes_at_stake(u, all_options[u.name])
+    in_question = {
+        u.name: bytes_in_question(u, all_options[u.name])
         for u in units
         if len(all_options.get(u.name, ())) > 1
     }
     by_name = {u.name: u for u in units}
-    total = sum(stakes.values())
-    largest = sorted(stakes, key=lambda name: -stakes[name])
+    total = sum(in_question.values())
+    largest = sorted(in_question, key=lambda name: -in_question[name])
     found = {}
-    for name, stake in stakes.items():
-        if stake < _LEAST_SHARE * total:
+    for name, num_bytes in in_question.items():
+        if num_bytes < _LEAST_SHARE * total:
             continue
         costed = largest.index(name) < MOST_PROBED
         found[name] = (

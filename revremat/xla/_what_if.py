@@ -116,7 +116,7 @@ def _donations(
 def _checkpoints(
     module: Module, heap: Heap, kept: list[tuple[int, Occupant]], origins: Origins
 ) -> tuple[Checkpoint, ...]:
-    made_again, regions = _regions(module, origins)
+    recomputed, regions = _regions(module, origins)
     backward = [
         at
         for at, name in enumerate(heap.events)
@@ -133,9 +133,9 @@ def _checkpoints(
         first = int(np.searchsorted(begins, occupant.start))
         if first == len(begins) or begins[first] >= occupant.end:
             continue
-        sums = twice if _mark(occupant.origin) in made_again else others
+        sums = twice if _mark(occupant.origin) in recomputed else others
         sums[over_layers(occupant.origin.scope)] += size
-    again = {over_layers(scope) for scope, _, _ in made_again}
+    again = {over_layers(scope) for scope, _, _ in recomputed}
     found = [
         Checkpoint(scope, scope in again, twice[scope], others[scope])
         for scope in regions

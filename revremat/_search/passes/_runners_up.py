@@ -39,7 +39,7 @@ def compare(
         r for r in rows if assignment.support & policies.support(state.counts_of(r))
     ]
     limit = budget - over(akin)
-    # Mixes may need copies of weights that no cost has and these do not need.
+    # Assignments of several may need copies of weights that no cost has and these do not need.
     alike_limit = budget - over(r for r in rows if r.alike)
     state, pure = assign(state, ask, alike_limit, without, pure=True)
     found = [] if pure is None else [pure]
@@ -47,15 +47,15 @@ def compare(
     # If all layers are alike in what was chosen, one compile more is left.
     is_news = pure is not None and pure.support != assignment.support
     for _ in range(most + (not is_news)):
-        state, rival = assign(state, ask, limit, without, excluding=seen)
-        if rival is None:
+        state, other = assign(state, ask, limit, without, excluding=seen)
+        if other is None:
             break
-        seen.append(rival.support)
+        seen.append(other.support)
         if best is not None:
             fixed_us = best.time_us - state.layers_us(best)
-            if rival.time_us + fixed_us > heuristics.near_time * state.best.time_us:
+            if other.time_us + fixed_us > heuristics.near_time * state.best.time_us:
                 break
-        found.append(rival)
+        found.append(other)
     assignments = [(assignment.counts, assignment.bytes) for assignment in found]
     state = try_assignments(state, ask, assignments)[0]  # at the same time
     return state.but(compared=state.compared | {at})
