@@ -108,7 +108,7 @@ def train(config: Experiment) -> None:
             f"{records.INSTALL} installs it"
         )
     if plan is not None:
-        display.say(f"residuals come back by {config.train.plan}: {plan}")
+        display.say(f"residuals are restored by {config.train.plan}: {plan}")
         if note := plan.target_note(config.train.target):
             display.say(note)
     for change in changes:

@@ -12,7 +12,7 @@ KINDS = ("save", "recompute", "offload", "invert")
 
 @dataclass(frozen=True)
 class Action:
-    """How one layer's residuals come back for the backward pass.
+    """How one layer's residuals are restored for the backward pass.
 
     The kind says what happens to everything not listed; use `SAVE`, `RECOMPUTE`,
     `OFFLOAD` and `INVERT`, and call them to make exceptions:
@@ -22,26 +22,27 @@ class Action:
 
     Attributes:
       kind: `"save"` keeps on the device whatever plain autodiff would; `"recompute"`
-        keeps what is listed and the layer's input, and rebuilds the rest from those;
+        keeps what is listed and the layer's input, and recomputes the rest from those;
         `"offload"` keeps in host memory whatever plain autodiff would; `"invert"` is
-        recompute with the layer's input rebuilt from its output by the layer's inverse.
+        recompute with the layer's input recomputed from its output by the layer's
+        inverse.
       save: Names of values kept on the device.
       offload: Names of values kept in host memory.
-      ahead: Names of values rebuilt one layer early, while the gradients of the layer
-        above are computed, so that the rebuilding can hide under communication. With
-        INVERT the layer is undone then, and all that this makes is at hand (Zhu and
-        Mangalam, 2023, PaReprop).
+      ahead: Names of values recomputed one layer early, while the gradients of the
+        layer above are computed, so that the recomputing can hide under communication.
+        With INVERT the layer is undone then, and all that this makes is at hand (Zhu
+        and Mangalam, 2023, PaReprop).
       chunks: For a unit that can be split (`rr.block(..., split=...)`): how many pieces
         it is computed in, one after the other; 1 computes it whole.
-      every: For a stack: neighbouring layers of this action form segments of so many,
-        and only a segment's input is kept. In the backward pass a segment is run
-        forward once more, and the rest of the action says what its layers keep from
+      segment_length: For a stack: neighbouring layers of this action form segments of
+        so many, and only a segment's input is kept. In the backward pass a segment is
+        run forward once more, and the rest of the action says what its layers keep from
         there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that
         there are no segments.
-      unroll: For a stack: its layers are written out one after the other, where they
-        would be turns of a loop. What they keep then lies where it was made and is not
-        copied into a stack of all layers' values and out of it again; the program is
-        longer, and so is compiling it.
+      unroll: For a stack: its layers are unrolled one after the other, where they
+        would be iterations of a loop. What they keep then lies where it was made and is
+        not copied into a stack of all layers' values and out of it again; the program
+        is longer, and so is compiling it.
     """
 
     kind: str
@@ -49,7 +50,7 @@ class Action:
     offload: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()
     chunks: int = 1
-    every: int = 1
+    segment_length: int = 1
     unroll: bool = False
 
     def __post_init__(self):
@@ -60,14 +61,17 @@ class Action:
                 f"chunks={self.chunks!r} is no number of pieces: write 1 for the "
                 "whole, or how many"
             )
-        if isinstance(self.every, bool) or not isinstance(self.every, int):
+        if isinstance(self.segment_length, bool) or not isinstance(
+            self.segment_length, int
+        ):
             raise UserError(
-                f"every={self.every!r} is no number of layers; write 2 or 8"
+                f"segment_length={self.segment_length!r} is no number of layers; "
+                "write 2 or 8"
             )
-        if self.every < 1:
+        if self.segment_length < 1:
             raise UserError(
-                f"every={self.every} forms no segments: write 1 for none, or how many "
-                "layers a segment has"
+                f"segment_length={self.segment_length} forms no segments: write 1 for "
+                "none, or how many layers a segment has"
             )
 
     def __call__(
@@ -76,7 +80,7 @@ class Action:
         offload: Iterable[str] = (),
         ahead: Iterable[str] = (),
         chunks: int | None = None,
-        every: int | None = None,
+        segment_length: int | None = None,
         unroll: bool | None = None,
     ) -> "Action":
         """This action, with these values treated otherwise (names are sorted)."""
@@ -86,7 +90,9 @@ class Action:
             offload=tuple(sorted({*self.offload, *offload})),
             ahead=tuple(sorted({*self.ahead, *ahead})),
             chunks=self.chunks if chunks is None else chunks,
-            every=self.every if every is None else every,
+            segment_length=self.segment_length
+            if segment_length is None
+            else segment_length,
             unroll=self.unroll if unroll is None else unroll,
         )
 
@@ -106,20 +112,20 @@ class Action:
         return self.kind == "offload" or bool(self.offload)
 
     @property
-    def rebuilds_all(self) -> bool:
+    def recomputes_all(self) -> bool:
         """Whether a layer keeps nothing but its input."""
         return self.kind == "recompute" and not self.names and self.chunks == 1
 
     @property
     def can_group(self) -> bool:
-        """Whether layers of this action can form segments, as `every` says."""
+        """Whether layers of this action can form segments, as `segment_length` says."""
         plain = self.kind in ("save", "recompute") and self.chunks == 1
         return plain and not self.offload and not self.ahead
 
     @property
     def can_unroll(self) -> bool:
         """Whether writing layers of this action out can gain anything."""
-        return not self.ahead and self.every == 1 and self.chunks == 1
+        return not self.ahead and self.segment_length == 1 and self.chunks == 1
 
     def refused_by(self, facts: "Facts") -> str | None:
         """Why layers of a unit cannot take this action; None if they can.
@@ -145,8 +151,8 @@ class Action:
         ]
         if self.chunks != 1:
             listed.append(f"chunks={self.chunks}")
-        if self.every != 1:
-            listed.append(f"every={self.every}")
+        if self.segment_length != 1:
+            listed.append(f"segment_length={self.segment_length}")
         if self.unroll:
             listed.append("unroll=True")
         return self.kind.upper() + (f"({', '.join(listed)})" if listed else "")
@@ -167,13 +173,16 @@ def read_action(data: dict[str, Any]) -> Action:
     kind = typed(data, "kind", str)
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no action; there are {', '.join(KINDS)}")
-    chunks, every = typed(data, "chunks", int), data.get("every", 1)
-    for key, number in (("chunks", chunks), ("every", every)):
+    chunks = typed(data, "chunks", int)
+    segment_length = data.get("segment_length", 1)
+    for key, number in (("chunks", chunks), ("segment_length", segment_length)):
         if type(number) is not int or number < 1:
             raise ValueError(f"{key!r} is {number!r}")
     listed = {key: names(data, key) for key in ("save", "offload", "ahead")}
     unroll = flag(data, "unroll")
-    return Action(kind, chunks=chunks, every=every, unroll=unroll, **listed)
+    return Action(
+        kind, chunks=chunks, segment_length=segment_length, unroll=unroll, **listed
+    )
 
 
 @dataclass(frozen=True)
@@ -227,7 +236,7 @@ def _reasons(action: Action, facts: Facts) -> Iterator[str]:
             f"it can be computed in {', '.join(map(str, (1, *facts.splits)))} chunks, "
             f"not {action.chunks}"
         )
-    if action.every > 1:
+    if action.segment_length > 1:
         if not facts.is_stack:
             yield (
                 "it is no stack, so its layers have no neighbours to share an input "

@@ -17,12 +17,12 @@ _log = logging.getLogger("revremat")
 
 
 def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
-    """The same function, whose residuals come back as a plan says.
+    """The same function, whose residuals are restored as a plan says.
 
     Scans, blocks, repeats and checkpointed regions that the plan names are replaced
     where they stand, also inside jitted functions and inside code of other libraries;
     all else stays as it is. The result can be jitted, differentiated in reverse mode,
-    mapped and sharded as the loss could. Layers written out have a say in how arrays
+    mapped and sharded as the loss could. Layers unrolled have a say in how arrays
     lie in memory, which `jax.export` has to be told to allow, by
     `disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")]`.
 
@@ -82,12 +82,14 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
     if plan.program != traced.fingerprint:
         raise _another_program(
             plan,
-            "the units agree, but the code around them does not (fingerprint "
+            "the units agree, but the code outside of them does not (fingerprint "
             f"{traced.fingerprint}, the plan has {plan.program})",
         )
     check_nested(plan.units, found)
     return [
-        Decision(unit=found[unit.name], plan=unit, in_order=plan.in_order)
+        Decision(
+            unit=found[unit.name], plan=unit, gradient_barrier=plan.gradient_barrier
+        )
         for unit in plan.units
     ]
 

@@ -12,11 +12,22 @@ from revremat import _resolve
 from revremat._action import Action, Facts, check_actions, check_names
 from revremat._errors import UserError
 from revremat._format import format_bytes
-from revremat._io._json import parse_json
+from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
 from revremat._plan import Plan, UnitPlan, check_nested
 from revremat._printable import printable
 from revremat._resolve import Flow, needed
+
+SCHEMA_VERSION = 2
+_FIRST_SCHEMA = {
+    "dear": "compute_intensive",
+    "pinned": "effectful",
+    "handed_on": "carried_out",
+    "inside": "enclosing",
+    "choices": "fixed_units",
+    "every": "segment_length",
+}
+"""What keys of JSON were called in the first schema."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +36,14 @@ class Value:
 
     Attributes:
       name: What actions call it: the user's tag, or one made from the operation and its
-        count; "" for weights, and for what is rebuilt from weights alone for free.
+        count; "" for weights, and for what is recomputed from weights alone for free.
       given: Whether the name is a user's tag.
       shape: Of one layer's array.
       dtype: Its name, such as `"bfloat16"`.
       num_bytes: Size per device.
       role: `"input"` for what the unit is given and would have to keep, `"held"` for
         what is there in the backward pass anyway (weights), `"free"` for what is
-        rebuilt from weights at next to no cost, `"made"` for all else.
+        recomputed from weights at next to no cost, `"made"` for all else.
     """
 
     name: str
@@ -44,7 +55,7 @@ class Value:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it has to be kept or come back; weights are there anyway."""
+        """Whether it has to be saved or restored; weights are there anyway."""
         return self.role in ("made", "input")
 
 
@@ -57,8 +68,9 @@ class Operation:
       inputs: Positions in `Unit.values`.
       outputs: Positions in `Unit.values`.
       num_flops: What running it once costs, on all devices together.
-      dear: Whether rebuilding its result costs more than a pass over memory.
-      pinned: Why its results cannot be rebuilt exactly, "" if they can.
+      compute_intensive: Whether recomputing its result costs more than a pass over
+        memory.
+      effectful: Why its results cannot be recomputed exactly, "" if they can.
       source: Where in the user's code it was written.
       batch_dims: Of a `dot_general`, how many dimensions are a batch.
     """
@@ -67,8 +79,8 @@ class Operation:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     num_flops: int
-    dear: bool
-    pinned: str
+    compute_intensive: bool
+    effectful: str
     source: str
     batch_dims: int = 0
 
@@ -84,8 +96,8 @@ class Residual:
       dtype: Its name.
       num_bytes: Size per device, one layer's.
       plain: Whether plain autodiff keeps it.
-      rebuild_flops: To rebuild it from the unit's input and weights alone.
-      pinned: Why it cannot be rebuilt, "" if it can.
+      recompute_flops: To recompute it from the unit's input and weights alone.
+      effectful: Why it cannot be recomputed, "" if it can.
       source: Where in the user's code it is made.
     """
 
@@ -95,8 +107,8 @@ class Residual:
     dtype: str
     num_bytes: int
     plain: bool
-    rebuild_flops: int
-    pinned: str
+    recompute_flops: int
+    effectful: str
     source: str
 
 
@@ -107,12 +119,12 @@ class Kept:
     Attributes:
       saved: Names kept on the device, layer inputs included.
       offloaded: Names kept in host memory.
-      ahead: Names rebuilt one layer early.
+      ahead: Names recomputed one layer early.
       device_bytes: Size of `saved` per device; in segments, a layer's share of their
         inputs.
       host_bytes: Size of `offloaded` per device.
-      rebuild_flops: What rebuilding the rest costs in the backward pass.
-      rebuilt: Kinds of the operations that are run again, in order.
+      recompute_flops: What recomputing the rest costs in the backward pass.
+      recomputed: Kinds of the operations that are run again, in order.
       unused: Names the action lists that nothing needs, given the rest; not kept.
     """
 
@@ -121,8 +133,8 @@ class Kept:
     ahead: tuple[str, ...]
     device_bytes: int
     host_bytes: int
-    rebuild_flops: int
-    rebuilt: tuple[str, ...]
+    recompute_flops: int
+    recomputed: tuple[str, ...]
     unused: tuple[str, ...]
 
 
@@ -144,15 +156,15 @@ class Unit:
       residuals_of: Positions of the values the backward pass takes.
       weight_bytes: Of what is held anyway, per layer and device.
       forward_flops: Of one layer's forward pass.
-      backward_flops: Of one layer's backward pass, without rebuilding anything.
+      backward_flops: Of one layer's backward pass, without recomputing anything.
       invertible: Whether INVERT can be chosen.
-      skippable: Whether layers can be left out to price the others on a shorter
+      skippable: Whether layers can be left out to cost the others on a shorter
         program.
       chained: Whether layers hand their results on, and nowhere else: `ahead` needs it.
       splits: The numbers of chunks it may be computed in, beside 1.
-      handed_on: Positions of what a layer hands to the next, where INVERT starts.
-      inside: The unit whose layers it is a part of, "" if none; a plan speaks of one of
-        the two, unless that one rebuilds everything.
+      carried_out: Positions of what a layer hands to the next, where INVERT starts.
+      enclosing: The unit whose layers it is a part of, "" if none; a plan speaks of one
+        of the two, unless that one recomputes everything.
       outputs: Positions of what one layer gives out, written to memory in any case.
       in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
       read_whole: Positions of the residuals that some operation of the backward pass
@@ -173,8 +185,8 @@ class Unit:
     skippable: bool = False
     chained: bool = False
     splits: tuple[int, ...] = ()
-    handed_on: tuple[int, ...] = ()
-    inside: str = ""
+    carried_out: tuple[int, ...] = ()
+    enclosing: str = ""
     outputs: tuple[int, ...] = ()
     read_whole: tuple[int, ...] = ()
     in_branch: bool = False
@@ -192,15 +204,15 @@ class Unit:
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
-        """What plain autodiff keeps, what is dear to rebuild, and what is tagged."""
+        """What plain autodiff keeps, what is costly to recompute, what is tagged."""
         plain = set(self.residuals_of)
         found = []
         for k, value in enumerate(self.values):
             maker = self.maker.get(k)
-            dear = maker is not None and maker.dear
-            if not value.name or not (k in plain or dear or value.given):
+            compute_intensive = maker is not None and maker.compute_intensive
+            if not value.name or not (k in plain or compute_intensive or value.given):
                 continue
-            rebuilt = needed(self.operations, {k}, frozenset())[0]
+            recomputed = needed(self.operations, {k}, frozenset())[0]
             found.append(
                 Residual(
                     name=value.name,
@@ -209,8 +221,8 @@ class Unit:
                     dtype=value.dtype,
                     num_bytes=value.num_bytes,
                     plain=k in plain,
-                    rebuild_flops=sum(op.num_flops for op in rebuilt),
-                    pinned="" if maker is None else maker.pinned,
+                    recompute_flops=sum(op.num_flops for op in recomputed),
+                    effectful="" if maker is None else maker.effectful,
                     source="" if maker is None else maker.source,
                 )
             )
@@ -222,7 +234,7 @@ class Unit:
         return {value.name: k for k, value in enumerate(self.values) if value.name}
 
     def kept(self, action: Action) -> Kept:
-        """What one layer keeps and rebuilds under an action, from this data alone.
+        """What one layer keeps and recomputes under an action, from this data alone.
 
         Raises:
           UserError: A name the unit does not have.
@@ -232,25 +244,27 @@ class Unit:
         found = _resolve.resolve(self._flow, action)
         names = lambda ks: tuple(self.values[k].name for k in sorted(ks))
         size = lambda ks: sum(self.values[k].num_bytes for k in ks)
-        rebuilt, device_bytes = (*found.early, *found.late), size(found.saved)
-        if action.every > 1:  # of each segment its input is kept, and it is run again
-            rebuilt = (*self.operations, *rebuilt)
-            device_bytes = -(-size(self._flow.inputs) // action.every)
+        recomputed, device_bytes = (*found.early, *found.late), size(found.saved)
+        if (
+            action.segment_length > 1
+        ):  # of each segment its input is kept, and it is run again
+            recomputed = (*self.operations, *recomputed)
+            device_bytes = -(-size(self._flow.inputs) // action.segment_length)
         return Kept(
             saved=names(found.saved),
             offloaded=names(found.offloaded),
             ahead=names(found.ahead),
             device_bytes=device_bytes,
             host_bytes=size(found.offloaded),
-            rebuild_flops=sum(op.num_flops for op in rebuilt),
-            rebuilt=tuple(op.kind for op in rebuilt),
+            recompute_flops=sum(op.num_flops for op in recomputed),
+            recomputed=tuple(op.kind for op in recomputed),
             unused=names({self.position[name] for name in action.names} - found.used),
         )
 
     @cached_property
     def _flow(self) -> Flow[int, Operation]:
         """What of a layer decides what it keeps; values are called by position."""
-        pinned = (op for op in self.operations if op.pinned)
+        effectful = (op for op in self.operations if op.effectful)
         values = list(enumerate(self.values))
         return Flow(
             operations=self.operations,
@@ -258,9 +272,9 @@ class Unit:
             plain={k for k in self.residuals_of if self.values[k].is_decided},
             inputs=tuple(k for k, v in values if v.role == "input"),
             names=self.position,
-            unrepeatable={out for op in pinned for out in op.outputs},
+            unrepeatable={out for op in effectful for out in op.outputs},
             free={k for k, v in values if v.role == "free"},
-            handed_on=self.handed_on,
+            carried_out=self.carried_out,
         )
 
     @cached_property
@@ -270,11 +284,13 @@ class Unit:
             num_layers=self.num_layers,
             is_loop=self.kind == "scan",
             is_stack=self.chained,
-            has_inverse=self.invertible or bool(self.handed_on),
+            has_inverse=self.invertible or bool(self.carried_out),
             splits=self.splits,
             names=self.position.keys(),
             listed=tuple(r.name for r in self.residuals),
-            unrepeatable=next((op.pinned for op in self.operations if op.pinned), ""),
+            unrepeatable=next(
+                (op.effectful for op in self.operations if op.effectful), ""
+            ),
             in_branch=self.in_branch,
             num_scans=0,
         )
@@ -301,12 +317,12 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FixedUnit:
     """A unit about which nothing is left to decide.
 
     Attributes:
       unit: The unit.
-      actions: How each of its layers' residuals come back.
+      actions: How each of its layers' residuals are restored.
     """
 
     unit: Unit
@@ -339,14 +355,14 @@ class Graph(InNotebooks):
       units: Where something is to be decided, in program order.
       fingerprint: Of the whole program; a plan holds for this one alone.
       jax_version: Of the JAX that traced it.
-      choices: What the program has decided by itself: stacks with `actions`, chains of
-        couplings.
+      fixed_units: What the program has decided by itself: stacks with `actions`, chains
+        of couplings.
     """
 
     units: tuple[Unit, ...]
     fingerprint: str
     jax_version: str
-    choices: tuple[Choice, ...] = ()
+    fixed_units: tuple[FixedUnit, ...] = ()
 
     def __getitem__(self, name: str) -> Unit:
         """The unit of that name.
@@ -360,12 +376,12 @@ class Graph(InNotebooks):
         known = ", ".join(unit.name for unit in self.units) or "none"
         raise UserError(f"no unit is called {name!r}; the units are: {known}.")
 
-    def around(self, name: str) -> tuple[str, ...]:
+    def enclosing(self, name: str) -> tuple[str, ...]:
         """The units whose layers a unit is a part of, the nearest first."""
-        found, outer = [], self[name].inside
+        found, outer = [], self[name].enclosing
         while outer:
             found.append(outer)
-            outer = self[outer].inside
+            outer = self[outer].enclosing
         return tuple(found)
 
     def facts(self, name: str, decided: Collection[str] = ()) -> Facts:
@@ -377,8 +393,8 @@ class Graph(InNotebooks):
             recomputes everything, and nothing outlives one of its layers.
         """
         unit = self[name]
-        outlives = unit.inside not in decided
-        scans = [u for u in self.around(name) if outlives and self[u].kind == "scan"]
+        outlives = unit.enclosing not in decided
+        scans = [u for u in self.enclosing(name) if outlives and self[u].kind == "scan"]
         return replace(unit.facts, num_scans=len(scans))
 
     def plan(
@@ -395,7 +411,7 @@ class Graph(InNotebooks):
 
         Raises:
           UserError: An unknown unit, a wrong number of actions, an action that the
-            unit cannot take, or a unit and a part of it, unless the former rebuilds
+            unit cannot take, or a unit and a part of it, unless the former recomputes
             everything.
         """
         units = []
@@ -412,21 +428,29 @@ class Graph(InNotebooks):
         )
 
     def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(dataclasses.asdict(self))
+        """One JSON object with a schema version; `from_json` reads it back."""
+        return json.dumps({"schema": SCHEMA_VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> "Graph":
-        """The graph that `to_json` wrote."""
+        """The graph that `to_json` wrote.
+
+        Raises:
+          ValueError: The text is no graph, or one of a newer schema.
+        """
         data = parse_json(text)
+        if "schema" not in data:  # The first schema did not name itself.
+            data = renamed_keys(data, _FIRST_SCHEMA)
+        else:
+            schema_of(data, SCHEMA_VERSION)
         units = tuple(_unit(unit) for unit in data["units"])
-        choices = tuple(
-            Choice(
+        fixed_units = tuple(
+            FixedUnit(
                 _unit(one["unit"]), tuple(Action(**_tuples(a)) for a in one["actions"])
             )
-            for one in data["choices"]
+            for one in data["fixed_units"]
         )
-        return cls(units, data["fingerprint"], data["jax_version"], choices)
+        return cls(units, data["fingerprint"], data["jax_version"], fixed_units)
 
     def __str__(self) -> str:
         lines = []
@@ -438,12 +462,12 @@ class Graph(InNotebooks):
             )
             lines += [
                 f"  {printable(r.name):24} {r.dtype}{list(r.shape)} "
-                f"{r.num_bytes:,} bytes, {r.rebuild_flops:,} FLOPs to rebuild"
+                f"{r.num_bytes:,} bytes, {r.recompute_flops:,} FLOPs to recompute"
                 + (" (plain)" if r.plain else "")
-                + (f", kept: {r.pinned}" if r.pinned else "")
+                + (f", kept: {r.effectful}" if r.effectful else "")
                 for r in unit.residuals
             ]
-        return "\n".join([*lines, *map(str, self.choices)])
+        return "\n".join([*lines, *map(str, self.fixed_units)])
 
 
 def _unit(data: dict[str, Any]) -> Unit:

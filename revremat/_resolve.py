@@ -37,7 +37,7 @@ class Flow[V, O: Operation]:
       unrepeatable: The results of operations that cannot be run twice.
       free: What is made of weights alone for free.
       handed_in: Its inputs that come from the layer before.
-      handed_on: What it gives the next one, where it has an inverse.
+      carried_out: What it gives the next one, where it has an inverse.
       inverse: The operations of its inverse, followed by its own. None to take the
         inverse's place as given: only the layer's own operations are counted then.
     """
@@ -50,7 +50,7 @@ class Flow[V, O: Operation]:
     unrepeatable: Set[V]
     free: Set[V]
     handed_in: Sequence[V] = ()
-    handed_on: Sequence[V] = ()
+    carried_out: Sequence[V] = ()
     inverse: Callable[[], Sequence[O]] | None = None
 
 
@@ -81,7 +81,7 @@ def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]
 
     Args:
       flow: The layer; it has all names that the action lists.
-      action: Without `every`: in a segment, that holds once it is run again.
+      action: Without `segment_length`: in a segment, that holds once it is run again.
     """
     ops, residuals = flow.operations, flow.residuals
     find = lambda names: [flow.names[name] for name in names]
@@ -92,7 +92,7 @@ def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]
         offloaded |= flow.plain - saved
     saved |= flow.unrepeatable - offloaded
     inverts = action.kind == "invert"
-    known = set(flow.handed_on) if inverts else set()
+    known = set(flow.carried_out) if inverts else set()
     kept = saved | offloaded
     again, _ = needed(ops, residuals, kept | known)
     inverted = ({*flow.inputs} | known) - kept if inverts else set()
@@ -163,7 +163,7 @@ def _unsteady[V, O: Operation](
     """What is to be kept because a rounding error would change it altogether.
 
     Which entry is the maximum is found by comparing entries with the maximum for being
-    equal. Were one side kept and the other rebuilt, then the rounding of a compiler
+    equal. Were one side kept and the other recomputed, then the rounding of a compiler
     that computes it in another way, or of an inverse, would leave no entry equal. What
     an inverse gives is further off, so there every comparison of that kind counts.
 

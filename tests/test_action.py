@@ -52,14 +52,34 @@ UNNAMED = dataclasses.replace(STACK, names=None)
         (OFFLOAD(chunks=8), HEAD, None),
         (RECOMPUTE(chunks=4), HEAD, "can be computed in 1, 2, 8 chunks, not 4"),
         (RECOMPUTE(ahead=["h"], chunks=2), BOTH, "chunks recompute nothing ahead"),
-        (RECOMPUTE(every=2, chunks=2), BOTH, "`every` goes with SAVE and RECOMPUTE"),
-        (RECOMPUTE(every=2), STACK, None),
-        (SAVE(every=2, save=["h"]), CHAIN, None),
-        (RECOMPUTE(every=2), BLOCK, "no neighbours to share an input with"),
-        (OFFLOAD(every=2), STACK, "`every` goes with SAVE and RECOMPUTE"),
-        (INVERT(every=2), STACK, "`every` goes with SAVE and RECOMPUTE"),
-        (RECOMPUTE(every=2, ahead=["h"]), STACK, "`every` goes with SAVE"),
-        (RECOMPUTE(every=2), RANDOM, "as `every` would: rng_uniform draws at random"),
+        (
+            RECOMPUTE(segment_length=2, chunks=2),
+            BOTH,
+            "`segment_length` goes with SAVE and RECOMPUTE",
+        ),
+        (RECOMPUTE(segment_length=2), STACK, None),
+        (SAVE(segment_length=2, save=["h"]), CHAIN, None),
+        (RECOMPUTE(segment_length=2), BLOCK, "no neighbours to share an input with"),
+        (
+            OFFLOAD(segment_length=2),
+            STACK,
+            "`segment_length` goes with SAVE and RECOMPUTE",
+        ),
+        (
+            INVERT(segment_length=2),
+            STACK,
+            "`segment_length` goes with SAVE and RECOMPUTE",
+        ),
+        (
+            RECOMPUTE(segment_length=2, ahead=["h"]),
+            STACK,
+            "`segment_length` goes with SAVE",
+        ),
+        (
+            RECOMPUTE(segment_length=2),
+            RANDOM,
+            "as `segment_length` would: rng_uniform draws at random",
+        ),
         (RECOMPUTE, RANDOM, None),
         (SAVE(unroll=True), STACK, None),
         (SAVE(unroll=True), CHAIN, "it is no loop"),
@@ -117,7 +137,7 @@ def drawn_actions(draw, names=("h", "a", "z")):
     return action(
         *(listed() if rarely(False, True) else () for _ in range(3)),
         chunks=rarely(1, 2, 3),
-        every=rarely(1, 2),
+        segment_length=rarely(1, 2),
         unroll=rarely(False, True),
     )
 
@@ -155,7 +175,9 @@ def test_a_unit_that_can_do_more_refuses_no_more(action, facts, what):
 @given(drawn_actions(), FACTS)
 def test_a_reason_goes_on_where_a_sentence_begins(action, facts):
     if (reason := action.refused_by(facts)) is not None:
-        assert reason.startswith(("it ", "its ", "both `", "`every` ", "chunks "))
+        assert reason.startswith(
+            ("it ", "its ", "both `", "`segment_length` ", "chunks ")
+        )
         assert not reason.endswith(".")
         assert "\n" not in reason
         assert len(f"unit 'layer' cannot take {action!r}: {reason}.") <= 400
@@ -335,8 +357,15 @@ def test_what_is_proposed_is_taken_everywhere(loss):
         (heads, (RECOMPUTE, RECOMPUTE(chunks=2), SAVE)),
         (heads, (SAVE(chunks=2), RECOMPUTE(ahead=["sin_1"]), RECOMPUTE)),
         (heads, (SAVE, RECOMPUTE(offload=["cos_1"], chunks=2), SAVE(chunks=4))),
-        (heads, (RECOMPUTE(every=2), RECOMPUTE(every=2), OFFLOAD(chunks=4))),
-        (reversible, (INVERT, SAVE, INVERT, RECOMPUTE(every=2))),
+        (
+            heads,
+            (
+                RECOMPUTE(segment_length=2),
+                RECOMPUTE(segment_length=2),
+                OFFLOAD(chunks=4),
+            ),
+        ),
+        (reversible, (INVERT, SAVE, INVERT, RECOMPUTE(segment_length=2))),
     ],
     ids=str,
 )

@@ -85,23 +85,23 @@ def test_the_chosen_program_is_the_fastest_compiled_one_that_fits(searched):
 def test_no_uniform_preset_that_fits_is_faster(searched):
     _, found = searched
     rows = presets(rr.Problem(loss, specs()), target="h100:1")
-    assert [row.name for row in rows] == ["as written", *PRESETS]
+    assert [row.name for row in rows] == ["baseline", *PRESETS]
     for one in found.values():
         for row in rows:
             if row.bytes <= one.plan.budget_bytes:
                 assert one.measurement.time.step_us <= row.time_us * (1 + 1e-9)
 
 
-def test_layers_are_written_out_unless_loops_are_to_stay(searched):
-    def written_out(one):
+def test_layers_are_unrolled_unless_loops_are_to_stay(searched):
+    def unrolled(one):
         plans = [row.plan for row in one.rows if row.plan is not None]
         return any(a.unroll for p in plans for unit in p.units for a in unit.actions)
 
     plain, found = searched
     budget = int(0.6 * plain)
     loops = rr.fit(loss, *specs(), budget=budget, target="h100:1", unroll=False)
-    assert written_out(found[0.6])
-    assert not written_out(loops)
+    assert unrolled(found[0.6])
+    assert not unrolled(loops)
     assert found[0.6].measurement.time.step_us <= loops.measurement.time.step_us
 
 
@@ -207,7 +207,9 @@ def test_no_more_is_compiled_than_is_allowed(searched, most):
     found = fit(loss, *specs(), budget=budget, target="h100:1", most_compiles=most)
     assert found.num_compiles <= most < free[0.6].num_compiles
     assert found.plan.fits
-    (full,) = (row.time_us for row in found.rows if row.name == f"{DEPTH} x full")
+    (full,) = (
+        row.time_us for row in found.rows if row.name == f"{DEPTH} x recompute all"
+    )
     assert found.measurement.time.step_us < full
 
 
@@ -217,7 +219,7 @@ def tight(w, x):
 
 @pytest.mark.parametrize(("most", "fits"), [(7, False), (60, True)])
 def test_where_a_limit_kept_out_what_fits_it_says_so(most, fits):
-    """In 1.5 MiB only layers that are written out."""
+    """In 1.5 MiB only layers that are unrolled."""
     arrays = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((6, 64, 64), (512, 64))]
     how = {"budget": "1.5MiB", "target": "cpu:1", "most_compiles": most}
     found = rr.fit(tight, *arrays, **how)

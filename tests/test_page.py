@@ -83,7 +83,7 @@ def test_a_page_has_the_numbers_of_the_json(tmp_path):
     assert shown(text, "usable-bytes") == [MEASUREMENT.usable_bytes]
     assert shown(text, "headroom-bytes") == [MEASUREMENT.headroom_bytes]
     assert shown(text, "host-bytes") == [memory["host_bytes"]]
-    # Phases and holes add up to the total.
+    # Phases and fragmentation add up to the total.
     assert sum(shown(text, "phase-bytes")) == memory["total_bytes"]
     assert sum(shown(text, "module-bytes")) == MEASUREMENT.memory.where().bytes
     for size in (memory["total_bytes"], written["reserve_bytes"]):
@@ -127,7 +127,7 @@ def test_the_curve_and_the_spans_are_in_the_page(tmp_path):
     curve, spans = noun.memory.curve, noun.time.spans
     assert report["curve"]["positions"] == list(curve.positions)
     assert report["curve"]["series"] == [[n, list(c)] for n, c in curve.bytes]
-    assert report["curve"]["holes"] == list(curve.holes_bytes)
+    assert report["curve"]["fragmentation"] == list(curve.fragmentation_bytes)
     assert [found["strings"][i] for i in report["curve"]["labels"]] == list(
         curve.labels
     )

@@ -152,7 +152,7 @@ def test_hovering_tells_the_bytes_of_each_category(tab, pages):
             name: format_bytes(column[index]) for name, column in columns.items()
         }
         assert rows["in use"] == format_bytes(curve.totals_bytes[index])
-        assert rows["holes"] == format_bytes(curve.holes_bytes[index])
+        assert rows["fragmentation"] == format_bytes(curve.fragmentation_bytes[index])
     tab.hover(3, 3)
     assert tip(tab) is None
 
@@ -205,7 +205,7 @@ def test_the_treemap_shows_all_phases_and_opens_by_a_click(tab, pages):
     )
     memory = noun.memory
     wanted = {phase: size for (phase,), size in memory.by("phase").items()}
-    assert tiles() == wanted | {"holes": memory.fragmentation_bytes}
+    assert tiles() == wanted | {"fragmentation": memory.fragmentation_bytes}
     assert sum(tiles().values()) == memory.total_bytes
     x, y, _, height = box(tab, '.tile[data-name="argument"]')
     tab.hover(x, y - height / 2 + 8)

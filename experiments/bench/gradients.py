@@ -49,7 +49,7 @@ class Check:
 
 
 def evaluate(f: Any, *args: Any) -> list[np.ndarray]:
-    """A function's results, one operation after the other, loops written out."""
+    """A function's results, one operation after the other, loops unrolled."""
     closed = jax.make_jaxpr(f)(*args)
     return [np.asarray(x) for x in _evaluate(closed, jax.tree.leaves(args))]
 
@@ -80,8 +80,8 @@ def _scan(eqn: Any, values: list[Any]) -> list[Any]:
     consts, carry = values[:num_consts], values[num_consts : num_consts + num_carry]
     xs, length = values[num_consts + num_carry :], eqn.params["length"]
     rows: list[list[Any]] = []
-    turns = range(length)
-    for t in reversed(turns) if eqn.params["reverse"] else turns:
+    iterations = range(length)
+    for t in reversed(iterations) if eqn.params["reverse"] else iterations:
         outs = _evaluate(eqn.params["jaxpr"], [*consts, *carry, *(x[t] for x in xs)])
         carry = outs[:num_carry]
         rows.append(outs[num_carry:])

@@ -1,4 +1,4 @@
-"""How long a report takes after the compile, for many layers written out.
+"""How long a report takes after the compile, for many layers unrolled.
 
 Command:
     python -m experiments.bench.report_speed --layers 96

@@ -2,10 +2,10 @@
 
     python -m experiments.bench.search_gpt
 
-At 75, 50 and 30 % of what the program takes as written, on `h100:8` (tensor parallel 4,
+At 75, 50 and 30 % of what the baseline takes, on `h100:8` (tensor parallel 4,
 data parallel 2, bfloat16, AdamW): does the plan fit, how long did the search take, and
 is any uniform preset, or any split of the layers between two presets, faster and small
-enough? Of each pair's splits the one is compiled that the measured prices call best.
+enough? Of each pair's splits the one is compiled that the measured costs call best.
 Then: bytes predicted before the last compile against compiled ones, at 24 and 96
 layers. Writes `experiments/results/search-gpt.json`.
 """
@@ -20,8 +20,8 @@ from typing import Any
 import tyro
 
 import revremat as rr
-from experiments.bench.contest import arena_of
-from experiments.bench.rivals import Splits
+from experiments.bench.baselines import Splits
+from experiments.bench.comparison import comparison_of
 from experiments.bench.searching import Searching
 from experiments.configs import gpt_24
 from experiments.records import write_whole
@@ -52,17 +52,17 @@ def main(options: Options) -> int:
     shared = Searching(problem, target)
     rows = [shared.baseline(), *shared.presets()]
     plain = rows[0].bytes
-    print(f"as written: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
+    print(f"baseline: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
     shared.prepare()
-    rival = Splits(arena_of(shared), most=_EVERY_PAIR)
+    baseline = Splits(comparison_of(shared), most=_EVERY_PAIR)
     found = []
     for share in options.budgets:
         budget = int(share * plain)
         start = time.perf_counter()
         one = rr.fit(problem, budget=budget, target=target)
         seconds = time.perf_counter() - start
-        rival.ask(budget)
-        best = rival.best(budget)
+        baseline.ask(budget)
+        best = baseline.best(budget)
         found.append(
             {
                 "share": share,
@@ -74,8 +74,8 @@ def main(options: Options) -> int:
                 "seconds": seconds,
                 "compiles": one.num_compiles,
                 "plan": [str(unit) for unit in one.plan.units],
-                "best_rival": best and {"name": best.name, "step_us": best.time_us},
-                "rivals_compiled": len(rival.rows),
+                "best_baseline": best and {"name": best.name, "step_us": best.time_us},
+                "baselines_compiled": len(baseline.rows),
             }
         )
         print(json.dumps(found[-1], indent=1))
@@ -98,8 +98,8 @@ def main(options: Options) -> int:
     held = worst <= 0.02 and all(
         f["fits"]
         and (
-            f["best_rival"] is None
-            or f["step_us"] <= f["best_rival"]["step_us"] * (1 + 1e-9)
+            f["best_baseline"] is None
+            or f["step_us"] <= f["best_baseline"]["step_us"] * (1 + 1e-9)
         )
         for f in found
     )

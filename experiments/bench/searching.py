@@ -14,7 +14,7 @@ import revremat as rr
 # Private: benchmarks ask one search about many budgets, and compile plans of their own
 # in it; a user's search begins with a budget and ends with a plan.
 from revremat import Unit, _search, policies
-from revremat.policies import Candidate, Choice, Menu
+from revremat.policies import Assignment, Candidate, UnitOptions
 
 Actions = Mapping[str, rr.Action | Sequence[rr.Action]]
 """Of every unit: one for all of its layers, or one for each."""
@@ -27,7 +27,7 @@ class Searching:
     Args:
       problem: The program.
       target: Where it would run.
-      progress: Told before each compile; whatever it raises ends the search.
+      progress: Called before each compile; whatever it raises ends the search.
       unroll: Whether layers of loops may be unrolled.
       oracle: Says what steps take; by default the target's compiler does.
     """
@@ -61,14 +61,14 @@ class Searching:
         return [*self.state.rows.values()]
 
     @property
-    def options(self) -> tuple[Menu, ...]:
+    def options(self) -> tuple[UnitOptions, ...]:
         """What is known of layers' costs."""
         return self.state.options
 
     @property
     def choices(self) -> dict[str, Mapping[str, Candidate]]:
         """The candidates of every unit, by their names."""
-        return {unit: costs.choices for unit, costs in self.state.costs.items()}
+        return {unit: costs.candidates for unit, costs in self.state.costs.items()}
 
     def prepare(self) -> None:
         """Measures what layers cost."""
@@ -80,8 +80,8 @@ class Searching:
         return _search.answer(self.state, self.problem.loss)
 
     def baseline(self) -> Row:
-        """The program as it was written."""
-        row = self.add("as written", None)
+        """The baseline, the program without a plan."""
+        row = self.add("baseline", None)
         assert row is not None
         return row
 
@@ -138,12 +138,12 @@ class Searching:
         self.state = _search.refine(self.state, self.ask, support)
         return self.done > before
 
-    def try_mix(self, choice: Choice) -> Row | None:
+    def try_assignment(self, assignment: Assignment) -> Row | None:
         """Measures an assignment whole; None if it does not compile."""
-        mixes = [(choice.counts, choice.bytes)]
-        self.state, (row,) = _search.try_mixes(self.state, self.ask, mixes)
+        assignments = [(assignment.counts, assignment.bytes)]
+        self.state, (row,) = _search.try_assignments(self.state, self.ask, assignments)
         return row
 
-    def assign(self, options: Sequence[Menu], limit: float, **how: Any):
+    def assign(self, options: Sequence[UnitOptions], limit: float, **how: Any):
         """The fastest assignment of these options within a limit."""
         return self.state.assign(options, limit, **how)

@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         "data_sheet": facts.data_sheet(machine["key"]),
         "jobs": notes.done,
     }
-    # The clock again, with the factors just measured.
+    # The estimates again, with the factors just measured.
     result["calibrated"] = {}
     if aot:
         folder = ROOT / "runs" / "cards"

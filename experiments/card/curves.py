@@ -2,7 +2,7 @@
 
 Small programs are compiled and run under JAX's profiler. The profiler says how long
 each instruction took, the compiled program what it did: the same account of work that
-the clock will use.
+the step-time estimator will use.
 """
 
 import statistics

@@ -157,7 +157,13 @@ def _program_table(result: Json) -> Any:
     """Of each program what was said before it ran, and what it took."""
     done = result["jobs"]
     rows = _new_table(
-        "program", "said", "compiled", "allocator", "step", "clock", "calibrated clock"
+        "program",
+        "said",
+        "compiled",
+        "allocator",
+        "step",
+        "estimate",
+        "calibrated estimate",
     )
     for job, run in done.items():
         if not job.startswith("run "):
@@ -175,7 +181,7 @@ def _program_table(result: Json) -> Any:
             format_bytes(run["compiled_bytes"]),
             format_bytes(peak) if peak else "-",
             format_us(1e6 * run["seconds"]),
-            *(_beside(clock, run["seconds"]) for clock in (said, again)),
+            *(_beside(estimate, run["seconds"]) for estimate in (said, again)),
         )
     return rows
 
@@ -192,11 +198,11 @@ def _short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _beside(clock: Json, seconds: float) -> str:
-    if "seconds" not in clock:
+def _beside(estimate: Json, seconds: float) -> str:
+    if "seconds" not in estimate:
         return "-"
-    off = 100 * (clock["seconds"] / seconds - 1)
-    return f"{format_us(1e6 * clock['seconds'])} ({off:+.0f} %)"
+    off = 100 * (estimate["seconds"] / seconds - 1)
+    return f"{format_us(1e6 * estimate['seconds'])} ({off:+.0f} %)"
 
 
 def _card_table(result: Json) -> Any:

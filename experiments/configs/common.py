@@ -60,7 +60,7 @@ class TrainConfig:
       seed: Of parameters, dropout and the order of examples.
       dir: Folder of the run: checkpoints, metrics, plot; `runs/NAME` if empty.
       target: Devices to train on: `local`, or `cpu:8` for eight CPU devices.
-      plan: File of a plan from `revremat search`: how residuals come back.
+      plan: File of a plan from `revremat search`: how residuals are restored.
       log_every: Steps between lines of `metrics.jsonl`.
       valid_every: Steps between validations.
       valid_batches: Batches of a validation.

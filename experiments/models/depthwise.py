@@ -1,7 +1,7 @@
 """Depthwise convolution the way a CPU is fast at it.
 
 XLA's CPU backend computes a convolution of one channel a group, and even more so its
-gradients, ten to a thousand times slower than the same sums of products written out.
+gradients, ten to a thousand times slower than the same sums of products unrolled.
 """
 
 from collections.abc import Iterator, Sequence

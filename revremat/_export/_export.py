@@ -78,10 +78,10 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
                 "this program; search again."
             )
     lost = Lost()
-    if plan.in_order:
+    if plan.gradient_barrier:
         lost.add(
             "the gradient barrier: without it the compiler may put gradients of "
-            "weights off and hold what they are made of; use `rr.apply`"
+            "weights off and hold the values they are computed from; use `rr.apply`"
         )
     if form == "maxtext":
         text = _maxtext(plan, graph, lost)
@@ -149,7 +149,7 @@ def _wrapped(
     places: Places, action: Action, device: list[str], host: list[str], form: str
 ) -> str:
     unit = places.unit
-    if _as_written(action):
+    if _saves_all(action):
         return "layer  # as it is: unwrapped keeps less than everything_saveable"
     inputs = {v.name for v in unit.values if v.role == "input"}
     saved = _reached(places, [name for name in device if name not in inputs])
@@ -183,12 +183,12 @@ def _reached(places: Places, names: list[str]) -> list[str]:
 
 def _tags(places: Places, plan: UnitPlan) -> list[str]:
     """Comments that say which values are to be tagged first, and where."""
-    if all(map(_as_written, plan.actions)):
+    if all(map(_saves_all, plan.actions)):
         return []
     unit = places.unit
     moved = {n for names in plan.host_names for n in names}
     runs = list(_runs(plan))
-    used = moved.union(*(run[3] for run in runs if not _as_written(run[2])))
+    used = moved.union(*(run[3] for run in runs if not _saves_all(run[2])))
     inputs = {v.name for v in unit.values if v.role == "input"}
     wanted = {}
     for name in sorted(used - (inputs - moved)):
@@ -205,7 +205,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
     unit = places.unit.name
     if action.kind == "invert":
         lost.add(
-            "INVERT rebuilds a layer's input from its output; write a jax.custom_vjp "
+            "INVERT recomputes a layer's input from its output; write a jax.custom_vjp "
             "around the whole stack, or use `rr.apply`",
             unit,
         )
@@ -214,9 +214,10 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
         lost.add("recomputing {names} a layer early; use `rr.apply`", unit, ahead)
     if action.chunks != 1:
         lost.add(f"computing it in {action.chunks} chunks; use `rr.apply`", unit)
-    if action.every != 1:
+    if action.segment_length != 1:
         lost.add(
-            f"keeping the input of every {action.every}th layer alone; write a scan of "
+            f"segments of {action.segment_length} layers, whose inputs alone are "
+            "kept; write a scan of "
             "checkpointed scans, or use `rr.apply`",
             unit,
         )
@@ -227,7 +228,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
             unit,
         )
     inputs = {v.name for v in places.unit.values if v.role == "input"}
-    for name in () if _as_written(action) else names:
+    for name in () if _saves_all(action) else names:
         if name in places.of_the_derivative:
             reason = (
                 "{names} exist in the derivative alone, where no tag can be put; "
@@ -248,7 +249,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
             lost.add(reason, unit, [repr(name)])
 
 
-def _as_written(action: Action) -> bool:
+def _saves_all(action: Action) -> bool:
     return action(unroll=False) == SAVE
 
 
@@ -280,7 +281,7 @@ def _maxtext(plan: Plan, graph: Graph, lost: Lost) -> str:
     places = Places(unit)
     _note_lost(places, action(unroll=False), [*device, *host], lost)
     loops = ["scan_layers=False"] if action.unroll else []
-    if _as_written(action):
+    if _saves_all(action):
         lost.add(
             "MaxText keeps no layer whole; minimal_with_context keeps the results of "
             "its matrix products and of its attention"

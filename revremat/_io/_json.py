@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 MOST_BYTES = 2**63 - 1
@@ -55,6 +56,19 @@ def schema_of(data: Any, newest: int) -> int:
             f"{newest}"
         )
     return schema
+
+
+def renamed_keys(data: Any, names: Mapping[str, str]) -> Any:
+    """JSON with new names for the keys of an older schema, at every depth.
+
+    >>> renamed_keys({"units": [{"dear": True}]}, {"dear": "compute_intensive"})
+    {'units': [{'compute_intensive': True}]}
+    """
+    if isinstance(data, dict):
+        return {names.get(k, k): renamed_keys(v, names) for k, v in data.items()}
+    if isinstance(data, list):
+        return [renamed_keys(one, names) for one in data]
+    return data
 
 
 def _integer(digits: str) -> int:

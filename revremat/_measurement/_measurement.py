@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from revremat._format import format_bytes, format_us
-from revremat._io._json import parse_json, schema_of
+from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
 from revremat._io._types import check_types
 from revremat._measurement._history import Curve, Span
@@ -28,7 +28,7 @@ PHASES = (
 )
 """Where in a training step a buffer comes from, in the order reports list them."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def categories(rules: Mapping[str, str]) -> Callable[[str, str, str, str], str]:
@@ -157,9 +157,9 @@ class Memory:
       argument_bytes: Arguments in device memory.
       output_bytes: Results in device memory.
       alias_bytes: Results that take over an argument's buffer (donation).
-      temp_bytes: The arena for everything in between, holes included.
+      temp_bytes: The arena for everything in between, fragmentation included.
       host_bytes: Arguments, results and temporaries in host memory.
-      fragmentation_bytes: The part of `temp_bytes` that is holes at the peak.
+      fragmentation_bytes: The part of `temp_bytes` that is fragmentation at the peak.
       buffers: What is alive at the peak, largest first. On the device it adds up to
         `total_bytes - fragmentation_bytes` and the constants (`phase="constant"`),
         which XLA's totals leave out. Empty where the compiler's buffer assignment was
@@ -389,12 +389,14 @@ class Measurement(InNotebooks):
         """
         try:
             data: dict[str, Any] = parse_json(text)
-            schema_of(data, SCHEMA_VERSION)
+            schema = schema_of(data, SCHEMA_VERSION)
             del data["schema"]
             memory = data.pop("memory")
             memory.pop("total_bytes")
             packing = memory.pop("packing", None)
             curve = memory.pop("curve", None)
+            if curve and schema < 3:
+                curve = renamed_keys(curve, {"holes_bytes": "fragmentation_bytes"})
             changes = memory.pop("what_if", None)
             rules = _tuples(memory.pop("rules", []))
             time = data.pop("time")

@@ -13,7 +13,8 @@ class Residual:
       count: How many there are at the peak.
       bytes: What they take at the peak.
       saves_bytes: By how much the highest moment falls without them. A compile of the
-        program without them falls by no more than that and what becomes of holes: it
+        program without them falls by no more than that and what becomes of
+          fragmentation: it
         has to make the values again.
     """
 

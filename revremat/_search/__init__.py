@@ -34,4 +34,4 @@ from revremat._search._state import Space as Space
 from revremat._search._state import State as State
 from revremat._search._state import best_of as best_of
 from revremat._search.passes._ask import refine as refine
-from revremat._search.passes._ask import try_mixes as try_mixes
+from revremat._search.passes._ask import try_assignments as try_assignments

@@ -46,7 +46,7 @@ def begin(
       heuristics: Numbers that decide.
       most_compiles: How many programs may be measured; None for as many as it takes.
       unroll: Whether layers of loops may be unrolled.
-      progress: Told before each program is measured.
+      progress: Called before each program is measured.
 
     Raises:
       UserError: As `rr.search` does.

@@ -109,7 +109,9 @@ class CompilerOracle:
         if isinstance(key, ProgramKey):
             if key.actions is None:
                 return step_of(self.problem, self.problem.loss)
-            plan = self.graph.plan(dict(key.actions), in_order=key.gradient_barrier)
+            plan = self.graph.plan(
+                dict(key.actions), gradient_barrier=key.gradient_barrier
+            )
             loss = _noted(apply(self.problem.loss, plan), note)
             return dataclasses.replace(step_of(self.problem, loss), plan=plan)
         barrier = key.gradient_barrier
@@ -158,7 +160,7 @@ class Asking:
     Attributes:
       oracle: Is asked.
       expected: About how many programs there will be.
-      progress: Told before each.
+      progress: Called before each.
     """
 
     oracle: RequestOracle

@@ -1,16 +1,16 @@
-"""Candidate: one way back for every layer of a unit, and the presets."""
+"""Candidate: one action for every layer of a unit, and the presets."""
 
 from dataclasses import dataclass
 
 from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._graph import Unit
 
-PRESETS = ("none", "full", "dots", "dots_no_batch")
+PRESETS = ("save all", "recompute all", "dots", "dots_no_batch")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way back for every layer of a unit.
+    """one action for every layer of a unit.
 
     Attributes:
       name: A preset's name, or what is kept (`ctx+qkv`, `offload ctx`).
@@ -24,17 +24,17 @@ class Candidate:
 def preset(unit: Unit, name: str) -> Candidate:
     """A preset for a unit.
 
-    `none` keeps what plain autodiff keeps, `full` the layer's input alone, `dots` the
-    results of matrix products as well, `dots_no_batch` only of those without batch
-    dimensions (products with weights).
+    `save all` keeps what plain autodiff keeps, `recompute all` the layer's input alone,
+    `dots` the results of matrix products as well, `dots_no_batch` only of those without
+    batch dimensions (products with weights).
 
     Raises:
       KeyError: No preset of that name.
     """
     match name:
-        case "none":
+        case "save all":
             return Candidate(name, SAVE)
-        case "full":
+        case "recompute all":
             return Candidate(name, RECOMPUTE)
         case "dots":
             return Candidate(name, RECOMPUTE(save=dots(unit, with_batch=True)))

@@ -1,7 +1,7 @@
-"""Candidates: the ways back worth compiling for a unit, out of very many.
+"""Candidates: the actions worth compiling for a unit, out of very many.
 
-Minimum cuts, subsets of what is dear to rebuild or tagged, and sets that have names
-elsewhere make a pool. A cheap model of bytes against time drops what another does
+Minimum cuts, subsets of what is expensive to recompute or tagged, and sets that have
+names elsewhere make a pool. A cheap model of bytes against time drops what another does
 better in both, and thins out the rest; presets, offloading, inversion and chunks, of
 which the model knows little, always stay.
 """
@@ -20,10 +20,10 @@ from revremat.policies._joint import Cost, Joint, Rates
 from revremat.policies._mincut import Cut, front
 from revremat.policies._named import named_sets
 from revremat.policies._proposals import (
+    cheap_names,
+    compute_intensive_names,
     cuts,
     cuts_by_rules,
-    dear_names,
-    light_names,
     others_of,
 )
 
@@ -74,12 +74,13 @@ class Pool:
         """As `candidates` says."""
         if most < 2:
             raise UserError(
-                f"most={most} leaves no choice: `full` and `none` are always among the "
+                f"most={most} leaves no choice: `recompute all` and `save all` are "
+                "always among the "
                 "candidates, so write 2 or more"
             )
         unit = self.unit
-        presets = [preset(unit, "full")]
-        presets += [preset(unit, name) for name in PRESETS if name != "full"]
+        presets = [preset(unit, "recompute all")]
+        presets += [preset(unit, name) for name in PRESETS if name != "recompute all"]
         presets, judged = (presets[:2], presets[2:]) if most < _FEW else (presets, [])
         others = others_of(unit, self._names, self._beside, offload, ahead)
         sets = [c for c in self._named if offload or not c.action.offload]
@@ -91,8 +92,8 @@ class Pool:
         fixed = [c for c in distinct if c in presets or c in others]
         found = _undominated([c for c in distinct if c not in fixed], self.cost)
         anchors = [c for c in fixed if c in presets]
-        room, mixes = max(0, most - len(fixed)), unit.num_layers > 1
-        chosen = _spread(found, self.cost, anchors, room, mixes=mixes)
+        room, combines = max(0, most - len(fixed)), unit.num_layers > 1
+        chosen = _spread(found, self.cost, anchors, room, combines=combines)
         chosen.sort(key=lambda c: (self.cost(c).bytes, c.name))
         rest = [c for c in fixed if c not in presets]
         return tuple(_with_unique_names(unit, [*anchors, *chosen, *rest]))
@@ -116,7 +117,7 @@ class Pool:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return dear_names(self.unit)
+        return compute_intensive_names(self.unit)
 
     @cached_property
     def _corners(self) -> tuple[Cut, ...]:
@@ -124,7 +125,7 @@ class Pool:
 
     @cached_property
     def _beside(self) -> list[str]:
-        return light_names(self.unit, self._corners)
+        return cheap_names(self.unit, self._corners)
 
     @cached_property
     def _cuts(self) -> list[Candidate]:
@@ -139,18 +140,19 @@ def candidates(
     most: int = 12,
     rates: Rates = Rates(),  # noqa: B008
 ) -> tuple[Candidate, ...]:
-    """What is worth compiling for a unit; no two keep and rebuild as much.
+    """What is worth compiling for a unit; no two keep and recompute as much.
 
     Args:
       unit: From a graph.
       offload: Whether the target has host memory to offload to.
-      ahead: Whether to propose rebuilding a layer early (it hides under collectives).
+      ahead: Whether to propose recomputing a layer early (it hides under collectives).
       most: How many, at most; 2 or more. Presets and ways that the cheap model cannot
-        judge come first; of fewer than eight, only the presets `full` and `none`.
+        judge come first; of fewer than eight, only the presets `recompute all` and
+        `save all`.
       rates: Of the target, for the cheap model.
 
     Returns:
-      `full` first, then the other presets, sets by bytes kept, and the others.
+      `recompute all` first, then the other presets, sets by bytes kept, and the others.
 
     Raises:
       UserError: `most` is below 2.
@@ -160,16 +162,16 @@ def candidates(
 
 
 def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
-    """The first of those that keep as many bytes and rebuild as much."""
-    most_flops = unit.kept(RECOMPUTE).rebuild_flops
+    """The first of those that keep as many bytes and recompute as much."""
+    most_flops = unit.kept(RECOMPUTE).recompute_flops
     seen, distinct = set(), []
     for candidate in found:
         action, kept = candidate.action, unit.kept(candidate.action)
         # Two names of one value keep the same, too.
-        flops = round(kept.rebuild_flops / max(1.0, _LEAST_GAIN * most_flops))
+        flops = round(kept.recompute_flops / max(1.0, _LEAST_GAIN * most_flops))
         inverts = action.kind == "invert"
         size = (kept.device_bytes, kept.host_bytes)
-        key = (*size, flops, kept.ahead, inverts, action.chunks, action.every)
+        key = (*size, flops, kept.ahead, inverts, action.chunks, action.segment_length)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)
@@ -198,7 +200,7 @@ def _spread(
     anchors: Sequence[Candidate],
     most: int,
     *,
-    mixes: bool,
+    combines: bool,
 ) -> list[Candidate]:
     """At most so many: each time the one goes that is missed least.
 
@@ -213,14 +215,14 @@ def _spread(
 
         def missed(k: int) -> float:
             others = [p for j, (p, _) in enumerate(left) if j != k]
-            area = _area(fixed + others, mixes=False)
-            return area + _area(fixed + others, mixes=True) if mixes else area
+            area = _area(fixed + others, combines=False)
+            return area + _area(fixed + others, combines=True) if combines else area
 
         left.pop(min(range(len(left)), key=missed))
     return [c for _, c in left]
 
 
-def _area(points: Sequence[Cost], *, mixes: bool) -> float:
+def _area(points: Sequence[Cost], *, combines: bool) -> float:
     """Traffic at the best, over the logarithm of the bytes it may keep.
 
     Where layers can be mixed, what lies on the line between two points can be had.
@@ -231,14 +233,16 @@ def _area(points: Sequence[Cost], *, mixes: bool) -> float:
     for p in sorted(points, key=lambda p: (p.bytes, p.traffic)):
         if staircase and p.traffic >= staircase[-1].traffic:
             continue
-        while mixes and len(staircase) > 1 and not _below(p, *staircase[-2:]):
+        while combines and len(staircase) > 1 and not _below(p, *staircase[-2:]):
             staircase.pop()
         staircase.append(p)
     area = 0.0
     ends = [*staircase[1:], Cost(most, staircase[-1].traffic)]
     for a, b in zip(staircase, ends, strict=True):
         start, end = a.bytes + floor, b.bytes + floor
-        slope = (b.traffic - a.traffic) / (end - start) if mixes and end > start else 0
+        slope = (
+            (b.traffic - a.traffic) / (end - start) if combines and end > start else 0
+        )
         area += (a.traffic - slope * start) * math.log(end / start)
         area += slope * (end - start)
     return area

@@ -1,6 +1,6 @@
 """Minimum cuts of directed networks: Dinic's algorithm, in whole numbers.
 
-SciPy's maximum flow holds capacities in 32 bits, too few for bytes times prices.
+SciPy's maximum flow holds capacities in 32 bits, too few for bytes times costs.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ def kept_maxima(unit: Unit, candidate: Candidate) -> tuple[str, ...]:
 
 
 def without_maxima(candidate: Candidate, names: Collection[str]) -> Candidate:
-    """The same way back with maxima found again that it keeps.
+    """The same action with maxima found again that it keeps.
 
     They are next to no bytes, and by what is read and written it is always better to
     keep them. But a compiler that knows a softmax, from maximum to division, makes one

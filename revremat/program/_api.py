@@ -17,11 +17,11 @@ from revremat.program._split import write_chunks
 
 
 def name(x: Any, name: str) -> Any:
-    """Tag an array, so that plans can say how it comes back.
+    """Tag an array, so that plans can say how it is restored.
 
     The identity, at no cost. A plan that keeps the tagged value keeps that very value:
-    whatever else the derivative needs is rebuilt from it. `jax.checkpoint` policies see
-    the same name.
+    whatever else the derivative needs is recomputed from it. `jax.checkpoint` policies
+    see the same name.
 
     Args:
       x: An array, or a pytree of arrays, which then get `name_0`, `name_1`, ...
@@ -135,7 +135,7 @@ def stack(
     reverse: bool = False,
     name: str = "stack",
 ) -> Any:
-    """Apply equal layers one after the other, each with its way back for gradients.
+    """Apply equal layers one after the other, each with its action.
 
     The same as `for p in params: x = layer(p, x)` with the layers' weights stacked
     along their first axis; only memory and time of the backward pass depend on

@@ -9,7 +9,7 @@ def attention_flops(kind: str, params: Any, shapes: list[tuple[int, ...]]) -> in
     """FLOPs of its products, a multiply-add as two.
 
     Forward there are two products, of queries and keys and of that and the values;
-    backward there are five: the first is made again.
+    backward there are five: the first is recomputed.
 
     Args:
       kind: The primitive's name.

@@ -18,7 +18,7 @@ def cross_entropy(
 
     With a large vocabulary the logits, `[batch, length, vocabulary]`, are often the
     largest array of the whole step. In chunks along the length only one chunk's are
-    there at a time; their gradient is computed from logits made again.
+    there at a time; their gradient is computed from recomputed logits.
 
     Args:
       hidden: `[batch, length, width]`, the last layer's output.

@@ -1,4 +1,4 @@
-"""What a layer keeps under an action, and how the rest is rebuilt from it."""
+"""What a layer keeps under an action, and how the rest is recomputed from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from revremat.program._ops import Atom, Op, Program, Value
 INPUT = "input"
 
 
-def cannot_rebuild(op: Op) -> str | None:
+def cannot_recompute(op: Op) -> str | None:
     """Why running an operation twice would not give the same, or None if it would."""
     if op.kind == "rng_uniform":
         return "draws from the device's own random state"
@@ -37,7 +37,7 @@ class Layer:
       held: The inputs that are there in the backward pass anyway: weights.
       names: From name to value, in program order; `input` names are the other inputs.
       given: The names that the user gave.
-      free: Values rebuilt from weights alone at next to no cost; never kept.
+      free: Values recomputed from weights alone at next to no cost; never kept.
       inverse: Where there is one: from what the layer takes, with what is carried out
         in place of what is carried in, to the latter.
       carried: Which of the layer's inputs are carried.
@@ -74,17 +74,17 @@ class Layer:
     def flow(self) -> Flow[Atom, Op]:
         """What of the layer decides what it keeps."""
         forward = self.passes.forward
-        pinned = (op for op in forward.ops if cannot_rebuild(op))
+        effectful = (op for op in forward.ops if cannot_recompute(op))
         return Flow(
             operations=forward.ops,
             residuals=self.passes.residuals,
             plain=frozenset(self.residuals),
             inputs=tuple(v for v in forward.inputs if v not in self.held),
             names=self.names,
-            unrepeatable=frozenset(out for op in pinned for out in op.outputs),
+            unrepeatable=frozenset(out for op in effectful for out in op.outputs),
             free=self.free,
             handed_in=self.carried_in,
-            handed_on=tuple(v for v in self.carried_out if isinstance(v, Value)),
+            carried_out=tuple(v for v in self.carried_out if isinstance(v, Value)),
             inverse=lambda: self.backwards,
         )
 
@@ -104,7 +104,7 @@ class Layer:
     @cached_property
     def unrepeatable(self) -> str:
         """Why one of its operations cannot be run twice; "" if all can."""
-        reasons = map(cannot_rebuild, self.passes.forward.ops)
+        reasons = map(cannot_recompute, self.passes.forward.ops)
         return next(filter(None, reasons), "")
 
     @property
@@ -121,10 +121,10 @@ class Kept:
     Attributes:
       saved: Values kept on the device, forward to backward; may hold layer inputs.
       offloaded: Values kept in host memory.
-      ahead: Values rebuilt one layer early; for INVERT, the layer's inputs and whatever
-        else comes of undoing it.
-      early: The operations that rebuild those.
-      late: The operations that rebuild all other residuals; for INVERT, those of the
+      ahead: Values recomputed one layer early; for INVERT, the layer's inputs and
+        whatever else comes of undoing it.
+      early: The operations that recompute those.
+      late: The operations that recompute all other residuals; for INVERT, those of the
         layer's inverse among them.
       inverted: Inputs that the layer's inverse supplies.
       unused: Names that the action lists and that nothing needs, given the rest.
@@ -161,7 +161,7 @@ def name_values(
       passes: The layer.
       held: Which of its inputs are there in the backward pass anyway.
       unit: What messages call it.
-      inverse: The way back from what it hands on.
+      inverse: From the carry back to the input.
       carried: Places of the inputs that are carried.
       order: Places of the inputs in the order in which the others are numbered.
 
@@ -206,14 +206,14 @@ def name_values(
 def _free_values(passes: Linearized, held: frozenset[Value]) -> frozenset[Value]:
     free = set(held)
     for op in passes.forward.ops:
-        cheap = not is_intensive(op.kind) and cannot_rebuild(op) is None
+        cheap = not is_intensive(op.kind) and cannot_recompute(op) is None
         if cheap and all(a in free or not isinstance(a, Value) for a in op.inputs):
             free.update(op.outputs)
     return frozenset(free - held)
 
 
 def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
-    """What the layer keeps under an action, and the operations that rebuild the rest.
+    """What the layer keeps under an action, and the operations that recompute the rest.
 
     Raises:
       UserError: A name that the layer does not have, or one both saved and offloaded.

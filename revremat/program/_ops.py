@@ -1,9 +1,9 @@
 """A program as data: a flat list of operations on values, calls inlined.
 
 JAX's own jaxprs nest (jitted calls, checkpoints) and mark names by an operation of
-their own. Deciding what comes back how needs neither, so `flatten` inlines the calls,
-turns names into a table, and gives every value one identity. A `Program` is immutable;
-running part of it is running part of its list.
+their own. Deciding how values are restored needs neither, so `flatten` inlines the
+calls, turns names into a table, and gives every value one identity. A `Program` is
+immutable; running part of it is running part of its list.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

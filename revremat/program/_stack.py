@@ -28,14 +28,14 @@ class Stack:
       held: Which of the body's inputs no action speaks of; by default all that are not
         carried.
       order: Places of the body's inputs in the order in which names count them.
-      unrolled: Whether `xs` are `Each`, not stacked; the loops are written out then,
+      unrolled: Whether `xs` are `Each`, not stacked; the loops are unrolled then,
         and there are no `ys`.
       layers: The body's two passes, for each mask that was asked for.
       shortened: Whether there may be fewer actions than layers; the layers beyond them
         are left out. Not the same function: only for pricing a layer.
       at_once: Whether what goes to the host goes there when all layers are done, and
         comes back before the first of them is differentiated. Where a loop around the
-        stack keeps it, compilers cannot fetch one layer of one turn.
+        stack keeps it, compilers cannot fetch one layer of one iteration.
       in_chunks: Whether the layers are chunks of one block, of which actions speak.
         What that makes of its weights alone, chunks have for free and without a name.
     """

@@ -12,14 +12,14 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat._action import INVERT, RECOMPUTE, SAVE, Action
 from revremat._errors import UserError
+from revremat.program._actions_mark import write_actions
 from revremat.program._api import mark_block
 from revremat.program._avals import instantiate, is_differentiable
-from revremat.program._choice import write_choice
 from revremat.reversible._coupling import (
     Coupling,
     chosen,
-    in_order,
     only_after,
+    together,
     vjp_of_run,
 )
 from revremat.reversible._replay import recall
@@ -95,7 +95,7 @@ def chain(
 
     @jax.custom_vjp
     def call(params: Any, x: Any, rest: Any) -> tuple[Any, Any]:
-        write_choice("chain", [Action(kind) for kind in kinds])
+        write_actions("chain", [Action(kind) for kind in kinds])
         auxes = []
         for k, coupling in enumerate(couplings):
             with jax.named_scope(f"coupling{k}"):
@@ -136,7 +136,7 @@ def chain(
                     grads[k], ct = kept[k]((ct, aux))
                     y = None
                 elif kinds[k] == "recompute":
-                    y, ct = in_order(kept[k], ct)
+                    y, ct = together(kept[k], ct)
                     with jax.named_scope("rematted_computation"):
                         choose = partial(chosen, cotangents=auxes[k])
                         _, pull, _ = vjp_of_run(
@@ -144,12 +144,12 @@ def chain(
                         )
                     grads[k], ct = pull((ct, auxes[k]))
                 else:
-                    y, ct = in_order(kept[k] if ends[k] else y, ct)
+                    y, ct = together(kept[k] if ends[k] else y, ct)
                     y, grads[k], ct = couplings[k].pull_back(
                         params[k], y, ct, left, auxes[k]
                     )
                     y, ct = dtypes[k].cast(y), dtypes[k].cast(ct)
-            y, grads[k], ct = in_order(y, grads[k], ct)
+            y, grads[k], ct = together(y, grads[k], ct)
         return tuple(grads), ct, None
 
     # Most aux is not differentiated, which costs nothing where that is known.
@@ -179,7 +179,7 @@ def _as(leaf: Any, dtype: Any) -> Any:
 
 
 def check_nested(who: str, block: Any) -> None:
-    """Refuses settings that say nothing: a chain has one way back, the outermost's."""
+    """Refuses settings that say nothing: only the outermost decides."""
     actions = getattr(block, "actions", INVERT)
     given = actions if isinstance(actions, Sequence) else (actions,)
     every = getattr(block, "save_every", None)
@@ -310,9 +310,9 @@ class Sequential(Coupling):
         aux = (None,) * len(self.couplings) if aux is None else aux
         each = zip(self._zip(params, rest), aux, strict=True)
         for (coupling, own, left), beside in reversed(list(each)):
-            y, ct = in_order(y, ct)
+            y, ct = together(y, ct)
             y, grad, ct = coupling.pull_back(own, y, ct, left, beside)
-            y, grad, ct = in_order(y, grad, ct)
+            y, grad, ct = together(y, grad, ct)
             grads.insert(0, grad)
         return y, tuple(grads), ct
 

@@ -22,7 +22,7 @@ class InverseRow:
     Attributes:
       dtype: Of parameters and streams.
       depth: How many times the coupling is applied.
-      round_trip: Of the input rebuilt from the output.
+      round_trip: Of the input recomputed from the output.
       gradient: Of the gradient by inversion, against plain autodiff in the same dtype.
       noise_floor: Of plain autodiff in this dtype, against plain autodiff in float64:
         what the dtype costs anyhow.

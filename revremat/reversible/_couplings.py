@@ -188,7 +188,7 @@ class Rearrange(Coupling):
     def pull_back(
         self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
-        """Also the cotangent's way back: the transpose of a permutation undoes it."""
+        """Also the cotangent's: the transpose of a permutation undoes it."""
         del rest, aux
         return self.undo(y), jax.tree.map(lambda p: p * 0, params), self.undo(cotangent)
 

@@ -1,6 +1,6 @@
 """Exact mode: streams on a fixed-point grid, which addition never leaves.
 
-Rounding errors of a rebuilt stream grow with depth, however small they start: a last
+Rounding errors of a recomputed stream grow with depth, however small they start: a last
 bit that differs flips roundings inside the next map. Multiples of a step that are
 smaller than 2^24 steps are float32 numbers, and so are their sums: adding is exact, and
 subtracting the same value gives the very same stream back.
@@ -157,7 +157,7 @@ def _exact_step(one: Step, step: float) -> Step:
         return one
     if not isinstance(one.join, Add | AddOnGrid):
         raise UserError(
-            f"{one.join} multiplies, which loses bits that no grid brings back; exact "
+            f"{one.join} multiplies, which loses bits that no grid restores; exact "
             "mode takes sums only."
         )
     return replace(one, join=AddOnGrid(step))

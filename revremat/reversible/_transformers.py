@@ -164,7 +164,8 @@ class RevViT(nnx.Module):
       config: Shapes.
       rngs: For parameters and dropout.
       reversible: Whether layers are inverted in the backward pass; if not, this is the
-        plain twin: the same function by plain autodiff, unless a plan says otherwise.
+        plain counterpart: the same function by plain autodiff, unless a plan says
+          otherwise.
     """
 
     def __init__(

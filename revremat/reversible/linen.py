@@ -349,8 +349,8 @@ class RevScan(RevModule):
     Attributes:
       block: One of them, which returns what it takes.
       num_layers: How many.
-      actions: As in `rr.stack`: how each layer's residuals come back, INVERT or another
-        way; None leaves it to `rr.apply`, and without that to plain autodiff.
+      actions: As in `rr.stack`: how each layer's residuals are restored, INVERT or
+        another way; None leaves it to `rr.apply`, and without that to plain autodiff.
       label: What plans call it.
     """
 

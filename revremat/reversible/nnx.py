@@ -226,8 +226,8 @@ class RevScan(RevModule):
       make_block: `make_block(rngs) -> RevModule`, which returns what it takes.
       num_layers: How many.
       rngs: Split for the layers.
-      actions: As in `rr.stack`: how each layer's residuals come back, INVERT or another
-        way; None leaves it to `rr.apply`, and without that to plain autodiff.
+      actions: As in `rr.stack`: how each layer's residuals are restored, INVERT or
+        another way; None leaves it to `rr.apply`, and without that to plain autodiff.
       name: What plans call it.
     """
 

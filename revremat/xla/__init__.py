@@ -8,7 +8,6 @@ from revremat.xla._cards import Card as Card
 from revremat.xla._cards import load_card as load_card
 from revremat.xla._cards import measured_folder as measured_folder
 from revremat.xla._cards import with_changes as with_changes
-from revremat.xla._clock import estimate as estimate
 from revremat.xla._compile import Lowered as Lowered
 from revremat.xla._compile import compile_step as compile_step
 from revremat.xla._compile import lower_step as lower_step
@@ -33,6 +32,7 @@ from revremat.xla._peak import peak_buffers as peak_buffers
 from revremat.xla._platforms import ignore_absent_devices as ignore_absent_devices
 from revremat.xla._platforms import request_cpu_devices as request_cpu_devices
 from revremat.xla._roofline import rate_at as rate_at
+from revremat.xla._step_time import estimate as estimate
 from revremat.xla._targets import Target as Target
 from revremat.xla._targets import target as target
 from revremat.xla._tiling import DISABLED_PASSES as DISABLED_PASSES

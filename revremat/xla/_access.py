@@ -29,7 +29,7 @@ class Access:
     Attributes:
       number: How many there are.
       lines_bytes: All lines that the innermost loop touches, which it comes back to in
-        its next turn.
+        its next iteration.
       sets: Of the first-level cache, on which those fall that are too many for theirs;
         all of them if none are.
     """

@@ -110,7 +110,7 @@ def load_card(key: str) -> Card:
     else:
         known = " ".join((*GPU_CARDS, *TPU_CARDS))
         raise UserError(
-            f"unknown card {key!r}: write one of {known}, or 'cpu:N' or 'local'"
+            f"unknown device {key!r}: write one of {known}, or 'cpu:N' or 'local'"
         )
     return _with_measurement(card)
 
@@ -218,7 +218,8 @@ def _with_measurement(card: Card) -> Card:
         return with_changes(card, parse_json(text)["card"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"the measured card {place} cannot be read ({error}): measure again with "
+            f"the device figures in {place} cannot be read ({error}): measure again "
+            "with "
             "'make card' or delete it"
         ) from None
 

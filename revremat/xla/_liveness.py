@@ -100,12 +100,12 @@ class Heap:
 
     @property
     def peak_bytes(self) -> int:
-        """In use at the peak, holes left out."""
+        """In use at the peak, fragmentation left out."""
         return self.live_bytes[self.peak_event] if self.live_bytes else 0
 
     @property
     def fragmentation_bytes(self) -> int:
-        """Holes at the peak."""
+        """Fragmentation at the peak."""
         return self.size_bytes - self.peak_bytes
 
     def alive_at_peak(self) -> list[Region]:

@@ -20,7 +20,7 @@ logarithmic axes:
 - `arithmetic`: FLOP/s outside of matrix units.
 - `function.NAME`: elements/s of a transcendental function, beyond its traffic.
 - `strided`, `scattered`: reads/s across the rows of an operand, writes/s across those
-  of the result, by bytes of the lines that a turn of the loop comes back to;
+  of the result, by bytes of the lines that an iteration of the loop comes back to;
   `strided.crowded`, `scattered.crowded`: where those are too many for the sets of the
   first-level cache that they fall on, by the number of sets.
 - `fresh`: bytes/s of memory that is used for the first time, by bytes of the piece

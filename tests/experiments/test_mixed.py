@@ -1,4 +1,4 @@
-"""What plans of one way back alone are held to, in the comparison of mixed plans."""
+"""What plans of one action alone are held to, in the comparison of mixed plans."""
 
 import json
 

@@ -12,7 +12,7 @@ def test_every_part_is_timed():
 
 
 @pytest.mark.slow  # compiling takes minutes
-def test_96_layers_written_out_are_read_and_rendered_in_20_seconds():
+def test_96_layers_unrolled_are_read_and_rendered_in_20_seconds():
     figures = run(layers=96)
     assert figures.instructions > 20_000
     assert figures.total_s < 20

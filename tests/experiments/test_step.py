@@ -94,7 +94,7 @@ def assert_same_training(got, want):
 
 
 def test_the_step_is_value_and_grad_clip_adamw_by_hand(plain):
-    """Against AdamW written out (Loshchilov & Hutter 2019), in NumPy and float64."""
+    """Against AdamW unrolled (Loshchilov & Hutter 2019), in NumPy and float64."""
     program = program_of(GPT)
     params, batch = plain_params(program), batch_of(program)
     grad_fn = jax.jit(jax.value_and_grad(program.loss))

@@ -1,4 +1,4 @@
-"""How arrays lie between layers that are written out."""
+"""How arrays lie between layers that are unrolled."""
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,7 @@ def test_what_convolutions_take_stays_as_it_is_written(channels):
     assert ours <= 1.01 * plain
 
 
-def written_out():
+def unrolled():
     def loss(w, x):
         return rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
 
@@ -68,13 +68,13 @@ def written_out():
 
 
 def test_arrays_of_numpy_are_mapped_outside_of_jit():
-    loss, applied, w, x = written_out()
+    loss, applied, w, x = unrolled()
     ours, plain = (jax.vmap(jax.grad(f), (None, 0))(w, x) for f in (applied, loss))
     np.testing.assert_allclose(ours, plain, rtol=1e-6)
 
 
-def test_written_out_layers_can_be_exported_where_layouts_are_allowed():
-    loss, applied, w, x = written_out()
+def test_unrolled_layers_can_be_exported_where_layouts_are_allowed():
+    loss, applied, w, x = unrolled()
     allowed = [jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
     exported = jax.export.export(jax.jit(jax.grad(applied)), disabled_checks=allowed)
     ours = exported(w, x[0]).call(w, x[0])

@@ -1,4 +1,4 @@
-"""What is sent to the host is there, in loops, written out and in single layers."""
+"""What is sent to the host is there, in loops, unrolled and in single layers."""
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def arguments(width, rows, make):
 
 WAYS = {
     "scanned": (scanned, rr.OFFLOAD),
-    "written out": (scanned, rr.OFFLOAD(unroll=True)),
+    "unrolled": (scanned, rr.OFFLOAD(unroll=True)),
     "a Python loop": (in_a_python_loop, rr.OFFLOAD),
     "single": (single, rr.OFFLOAD),
     "half of it": (scanned, rr.RECOMPUTE(offload=["tanh_0"], unroll=True)),
@@ -118,7 +118,7 @@ def test_a_loop_fetches_what_is_on_the_host_while_the_layer_above_is_differentia
     assert others.exposed_us == 0
 
 
-@pytest.mark.parametrize("way", ["scanned", "written out", "one layer ahead"])
+@pytest.mark.parametrize("way", ["scanned", "unrolled", "one layer ahead"])
 def test_a_mapped_loss_offloads_too(way):
     loss, action = WAYS[way]
     spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -134,7 +134,7 @@ MIXES = [
     [rr.OFFLOAD(unroll=True)] * 2 + [rr.SAVE(unroll=True)] * 2 + [rr.OFFLOAD] * 2,
     [rr.OFFLOAD] * 2 + [rr.OFFLOAD(unroll=True), rr.RECOMPUTE(unroll=True)] * 2,
     [rr.OFFLOAD, rr.SAVE] * 2 + [rr.OFFLOAD(unroll=True), rr.OFFLOAD],
-    [rr.OFFLOAD(unroll=True)] + [rr.RECOMPUTE(every=2)] * 4 + [rr.OFFLOAD],
+    [rr.OFFLOAD(unroll=True)] + [rr.RECOMPUTE(segment_length=2)] * 4 + [rr.OFFLOAD],
     [rr.OFFLOAD(unroll=True)] + [rr.RECOMPUTE(ahead=["tanh_0"])] * 4 + [rr.OFFLOAD],
 ]
 

@@ -66,8 +66,8 @@ def test_float64_gradients_agree_to_ten_digits(network, form):
 def test_no_further_from_float64_than_stock_checkpointing(network, dtype):
     """Over many draws of the weights; of one draw, rounding is luck.
 
-    A compiler fuses loops and written-out layers in different ways, so each way of
-    writing a program rounds differently: stock checkpointing in a loop and written out
+    A compiler fuses loops and unrolled layers in different ways, so each way of
+    writing a program rounds differently: stock checkpointing in a loop and unrolled
     differ by up to a tenth on one draw, in either direction, as do plans. Where all
     layers stay in one loop, a plan rounds as stock's loop does, draw by draw.
     """

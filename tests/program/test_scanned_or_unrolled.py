@@ -68,8 +68,8 @@ def test_under_a_plan_both_take_the_same(graphs, action):
     sizes, times = [], []
     for loss, specs, graph in graphs:
         (unit,) = graph.units
-        written_out = action(unroll=True) if unit.kind == "scan" else action
-        step = jax.value_and_grad(rr.apply(loss, graph.plan({unit.name: written_out})))
+        unrolled = action(unroll=True) if unit.kind == "scan" else action
+        step = jax.value_and_grad(rr.apply(loss, graph.plan({unit.name: unrolled})))
         found = rr.measure(step, *specs, target="h100:1")
         sizes.append(found.memory.total_bytes)
         times.append(found.time.step_us)

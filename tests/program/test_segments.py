@@ -45,10 +45,10 @@ def test_runs_and_patterns_become_loops(actions, loops):
 @pytest.mark.parametrize("period", [1, 2, 3, 4])
 def test_every_layer_is_in_exactly_one_loop_with_its_own_action(period):
     actions = [(S, R, F, V)[k % period] for k in range(4 * period)] + [R, S, S]
-    written_out = [
+    unrolled = [
         action
         for segment in segments(actions)
         for _ in range(segment.repeats)
         for action in segment.pattern
     ]
-    assert written_out == actions
+    assert unrolled == actions

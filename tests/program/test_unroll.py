@@ -1,4 +1,4 @@
-"""Layers that are written out, not turns of a loop: same gradients, other programs."""
+"""Unrolled layers, not iterations of a loop: same gradients, other programs."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ ACTIONS = {
     "one name": RECOMPUTE(save=["hidden"], unroll=True),
     "host": OFFLOAD(unroll=True),
     "ahead": RECOMPUTE(ahead=["hidden"], unroll=True),
-    "segments": RECOMPUTE(every=4, unroll=True),
+    "segments": RECOMPUTE(segment_length=4, unroll=True),
     "beside a loop": (RECOMPUTE,) * 6 + (SAVE(unroll=True),) * 5,
     "between loops": (SAVE,) * 3 + (RECOMPUTE(unroll=True),) * 4 + (SAVE,) * 4,
     "two kinds": (RECOMPUTE(unroll=True),) * 6 + (SAVE(unroll=True),) * 5,
@@ -70,7 +70,7 @@ def test_gradients_agree_over_eight_devices():
         assert_equal(gradients(rr.apply(simple, plan), *args), expected)
 
 
-def test_inverted_layers_are_written_out():
+def test_inverted_layers_are_unrolled():
     def layer(w, xs):
         a, b = xs
         a = a + jnp.tanh(b @ w)
@@ -156,8 +156,8 @@ def test_what_is_kept_takes_no_more_than_in_a_loop():
     assert size(SAVE(unroll=True)) <= 1.02 * size(SAVE)
 
 
-@pytest.mark.parametrize("written_out", [True, False])
-def test_what_is_drawn_at_random_is_drawn_again(written_out):
+@pytest.mark.parametrize("unrolled", [True, False])
+def test_what_is_drawn_at_random_is_drawn_again(unrolled):
     """Or else the compiler finds that it was, by the same key, and keeps it."""
     rows, width = 16_384, 512
     split = lambda: jax.random.split(jax.random.key(3), 12)
@@ -177,10 +177,10 @@ def test_what_is_drawn_at_random_is_drawn_again(written_out):
 
     array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     specs = (array(12, width, width), array(rows, width))
-    loss = repeated if written_out else scanned
+    loss = repeated if unrolled else scanned
     graph = rr.trace(loss, *specs)
     (unit,) = graph.units
-    how = RECOMPUTE if written_out else RECOMPUTE(unroll=True)
+    how = RECOMPUTE if unrolled else RECOMPUTE(unroll=True)
     step = jax.grad(rr.apply(loss, graph.plan({unit.name: how})))
     found = rr.measure(step, *specs, target="h100:1").memory.where(dtype="bool*")
     assert found.bytes <= 2 * rows * width
@@ -194,7 +194,7 @@ def test_a_plan_with_them_is_read_back(tmp_path):
     assert "6 x RECOMPUTE(unroll=True), 5 x SAVE(unroll=True)" in str(again)
 
 
-def test_what_is_no_loop_cannot_be_written_out():
+def test_what_is_no_loop_cannot_be_unrolled():
     graph = rr.trace(unrolled, *arguments())
     (unit,) = graph.units
     assert unit.num_layers == LAYERS

@@ -141,7 +141,7 @@ def test_the_engine_evaluates_every_map_once_to_invert_it(actions):
     assert count_products(gradient(run), *specs) == expected
 
 
-def written_out(depth):
+def unrolled(depth):
     layer = reversible.additive(dense, dense)
 
     def run(params, x):
@@ -188,9 +188,9 @@ def test_another_block_adds_no_activation(make, target):
 
 
 @pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
-def test_another_block_written_out_adds_no_activation(target):
+def test_another_block_unrolled_adds_no_activation(target):
     """Weights are taken from the stack one by one, which may keep a copy of each."""
-    found = [activation_bytes(written_out, depth, target) for depth in (2, 6)]
+    found = [activation_bytes(unrolled, depth, target) for depth in (2, 6)]
     assert found[1] - found[0] < 4 * 4 * WIDTH * WIDTH * 4
 
 

@@ -58,19 +58,19 @@ def test_a_stack_under_mixed_actions_shows_each():
 
 def test_a_stack_without_actions_is_still_to_be_decided():
     graph = rr.trace(stacked(None), *SPECS)
-    assert graph.choices == ()
+    assert graph.fixed_units == ()
     assert graph["stack"].invertible
     assert DEPTH * graph["stack"].plain_bytes == PLAIN_BYTES
 
 
-def written_out(params, x):
+def unrolled(params, x):
     layer = rr.block(COUPLING.forward, "stack", inverse=COUPLING.inverse)
     for k in range(DEPTH):
         x = layer(jax.tree.map(lambda w, k=k: w[k], params), x)
     return squares(x)
 
 
-@pytest.mark.parametrize("loss", [stacked(None), written_out], ids=["loop", "blocks"])
+@pytest.mark.parametrize("loss", [stacked(None), unrolled], ids=["loop", "blocks"])
 def test_a_plan_may_undo_layers_while_others_gradients_are_computed(loss, float64):
     normal = lambda spec, seed: jax.random.normal(jax.random.key(seed), spec.shape)
     numbers = enumerate(jax.tree.leaves(SPECS))
@@ -173,12 +173,12 @@ def test_a_search_mixes_inverted_layers_with_stored_ones():
 
 
 def test_a_mix_that_needs_copies_of_weights_gives_way_to_one_that_fits():
-    """By its prices it fits, and it does not as it comes out."""
+    """By its costs it fits, and it does not as it comes out."""
     weights = jax.ShapeDtypeStruct((DEPTH, 2048, 2048), jnp.float32)
     streams = (jax.ShapeDtypeStruct((256, 2048), jnp.float32),) * 2
     specs, loss = ({"f": weights, "g": weights}, streams), stacked(None)
     graph = rr.trace(loss, *specs)
-    inverted, rebuilt = (
+    inverted, recomputed = (
         rr.measure(
             jax.grad(rr.apply(loss, graph.plan({"stack": action}))),
             *specs,
@@ -186,7 +186,7 @@ def test_a_mix_that_needs_copies_of_weights_gives_way_to_one_that_fits():
         )
         for action in (INVERT, RECOMPUTE)
     )
-    budget = (inverted.memory.total_bytes + rebuilt.memory.total_bytes) // 2
+    budget = (inverted.memory.total_bytes + recomputed.memory.total_bytes) // 2
     found = rr.fit(loss, *specs, budget=budget, target="h100:1", unroll=False)
     expected = [row for row in found.rows if row.predicted_bytes is not None]
     assert any(row.predicted_bytes <= budget < row.bytes for row in expected)

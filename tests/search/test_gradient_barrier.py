@@ -82,14 +82,14 @@ def test_over_microbatches_gradients_are_held_together_where_they_were_put_off()
     step, specs = accumulated(rr.apply(loss, held.plan))
     again = rr.measure(step, *specs, target="h100:1")
     assert again.memory.total_bytes == held.bytes
-    assert held.name.endswith("; gradients in order")
+    assert held.name.endswith("; gradient barrier")
 
     state, kept = alike(state, ask, rr.RECOMPUTE(save=["dot_general_0"]))
     state = state.within(state.rows[BASELINE].bytes - 1)
     # Its costs are of programs with a barrier: what is faster without has no bound.
     found = without_barrier(state.but(bound_us=math.inf), ask)
     assert found.bound_us == 0.0
-    assert not found.best.plan.in_order
+    assert not found.best.plan.gradient_barrier
     assert found.best.time_us < kept.time_us
     assert without_barrier(state.but(bound_us=1.0), ask).bound_us == 1.0
 

@@ -53,7 +53,7 @@ def test_memory_is_what_xprof_shows(name, spec):
 
 
 def peak_bytes(memory, space):
-    """The highest moment of a memory space, holes left out."""
+    """The highest moment of a memory space, fragmentation left out."""
     heaps = [heap for heap in memory.heaps if heap.space == space]
     return memory.lasting_bytes(space) + sum(heap.peak_bytes for heap in heaps)
 

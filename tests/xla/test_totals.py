@@ -32,7 +32,7 @@ def test_total_is_argument_plus_output_minus_alias_plus_temp(name, spec):
         - memory.alias_bytes
         + memory.temp_bytes
     )
-    # Buffers and holes account for every byte, up to constants and alignment.
+    # Buffers and fragmentation account for every byte, up to constants and alignment.
     listed = memory.where().bytes + memory.fragmentation_bytes
     assert listed == pytest.approx(memory.total_bytes, rel=0.01)
     assert (memory.alias_bytes > 0) == bool(problem.donate)

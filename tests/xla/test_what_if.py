@@ -87,7 +87,7 @@ def test_a_residual_that_goes_saves_no_more_than_was_said(spec):
     assert (up.count, up.bytes) == (1, DEPTH * LAYER_BYTES)
     fell = rich.total_bytes - lean.total_bytes
     assert 0 < fell <= up.saves_bytes + rich.fragmentation_bytes
-    # What has to be made again is one layer's at a time.
+    # What has to be recomputed is one layer's at a time.
     assert fell >= up.saves_bytes - 2 * LAYER_BYTES
     assert (up.scope, up.op) not in [(r.scope, r.op) for r in lean.what_if.residuals]
 

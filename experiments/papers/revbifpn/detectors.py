@@ -27,7 +27,7 @@ DETECTORS = {
     f"{name} detector": (name, ways)
     for name, ways in (("S3", (INVERTED, STORED)), ("W18", (STORED,)))
 }
-"""Backbone of each, and how its activations come back."""
+"""Backbone of each, and how its activations are restored."""
 
 
 def detector(name: str, way: str, *, rngs: nnx.Rngs) -> FasterRCNN:

@@ -87,13 +87,13 @@ def _report(m: Measurement) -> dict[str, Any]:
     ]
     if not memory.buffers:
         parts = [{"phase": "step", "bytes": memory.total_bytes}]
-    parts.append({"phase": "holes", "bytes": memory.fragmentation_bytes})
+    parts.append({"phase": "fragmentation", "bytes": memory.fragmentation_bytes})
     parts = [part for part in parts if part["bytes"]]
     used = sum(part["bytes"] for part in parts)
     scale = max(1, m.device_bytes, used + m.reserve_bytes)
     for part in parts:
         part["width"] = 100 * part["bytes"] / scale
-        part["told"] = part["bytes"] >= 0.001 * used
+        part["shown"] = part["bytes"] >= 0.001 * used
     return {
         "m": m,
         "parts": parts,
@@ -115,14 +115,14 @@ def _report(m: Measurement) -> dict[str, Any]:
 
 
 def _curve_legend(m: Measurement) -> dict[str, Any] | None:
-    """The categories that are large enough to be seen in the curve, and its holes."""
+    """Categories that are large enough to be seen in the curve, and fragmentation."""
     curve = m.memory.curve
     if curve is None or not drawable(curve):
         return None
     seen = 0.001 * max(curve.totals_bytes)
     return {
         "parts": [name for name, column in curve.bytes if max(column) >= seen],
-        "holes": max(curve.holes_bytes, default=0) >= seen,
+        "fragmentation": max(curve.fragmentation_bytes, default=0) >= seen,
     }
 
 

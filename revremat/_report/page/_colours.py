@@ -16,7 +16,7 @@ def tones(categories: Iterable[str]) -> dict[str, str]:
     >>> tones(["kernels", "forward"])["kernels"]
     'argument'
     """
-    found = {name: name for name in (*PHASES, "holes")}
+    found = {name: name for name in (*PHASES, "fragmentation")}
     names = list(dict.fromkeys(categories))
     spare = [t for t in _SPARE if t not in names] + [t for t in _SPARE if t in names]
     new = [name for name in names if name not in found]

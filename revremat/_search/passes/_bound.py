@@ -1,4 +1,4 @@
-"""Bound: how good any assignment could be by its costs, and a greedy one."""
+"""Bound: how good any assignment could be by its estimated costs, and a greedy one."""
 
 from revremat import policies
 from revremat._search._pass import Ask

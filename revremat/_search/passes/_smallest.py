@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from revremat import policies
 from revremat._search._pass import Ask
 from revremat._search._state import State
-from revremat._search.passes._ask import refine, try_mixes
+from revremat._search.passes._ask import refine, try_assignments
 
 _DOUBTFUL = ("unroll", "on_host", "late")
 
 
 def smallest(state: State, ask: Ask) -> State:
-    """Measures what needs least by its costs, unless there is a plan that fits.
+    """Measures what needs least by estimated costs, unless there is a plan that fits.
 
     Costs of what is unrolled, on the host, or added by column generation for another
     budget hold least: where that does not fit after all, the smallest assignments
@@ -25,7 +25,7 @@ def smallest(state: State, ask: Ask) -> State:
 
 
 def _try_smallest(state: State, ask: Ask, without: Sequence[str]) -> State:
-    """The smallest assignment by its costs."""
+    """The smallest assignment by its estimated costs."""
     while True:
         options = state.options_without(without)
         counts = policies.smallest(options, state.host_bytes)
@@ -33,4 +33,4 @@ def _try_smallest(state: State, ask: Ask, without: Sequence[str]) -> State:
         state = refine(state, ask, policies.support(counts))
         if state.num_compiles == before:
             expected = policies.predict_bytes(options, counts)
-            return try_mixes(state, ask, [(counts, expected)])[0]
+            return try_assignments(state, ask, [(counts, expected)])[0]

@@ -1,10 +1,10 @@
-// Memory over the schedule: categories stacked, holes above them, the card's limit.
+// Memory over the schedule: categories stacked, fragmentation above them, the card's limit.
 function curve(host, report) {
-  const { positions, series, holes, labels } = report.curve;
+  const { positions, series, fragmentation, labels } = report.curve;
   const count = positions.length;
   const last = positions[count - 1] + (count > 1 ? (positions[count - 1] - positions[0]) / (count - 1) : 1);
   const used = positions.map((_, i) => series.reduce((sum, [, column]) => sum + column[i], 0));
-  const totals = used.map((bytes, i) => bytes + (holes[i] ?? 0));
+  const totals = used.map((bytes, i) => bytes + (fragmentation[i] ?? 0));
   const highest = Math.max(1, ...totals);
   const peak = used.indexOf(Math.max(...used));
   const limit = report.usable_bytes;
@@ -42,7 +42,7 @@ function curve(host, report) {
       put("path", { d: area(base, above), style: { fill: tone(name) }, "data-series": name });
       base = above;
     }
-    if (holes.length) put("path", { d: area(base, totals), fill: "url(#holes)", "data-series": "holes" });
+    if (fragmentation.length) put("path", { d: area(base, totals), fill: "url(#fragmentation)", "data-series": "fragmentation" });
 
     for (const [value, label] of ticks(...plot.range, plot.width / 110, [[1, ""]])) {
       if (value % 1) continue;
@@ -81,7 +81,7 @@ function curve(host, report) {
     const rows = series.map(([name, column]) => [tone(name), name, column[i]]).filter(([, , bytes]) => bytes).reverse();
     const shown = rows.map(([colour, name, bytes]) => [colour, name, formatBytes(bytes)]);
     shown.push([null, "in use", formatBytes(used[i]), "sum"]);
-    if (holes[i]) shown.push([{ class: "holes" }, "holes", formatBytes(holes[i])]);
+    if (fragmentation[i]) shown.push([{ class: "fragmentation" }, "fragmentation", formatBytes(fragmentation[i])]);
     showTip(clientX, clientY, labels[i] || "(unnamed)", [`position ${formatCount(positions[i])}${i === peak ? ", the peak" : ""}`], shown);
     return i;
   }

@@ -1,6 +1,6 @@
 // The peak as a treemap: phase, module, source line, array.
 function peakTree(report) {
-  const root = { name: "the peak", bytes: 0, phase: "holes", children: new Map() };
+  const root = { name: "the peak", bytes: 0, phase: "fragmentation", children: new Map() };
   const grow = (path, bytes, phase, about) => {
     let node = root;
     node.bytes += bytes;
@@ -21,7 +21,7 @@ function peakTree(report) {
     else grow([b.phase, ...module, lineOf(b, lines), [b.array + times, b.made].filter(Boolean).join(" ")], b.bytes, b.phase,
       { array: b.array + times, made: b.made, source: b.source });
   }
-  if (report.holes_bytes) grow(["holes"], report.holes_bytes, "holes");
+  if (report.fragmentation_bytes) grow(["fragmentation"], report.fragmentation_bytes, "fragmentation");
   return tidy(root);
 }
 
@@ -134,13 +134,13 @@ function treemap(host, trail, report) {
 
   const box = (placed) => ({ left: `${placed.x}px`, top: `${placed.y}px`, width: `${Math.max(0, placed.width - 2)}px`, height: `${Math.max(0, placed.height - 2)}px` });
   const shade = (depth, divided) => (divided ? `${32 + 9 * depth}%` : "var(--leaf)");
-  const paintOf = (node) => ({ "--tone": node.phase === "holes" ? "var(--holes)" : tone(node.phase) });
+  const paintOf = (node) => ({ "--tone": node.phase === "fragmentation" ? "var(--fragmentation)" : tone(node.phase) });
 
   // A box within a tile: large ones are divided again.
   function cell(placed, depth = 0) {
     const { node, width, height } = placed;
     const title = node.children.length > 1 && !node.bundled && depth < 3 && width >= 90 && height >= 64 && fitting(names(node), width - 18, monoFont(12));
-    const kind = node.phase === "holes" ? "cell holes" : "cell";
+    const kind = node.phase === "fragmentation" ? "cell fragmentation" : "cell";
     const element = make("span", { class: kind, style: { ...box(placed), ...paintOf(node), "--fill": shade(depth, title) } });
     element.node = node;
     if (title) {

@@ -2,10 +2,10 @@
 
 From its description: a layer's tensors stand in a fixed order, by contracting dimension
 and then output width, the largest first. All start on the device. On the ladder of
-rematerialization one after the other is rebuilt instead; on the ladder of offloading
+rematerialization one after the other is recomputed instead; on the ladder of offloading
 one after the other goes to the host, and once all are there one after the other is
-rebuilt. The first step that compiles within the budget is its answer; here the faster
-of the two ladders' answers counts.
+recomputed. The first step that compiles within the budget is its answer; here the
+faster of the two ladders' answers counts.
 
 What differs: it knows eleven names of a transformer's tensors. Here those are found by
 their part in the layer, and a program that is no transformer has the results of its
@@ -14,7 +14,7 @@ products with weights.
 
 from dataclasses import dataclass
 
-from experiments.bench.rivals._arena import Actions, Arena, Line, Rival
+from experiments.bench.baselines._comparison import Actions, Baseline, Comparison, Line
 from revremat import RECOMPUTE, Unit
 from revremat.policies import is_product, roles
 
@@ -36,20 +36,20 @@ class Tensor:
     width: int
 
 
-class Estimator(Rival):
+class Estimator(Baseline):
     """MaxText's order, on both of its ladders.
 
     Args:
-      arena: The program.
+      comparison: The program.
       most: Compiles for a budget and a ladder.
     """
 
     name = "estimator"
 
-    def __init__(self, arena: Arena, most: int = 3):
-        super().__init__(arena)
+    def __init__(self, comparison: Comparison, most: int = 3):
+        super().__init__(comparison)
         self.most = most
-        found = [t for u in arena.units for t in tensors(u)]
+        found = [t for u in comparison.units for t in tensors(u)]
         self.tensors = sorted(found, key=lambda t: (-t.contracting, -t.width))
         self.lines = [
             Line(self.rematerialize, self.compile, f"{self.name}, remat"),
@@ -61,23 +61,23 @@ class Estimator(Rival):
             line.ask(budget_bytes, self.most)
 
     def rematerialize(self, position: float) -> Actions:
-        """So many of the tensors still on the device, the others rebuilt."""
+        """So many of the tensors still on the device, the others recomputed."""
         gone = round((1 - position) * len(self.tensors))
         return self.actions(remat=gone, offload=0)
 
     def offload(self, position: float) -> Actions:
-        """Two times around: to the host, then rebuilt."""
+        """Two times around: to the host, then recomputed."""
         number = len(self.tensors)
         steps = round((1 - position) * 2 * number)
         away = min(steps, number)
         return self.actions(remat=steps - away, offload=away - (steps - away))
 
     def actions(self, remat: int, offload: int) -> Actions:
-        """The first tensors rebuilt, the next on the host, the others on the device."""
+        """The first tensors recomputed, the next on the host, the others saved."""
         host = self.tensors[remat : remat + offload]
         device = self.tensors[remat + offload :]
         found = {}
-        for u in self.arena.units:
+        for u in self.comparison.units:
             action = RECOMPUTE(
                 save=[t.name for t in device if t.unit == u.name],
                 offload=[t.name for t in host if t.unit == u.name],
@@ -94,7 +94,7 @@ def tensors(unit: Unit) -> list[Tensor]:
         names = [
             unit.values[k].name
             for op in unit.operations
-            if is_product(op) and not op.batch_dims and not op.pinned
+            if is_product(op) and not op.batch_dims and not op.effectful
             for k in op.outputs
         ]
     maker = {k: op for op in unit.operations for k in op.outputs}
