@@ -191,7 +191,7 @@ def test_a_plan_for_another_program_is_refused(loss, args, message):
     ("action", "message"),
     [
         (INVERT, "INVERT, but there is no inverse"),
-        (SAVE(unroll=True), "unroll=True.*, but there is no loop to write out"),
+        (SAVE(unroll=True), "unroll=True.*, but there is no loop to unroll"),
         (SAVE(segment_length=2), "segment_length=2.*, but it is no stack"),
         (RECOMPUTE(ahead=["hidden"]), "but it is no stack"),
     ],

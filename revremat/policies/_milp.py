@@ -105,7 +105,7 @@ class _Rows:
         self.size = len(self.entries)
 
     def preferences(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of equally fast mixes the smaller one, and of those the simpler one.
+        """Of equally fast assignments the smaller one, and of those the simpler one.
 
         In microseconds, small against one layer of the same unit: for each layer that
         takes a candidate, and for each candidate that is taken at all.

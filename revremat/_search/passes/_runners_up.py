@@ -39,7 +39,7 @@ def compare(
         r for r in rows if assignment.support & policies.support(state.counts_of(r))
     ]
     limit = budget - over(akin)
-    # Assignments of several may need copies of weights that no cost has and these do not need.
+    # Assignments may need copies of weights that no cost has and these do not need.
     alike_limit = budget - over(r for r in rows if r.alike)
     state, pure = assign(state, ask, alike_limit, without, pure=True)
     found = [] if pure is None else [pure]
