@@ -248,11 +248,11 @@ def test_targets_are_listed_with_what_is_missing(capsys):
 
 
 MISTAKES = {
-    "unknown card": (["program.py:problem", "--target", "h101:8"], "unknown card"),
+    "unknown device": (["program.py:problem", "--target", "h101:8"], "unknown device"),
     "no number": (["program.py:problem", "--target", "h100:x"], "no number of devices"),
     "one wrong of two": (
         ["program.py:problem", "--target", "cpu:1", "--target", "rtx"],
-        "unknown card 'rtx'",
+        "unknown device 'rtx'",
     ),
     "no program": (["program.py", "--target", "cpu:1"], "names no program: write"),
     "no file": (["absent.py:problem", "--target", "cpu:1"], "there is no file"),
@@ -459,7 +459,7 @@ def test_a_mistake_in_a_process_of_its_own(folder):
         folder, "report", "program.py:problem", "--target", "h101:8"
     )
     assert (code, out) == (2, "")
-    assert err.startswith("revremat: unknown card 'h101': write one of v100")
+    assert err.startswith("revremat: unknown device 'h101': write one of v100")
     assert err.count("\n") == 1
 
 

@@ -312,7 +312,7 @@ SIZED = jax.ShapeDtypeStruct(("a", 8), jnp.float32)
         (lambda w, x: 1j * x.sum(), specs(), r"not complex64\[\]; take its real part"),
         (lambda w, x: x.sum(), specs()[:1], r"takes \(w, x\), and is given 1 argument"),
         (lambda w, x: x.sum(), (*specs(), 1), r"\(w, x\), and is given 3 arguments"),
-        (until, specs(), r"test_trace.py:\d+ \(until\): a loop that turns until"),
+        (until, specs(), r"test_trace.py:\d+ \(until\): a loop without a fixed number"),
         (lambda w, x: x.sum(), (specs()[0], SIZED), r"argument 1 has the shape \('a'"),
         (
             lambda n, x: x.sum() * n[0],
@@ -441,7 +441,7 @@ def one_unit_with_loops(w, x):
 
 @pytest.mark.parametrize("loss", [one_unit_with_loops, layers_and_loops])
 def test_of_several_loops_the_one_without_a_backward_pass_is_named(loss):
-    told = r"test_trace.py:\d+ \(until\): a loop that turns until"
+    told = r"test_trace.py:\d+ \(until\): a loop without a fixed number"
     with pytest.raises(UserError, match=told):
         rr.fit(loss, *specs(), budget="1GiB", target="cpu:1")
 

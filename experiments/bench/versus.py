@@ -231,8 +231,8 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 def rows_of(name: str, found: Mapping[str, Any]) -> str:
     """One program, budget by budget: the search's time, and gains.
 
-    Beside the time: how much of the budget is left, and by how much any mix of the
-    same candidates could be faster at most.
+    Beside the time: how much of the budget is left, and by how much any assignment of
+    the same candidates could be faster at most.
     """
     written = found["baseline"]
     lines = [

@@ -108,7 +108,7 @@ class _Rows:
     def preferences(
         self,
     ) -> tuple[Float[np.ndarray, " entries"], Float[np.ndarray, " entries"]]:
-        """Of equally fast mixes the smaller one, and of those the simpler one.
+        """Of equally fast assignments the smaller one, and of those the simpler one.
 
         In microseconds, small against one layer of the same unit: for each layer that
         takes a candidate, and for each candidate that is taken at all.

@@ -1,4 +1,4 @@
-"""The greedy mix stays within the budget and is never faster than the exact one."""
+"""Greedy assignments stay within the budget and are never faster than the exact one."""
 
 import math
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The chosen mix is the fastest one within the budget: against all mixes there are."""
+"""The chosen assignment is the fastest within the budget: against all there are."""
 
 import dataclasses
 import itertools

@@ -54,8 +54,8 @@ def test_local_is_this_machine():
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("h101:8", "unknown card 'h101': write one of v100 a100"),
-        ("", "unknown card ''"),
+        ("h101:8", "unknown device 'h101': write one of v100 a100"),
+        ("", "unknown device ''"),
         ("h100:", None),
         ("h100:0", "'h100:0' names no number of devices"),
         ("h100:-8", "names no number of devices"),
@@ -63,7 +63,7 @@ def test_local_is_this_machine():
         ("h100:2x4x8", "names no number of devices"),
         ("h100:8:8", "names no number of devices"),
         ("cpu:2x4", "names no number of devices"),
-        ("h100:12", "more cards than a host holds.*'h100:2x8'"),
+        ("h100:12", "more devices than a host holds.*'h100:2x8'"),
         ("v5e:16", "names no slice.*'v5e:4x4'"),
         ("v5e", "names no slice"),
         ("v5e:3x3", "9 chips, which whole hosts of 4 do not make up.*'v5e:4x4'"),
@@ -250,7 +250,7 @@ def test_a_damaged_measurement_is_told_and_not_used(cards, text):
     data = text if isinstance(text, bytes) else text.encode()
     (cards / "h100.json").write_bytes(data)
     with pytest.raises(
-        rr.UserError, match=r"measured card .*h100\.json cannot be read"
+        rr.UserError, match=r"device figures in .*h100\.json cannot be read"
     ):
         rr.target("h100:8")
 

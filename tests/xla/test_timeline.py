@@ -10,7 +10,7 @@ import revremat as rr
 from revremat.xla import estimate
 from revremat.xla._timeline import STREAMS, Event, spans
 from tests.xla.modules import Program, machine
-from tests.xla.test_clock import BACKWARD, RECOMPUTE, gather
+from tests.xla.test_step_time import BACKWARD, RECOMPUTE, gather
 
 
 def total(found, stream, name="duration_us"):

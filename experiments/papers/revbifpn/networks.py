@@ -19,7 +19,7 @@ from revremat.reversible import REVBIFPN, RevBiFPN
 
 STORED, INVERTED, HEAD_TOO = "stored", "inverted", "inverted, head recomputed"
 WAYS = (STORED, INVERTED, HEAD_TOO)
-"""How a RevBiFPN's activations come back."""
+"""How a RevBiFPN's activations are restored."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Network:
 
     Attributes:
       name: Such as `"S0"`.
-      way: How its activations come back.
+      way: How its activations are restored.
       image_size: Height and width in pixels, its native ones.
       make: `make(rngs) -> model`, a classifier.
     """
