@@ -106,6 +106,11 @@ class Action:
         return self.kind == "offload" or bool(self.offload)
 
     @property
+    def inverts(self) -> bool:
+        """Whether a layer's input is restored by the layer's inverse."""
+        return self.kind == "invert"
+
+    @property
     def rebuilds_all(self) -> bool:
         """Whether a layer keeps nothing but its input."""
         return self.kind == "recompute" and not self.names and self.chunks == 1
@@ -207,7 +212,7 @@ class Facts:
 
 def _reasons(action: Action, facts: Facts) -> Iterator[str]:
     """Why a unit's layers cannot take an action; nothing where they can."""
-    if action.kind == "invert":
+    if action.inverts:
         if not facts.has_inverse:
             yield (
                 "it has no inverse; give one with `inverse=` of `rr.block` or "

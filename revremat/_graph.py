@@ -180,6 +180,11 @@ class Unit:
     in_branch: bool = False
 
     @property
+    def is_loop(self) -> bool:
+        """Whether its layers are iterations of a `jax.lax.scan`."""
+        return self.kind == "scan"
+
+    @property
     def plain_bytes(self) -> int:
         """What plain autodiff keeps of one layer, per device."""
         values = (self.values[k] for k in self.residuals_of)
@@ -268,7 +273,7 @@ class Unit:
         """What decides which actions its layers may take, whatever is around it."""
         return Facts(
             num_layers=self.num_layers,
-            is_loop=self.kind == "scan",
+            is_loop=self.is_loop,
             is_stack=self.chained,
             has_inverse=self.invertible or bool(self.handed_on),
             splits=self.splits,
@@ -378,7 +383,7 @@ class Graph(InNotebooks):
         """
         unit = self[name]
         outlives = unit.inside not in decided
-        scans = [u for u in self.around(name) if outlives and self[u].kind == "scan"]
+        scans = [u for u in self.around(name) if outlives and self[u].is_loop]
         return replace(unit.facts, num_scans=len(scans))
 
     def plan(

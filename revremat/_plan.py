@@ -56,7 +56,7 @@ class Place(Protocol):
     """Where a unit stands."""
 
     @property
-    def kind(self) -> str: ...
+    def is_loop(self) -> bool: ...
     @property
     def inside(self) -> str: ...
 
@@ -78,7 +78,7 @@ def check_nested(plans: Iterable[UnitPlan], units: Mapping[str, Place]) -> None:
     for name, plan in decided.items():
         outer, is_around = units[name].inside, True
         while outer:
-            is_loop = units[outer].kind == "scan"
+            is_loop = units[outer].is_loop
             is_same = is_around and len(set(plan.actions)) == 1
             if outer in decided and not (
                 (is_loop or is_same)

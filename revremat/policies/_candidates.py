@@ -167,9 +167,8 @@ def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
         action, kept = candidate.action, unit.kept(candidate.action)
         # Two names of one value keep the same, too.
         flops = round(kept.rebuild_flops / max(1.0, _LEAST_GAIN * most_flops))
-        inverts = action.kind == "invert"
         size = (kept.device_bytes, kept.host_bytes)
-        key = (*size, flops, kept.ahead, inverts, action.chunks, action.every)
+        key = (*size, flops, kept.ahead, action.inverts, action.chunks, action.every)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)
