@@ -112,6 +112,11 @@ class Action:
         return self.kind == "offload" or bool(self.offload)
 
     @property
+    def inverts(self) -> bool:
+        """Whether a layer's input is restored by the layer's inverse."""
+        return self.kind == "invert"
+
+    @property
     def recomputes_all(self) -> bool:
         """Whether a layer keeps nothing but its input."""
         return self.kind == "recompute" and not self.names and self.chunks == 1
@@ -216,7 +221,7 @@ class Facts:
 
 def _reasons(action: Action, facts: Facts) -> Iterator[str]:
     """Why a unit's layers cannot take an action; nothing where they can."""
-    if action.kind == "invert":
+    if action.inverts:
         if not facts.has_inverse:
             yield (
                 "it has no inverse; give one with `inverse=` of `rr.block` or "
@@ -240,17 +245,17 @@ def _reasons(action: Action, facts: Facts) -> Iterator[str]:
         if not facts.is_stack:
             yield (
                 "it is no stack, so its layers have no neighbours to share an input "
-                "with; leave `every` away"
+                "with; leave `segment_length` away"
             )
         if not action.can_group:
             yield (
-                "`every` goes with SAVE and RECOMPUTE, without `offload`, `ahead` and "
-                "`chunks`"
+                "`segment_length` goes with SAVE and RECOMPUTE, without `offload`, "
+                "`ahead` and `chunks`"
             )
         if facts.unrepeatable:
             yield (
-                f"it cannot be run twice, as `every` would: {facts.unrepeatable}; "
-                "leave `every` away"
+                "it cannot be run twice, as `segment_length` would: "
+                f"{facts.unrepeatable}; leave `segment_length` away"
             )
     if action.unroll and not facts.is_loop:
         yield "it is no loop, so there is nothing to unroll; leave `unroll` away"

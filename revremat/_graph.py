@@ -192,6 +192,11 @@ class Unit:
     in_branch: bool = False
 
     @property
+    def is_loop(self) -> bool:
+        """Whether its layers are iterations of a `jax.lax.scan`."""
+        return self.kind == "scan"
+
+    @property
     def plain_bytes(self) -> int:
         """What plain autodiff keeps of one layer, per device."""
         values = (self.values[k] for k in self.residuals_of)
@@ -282,7 +287,7 @@ class Unit:
         """What decides which actions its layers may take, whatever is around it."""
         return Facts(
             num_layers=self.num_layers,
-            is_loop=self.kind == "scan",
+            is_loop=self.is_loop,
             is_stack=self.chained,
             has_inverse=self.invertible or bool(self.carried_out),
             splits=self.splits,
@@ -394,7 +399,7 @@ class Graph(InNotebooks):
         """
         unit = self[name]
         outlives = unit.enclosing not in decided
-        scans = [u for u in self.enclosing(name) if outlives and self[u].kind == "scan"]
+        scans = [u for u in self.enclosing(name) if outlives and self[u].is_loop]
         return replace(unit.facts, num_scans=len(scans))
 
     def plan(

@@ -58,7 +58,7 @@ class Place(Protocol):
     """Where a unit stands."""
 
     @property
-    def kind(self) -> str: ...
+    def is_loop(self) -> bool: ...
     @property
     def enclosing(self) -> str: ...
 
@@ -80,7 +80,7 @@ def check_nested(plans: Iterable[UnitPlan], units: Mapping[str, Place]) -> None:
     for name, plan in decided.items():
         outer, is_direct = units[name].enclosing, True
         while outer:
-            is_loop = units[outer].kind == "scan"
+            is_loop = units[outer].is_loop
             is_same = is_direct and len(set(plan.actions)) == 1
             if outer in decided and not (
                 (is_loop or is_same)

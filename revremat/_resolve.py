@@ -91,7 +91,7 @@ def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]
     if action.kind == "offload":
         offloaded |= flow.plain - saved
     saved |= flow.unrepeatable - offloaded
-    inverts = action.kind == "invert"
+    inverts = action.inverts
     known = set(flow.carried_out) if inverts else set()
     kept = saved | offloaded
     again, _ = needed(ops, residuals, kept | known)

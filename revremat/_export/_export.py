@@ -111,7 +111,7 @@ def _code(plan: Plan, graph: Graph, form: str, lost: Lost) -> str:
         lines += tags
         has_tags = has_tags or bool(tags)
         runs = list(_runs(unit_plan))
-        if len(runs) > 1 and unit.kind == "scan":
+        if len(runs) > 1 and unit.is_loop:
             lost.add(
                 "one scan whose layers differ: write a scan for each run; slicing its "
                 "stacked weights copies them, which `rr.apply` does not",
@@ -171,7 +171,7 @@ def _wrapped(
         policy = "policies.nothing_saveable"
     wrap = "jax.checkpoint" if form == "jax" else "nnx.remat"
     # Inside a scan nothing can be merged with the forward pass.
-    prevent = "False" if unit.kind == "scan" and not action.unroll else "True"
+    prevent = "False" if unit.is_loop and not action.unroll else "True"
     return f"{wrap}(\n    layer,\n    policy={policy},\n    prevent_cse={prevent},\n)"
 
 
@@ -203,7 +203,7 @@ def _tags(places: Places, plan: UnitPlan) -> list[str]:
 
 def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> None:
     unit = places.unit.name
-    if action.kind == "invert":
+    if action.inverts:
         lost.add(
             "INVERT recomputes a layer's input from its output; write a jax.custom_vjp "
             "around the whole stack, or use `rr.apply`",

@@ -74,7 +74,7 @@ def first_cuts(unit: Unit, candidates: Iterable[Candidate]) -> list[tuple[Action
 
 def is_loop(unit: Unit) -> bool:
     """Whether the layers are iterations of a loop, which can be unrolled."""
-    return unit.kind == "scan" and unit.num_layers > 1
+    return unit.is_loop and unit.num_layers > 1
 
 
 def can_peel(unit: Unit) -> bool:

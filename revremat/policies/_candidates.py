@@ -169,9 +169,15 @@ def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
         action, kept = candidate.action, unit.kept(candidate.action)
         # Two names of one value keep the same, too.
         flops = round(kept.recompute_flops / max(1.0, _LEAST_GAIN * most_flops))
-        inverts = action.kind == "invert"
         size = (kept.device_bytes, kept.host_bytes)
-        key = (*size, flops, kept.ahead, inverts, action.chunks, action.segment_length)
+        key = (
+            *size,
+            flops,
+            kept.ahead,
+            action.inverts,
+            action.chunks,
+            action.segment_length,
+        )
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)

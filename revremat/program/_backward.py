@@ -60,7 +60,7 @@ def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
     ):
         if last is not None:
             state = replace(state, output=last)
-        if segment.pattern[0].kind != "invert":
+        if not segment.pattern[0].inverts:
             state = replace(state, output=None)
         state = run.segment(segment, kept, waiting, state)
     spread = lambda mask, found: [next(found) if on else None for on in mask]
@@ -146,7 +146,7 @@ class _Backward:
                 t, carry = barrier((t, state.carry))
                 state = replace(state, carry=carry)
             index, (on_device, on_host) = self.engine.index(segment, t, j), kept[j]
-            cotangents, inverts = state.carry, segment.pattern[j].kind == "invert"
+            cotangents, inverts = state.carry, segment.pattern[j].inverts
             if unrolled:
                 cotangents = self.engine.lay(cotangents)
                 below = waiting if t == 0 else at_all(on_host, t - 1)
@@ -186,7 +186,7 @@ class _Backward:
     def _ahead(self, segment: Segment, kept, state: _Gradients):
         """Recompute part of the layer below beside one layer's gradients."""
         plan, last = self.engine.kept[segment.pattern[0]], segment.repeats - 1
-        inverts, kept = segment.pattern[0].kind == "invert", kept[0]
+        inverts, kept = segment.pattern[0].inverts, kept[0]
 
         def at(t):
             index = self.engine.index(segment, t, 0)

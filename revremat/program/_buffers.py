@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 
@@ -30,7 +31,7 @@ def again(x: Any) -> Any:
     Recomputing draws the same numbers again, from the same keys.
     """
     dtype = getattr(x, "dtype", None)
-    is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     return jax.random.clone(x) if is_key else x
 
 

@@ -126,5 +126,5 @@ class Engine:
         """Whether a run of INVERT has to be told its output to start from."""
         after = segment.start + segment.num_layers
         actions = self.stack.actions
-        above = after < len(actions) and actions[after].kind == "invert"
-        return segment.pattern[0].kind == "invert" and not above
+        above = after < len(actions) and actions[after].inverts
+        return segment.pattern[0].inverts and not above

@@ -231,6 +231,6 @@ def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
         ahead=tuple(v for v in found.ahead if isinstance(v, Value)),
         early=found.early,
         late=found.late,
-        inverted=tuple(v for v in inputs if action.kind == "invert" and v not in kept),
+        inverted=tuple(v for v in inputs if action.inverts and v not in kept),
         unused=tuple(sorted(listed)),
     )

@@ -87,7 +87,7 @@ def rewrite(
     loops: dict[Op, Loop] = {}
     around = []
     for decision in decisions:
-        if decision.unit.kind == "scan" and decision.unit.sites[0].ops[0] in layers:
+        if decision.unit.is_loop and decision.unit.sites[0].ops[0] in layers:
             loops |= _loops_of(decision)
         else:
             around.append(decision)
@@ -156,7 +156,7 @@ def steps_of(
         for site in sites:
             own, taken = taken[: site.length], taken[site.length :]
             step = partial(_run_site, site, unit.name, own, decision.gradient_barrier)
-            if site.kind != "scan" and not own:
+            if not site.is_loop and not own:
                 step = partial(_skip_site, site, unit.chain)
             yield site.ops[0], site.ops, step
 
@@ -169,7 +169,7 @@ def _parts(
     Layers that are computed in chunks stand apart from the chains before and after.
     Layers beyond the actions belong to the last chain.
     """
-    if unit.kind == "scan" or not unit.chain:
+    if unit.is_loop or not unit.chain:
         yield unit, actions, False
         return
     start = 0
@@ -178,7 +178,7 @@ def _parts(
         stop = start + len(taken)
         is_last = stop == len(actions)
         sites = unit.sites[start:] if is_last else unit.sites[start:stop]
-        links = len(taken) > 1 or any(action.kind == "invert" for action in taken)
+        links = len(taken) > 1 or any(action.inverts for action in taken)
         yield replace(unit, sites=sites), taken, links and not in_chunks
         start = stop
     if not actions:
@@ -371,7 +371,7 @@ def execute(
     args, number = list(values), actions[0].chunks if actions else 1
     if number > 1:
         return run_chunks(site.chunks[number], number, actions[0], label, args)
-    if site.kind != "scan":
+    if not site.is_loop:
         unit = Unit(
             site.body,
             site.in_mask,

@@ -95,5 +95,5 @@ def _grouped(actions: tuple[Action, ...], start: int) -> tuple[Segment, ...]:
 
 
 def _chained(action: Action) -> bool:
-    linked = action.kind == "invert" or bool(action.ahead) or action.segment_length > 1
+    linked = action.inverts or bool(action.ahead) or action.segment_length > 1
     return linked or action.unroll

@@ -79,6 +79,11 @@ class Site:
     num_scans: int = 0
 
     @property
+    def is_loop(self) -> bool:
+        """Whether its layers are iterations of a `jax.lax.scan`."""
+        return self.kind == "scan"
+
+    @property
     def facts(self) -> Facts:
         """What decides which actions its layers may take.
 
@@ -86,8 +91,8 @@ class Site:
         """
         return Facts(
             num_layers=self.length,
-            is_loop=self.kind == "scan",
-            is_stack=self.kind == "scan",
+            is_loop=self.is_loop,
+            is_stack=self.is_loop,
             has_inverse=self.inverse is not None,
             splits=tuple(sorted(self.chunks)),
             names=None,
@@ -404,7 +409,7 @@ def _inner(op: Op, mask: Sequence[bool]) -> tuple[tuple[str, int | None, Survey]
         body = flatten(closed, keep_names=True)
         inside = survey(closed, carried_mask(body, mask[:n], mask[n:k], mask[k:]))
         # A block in a scan's body is part of the layer; another scan is a unit.
-        scans = tuple(site for site in inside.sites if site.kind == "scan")
+        scans = tuple(site for site in inside.sites if site.is_loop)
         found = [("jaxpr", None, _looped(replace(inside, sites=scans)))]
     elif op.kind == "shard_map":
         inside = survey(as_closed(params["jaxpr"]), mask)

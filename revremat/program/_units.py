@@ -50,9 +50,14 @@ class FoundUnit:
         return replace(self, name=name)
 
     @property
+    def is_loop(self) -> bool:
+        """Whether its layers are iterations of a `jax.lax.scan`."""
+        return self.kind == "scan"
+
+    @property
     def is_stack(self) -> bool:
         """Whether layers hand their results from one to the next, and nowhere else."""
-        return self.kind == "scan" or bool(self.chain)
+        return self.is_loop or bool(self.chain)
 
     @property
     def facts(self) -> Facts:
@@ -156,7 +161,7 @@ def _alike(sites: Sequence[Site]) -> tuple[Site, ...]:
 
 
 def _chain(program: Program, sites: Sequence[Site]) -> tuple[int, ...]:
-    if len(sites) == 1 and sites[0].kind != "scan":
+    if len(sites) == 1 and not sites[0].is_loop:
         return sites[0].carried
     links = {_link(before, after) for before, after in pairwise(sites)}
     if len(links) != 1:

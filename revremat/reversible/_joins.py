@@ -151,12 +151,5 @@ class Blend:
         return math.log(self.momentum) * sum(map(_sum_of_each, jax.tree.leaves(ones)))
 
 
-def check_kind(who: str, kind: Any) -> None:
-    if kind not in ("additive", "affine"):
-        raise UserError(
-            f"{who}: {kind!r} is no kind of coupling; write 'additive' or 'affine'."
-        )
-
-
 def _sum_of_each(x: Float[Array, " batch *rest"]) -> Float[Array, " batch"]:
     return x.sum(axis=tuple(range(1, x.ndim)))

@@ -19,10 +19,9 @@ from revremat._action import INVERT, Action
 from revremat._errors import UserError
 from revremat.program._api import stack
 from revremat.reversible._chain import Repeat, Sequential, chain, check_nested
-from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
-from revremat.reversible._couplings import additive, affine, silo
+from revremat.reversible._coupling import Coupling, Map, Parallel
 from revremat.reversible._exact import STEP, exact
-from revremat.reversible._joins import Add, Affine, check_kind
+from revremat.reversible._fields import check_kind, check_maps, pair_of, silo_of
 from revremat.reversible._linen_fields import take_over
 from revremat.reversible._replay import Replayed, replayed
 
@@ -141,13 +140,9 @@ class _Maps(RevModule):
 
     @nn.nowrap
     def check(self) -> None:
-        for name, module in self.maps().items():
-            if not isinstance(module, nn.Module):
-                raise UserError(
-                    f"linen.{type(self).__name__}: {name} is a "
-                    f"{type(module).__name__}, which is no Linen module; give a "
-                    "flax.linen.Module that takes a stream."
-                )
+        is_map = lambda one: isinstance(one, nn.Module)
+        wrong = "is no Linen module; give a flax.linen.Module that takes a stream"
+        check_maps(f"linen.{type(self).__name__}", self.maps(), is_map, wrong)
 
 
 class RevBlock(_Maps):
@@ -188,9 +183,9 @@ class RevBlock(_Maps):
 
     @nn.nowrap
     def couple(self, maps: Mapping[str, Map], has_aux: bool) -> Coupling:
-        make = additive if self.kind == "additive" else affine
-        coupling = make(maps["f"], maps["g"], first=self.first, has_aux=has_aux)
-        return Halves(coupling) if self.halves else coupling
+        return pair_of(
+            maps, self.kind, first=self.first, halves=self.halves, has_aux=has_aux
+        )
 
 
 class RevSilo(_Maps):
@@ -229,13 +224,9 @@ class RevSilo(_Maps):
     @nn.nowrap
     def couple(self, maps: Mapping[str, Any], has_aux: bool) -> Coupling:
         ends: Any = lambda name: tuple(map(int, name.split("_")))
-        return silo(
-            {ends(name): maps[f"down_{name}"] for name in self.down},
-            {ends(name): maps[f"up_{name}"] for name in self.up},
-            join=Add() if self.kind == "additive" else Affine(),
-            num_inputs=self.num_inputs,
-            has_aux=has_aux,
-        )
+        down, up = map(ends, self.down), map(ends, self.up)
+        number = self.num_inputs
+        return silo_of(maps, down, up, self.kind, num_inputs=number, has_aux=has_aux)
 
 
 class _Blocks(RevModule):

@@ -17,10 +17,10 @@ from revremat._action import INVERT, Action
 from revremat._errors import UserError
 from revremat.program._api import stack
 from revremat.reversible._chain import Repeat, Sequential, chain, check_nested
-from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
-from revremat.reversible._couplings import additive, affine, silo
+from revremat.reversible._coupling import Coupling, Map, Parallel
+from revremat.reversible._couplings import silo
 from revremat.reversible._exact import STEP, exact
-from revremat.reversible._joins import Add, Affine, check_kind
+from revremat.reversible._fields import check_kind, check_maps, pair_of, silo_of
 from revremat.reversible._replay import Replayed, replayed
 
 Kind = Literal["additive", "affine"]
@@ -81,16 +81,16 @@ class RevBlock(RevModule):
     ):
         check_kind("RevBlock", kind)
         self.maps = nnx.Dict({"f": f, "g": g})
-        _check_modules("RevBlock", self.maps)
+        check_maps("RevBlock", self.maps, callable, _NO_MAP)
         check_apart("RevBlock", self.maps)
         self.kind, self.first, self.halves = kind, first, halves
 
     def parts(self) -> tuple[Coupling, Any, Any]:
         maps, params, rest = split_maps(self.maps)
-        make = additive if self.kind == "additive" else affine
-        f, g = maps["f"], maps["g"]
-        coupling: Coupling = make(f, g, first=self.first, has_aux=True)
-        return (Halves(coupling) if self.halves else coupling), params, rest
+        coupling = pair_of(
+            maps, self.kind, first=self.first, halves=self.halves, has_aux=True
+        )
+        return coupling, params, rest
 
     def put(self, rest: Any) -> None:
         put_maps(self.maps, rest)
@@ -120,20 +120,15 @@ class RevSilo(RevModule):
         named = {f"down_{i}_{j}": f for (i, j), f in down.items()}
         named |= {f"up_{j}_{i}": f for (j, i), f in up.items()}
         self.maps = nnx.Dict(named)
-        _check_modules("RevSilo", self.maps)
+        check_maps("RevSilo", self.maps, callable, _NO_MAP)
         check_apart("RevSilo", self.maps)
         self.down, self.up = tuple(down), tuple(up)
         self.num_inputs, self.kind = num_inputs, kind
 
     def parts(self) -> tuple[Coupling, Any, Any]:
         maps, params, rest = split_maps(self.maps)
-        coupling = silo(
-            {(i, j): maps[f"down_{i}_{j}"] for i, j in self.down},
-            {(j, i): maps[f"up_{j}_{i}"] for j, i in self.up},
-            join=Add() if self.kind == "additive" else Affine(),
-            num_inputs=self.num_inputs,
-            has_aux=True,
-        )
+        ends, number = (self.down, self.up), self.num_inputs
+        coupling = silo_of(maps, *ends, self.kind, num_inputs=number, has_aux=True)
         return coupling, params, rest
 
     def put(self, rest: Any) -> None:
@@ -282,13 +277,7 @@ class RevScan(RevModule):
         return y
 
 
-def _check_modules(who: str, maps: Mapping[str, Any]) -> None:
-    for name, module in maps.items():
-        if not callable(module):
-            raise UserError(
-                f"{who}: {name} is a {type(module).__name__}, which cannot be called; "
-                "give a module that takes a stream."
-            )
+_NO_MAP = "cannot be called; give a module that takes a stream"
 
 
 def check_apart(who: str, modules: Mapping[str, Any]) -> None:

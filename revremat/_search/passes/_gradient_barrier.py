@@ -12,7 +12,7 @@ def gradient_barrier(state: State, ask: Ask) -> State:
     recomputed. It is asked about the program all of whose layers recompute everything,
     and where that takes most in its backward pass, about the same with a barrier.
     """
-    apart = [u for u in state.units if u.kind != "scan" and not u.chained]
+    apart = [u for u in state.units if not u.is_loop and not u.chained]
     if sum(u.num_layers for u in apart) < 2:
         return state
     state = ask(state, [state.all_recomputed()])

@@ -66,7 +66,7 @@ def _both(state: State, ask: Ask, search: Pass) -> tuple[State, float]:
     reference = state.reference
     inner, tried = _all_alike(state, inner, ask, 1)
     bound_us = math.inf
-    if all(unit.kind == "scan" for unit in enclosing):
+    if all(unit.is_loop for unit in enclosing):
         inner, bound_us = _decide(inner, ask, search, tried, reference)
     elif _may_gain(inner, tried, reference):
         inner, _ = _all_alike(

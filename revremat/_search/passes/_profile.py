@@ -29,7 +29,7 @@ def _is_worth_isolating(state: State, unit: Unit) -> bool:
 
 def _fused_us(state: State, unit: Unit) -> float:
     """Time that layers may take more alone than fused with what is around them."""
-    if unit.kind == "scan":  # a loop is not fused with anything
+    if unit.is_loop:  # a loop is not fused with anything
         return 0.0
     values = unit.values
     taken = sum(v.num_bytes for v in values if v.role == "input")
