@@ -66,7 +66,7 @@ def pages() -> list[Path]:
 def shown(text: str) -> Iterator[Shown]:
     """Everything in a page that runs, in order."""
     blocks = list(FENCE.finditer(text))
-    for block, below in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, below in zip(blocks, [*blocks[1:], None]):
         language = block["language"].strip()
         if language == "python":
             is_output = (
@@ -117,7 +117,10 @@ def printed(command: str) -> str:
     if program != "revremat":
         raise RuntimeError(f"{command!r} is no command of revremat")
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()) as e:
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(io.StringIO()) as e,
+    ):
         code = main(words)
     if code != expected:
         said = e.getvalue()[-400:]

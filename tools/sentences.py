@@ -69,12 +69,17 @@ def sentences(text: str) -> list[str]:
     return found
 
 
+def words(sentence: str) -> list[str]:
+    """The words of a sentence."""
+    return re.findall(r"\S*\w\S*", sentence)
+
+
 def length(page: Path) -> Length:
     """How long the sentences of a page are."""
     found = sentences(page.read_text(encoding="utf-8"))
-    words = [len(re.findall(r"\S*\w\S*", one)) for one in found]
-    longest = max(zip(words, found, strict=True), default=(0, ""))[1]
-    return Length(str(page.relative_to(ROOT)), tuple(words), longest)
+    counts = [len(words(one)) for one in found]
+    longest = max(zip(counts, found, strict=True), default=(0, ""))[1]
+    return Length(str(page.relative_to(ROOT)), tuple(counts), longest)
 
 
 def pages() -> list[Path]:

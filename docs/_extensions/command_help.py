@@ -16,7 +16,10 @@ def help_of(command: str) -> str:
     from revremat._cli import main
 
     os.environ["COLUMNS"] = "88"
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.suppress(SystemExit),
+    ):
         main([*command.split(), "--help"])
     return _COLORS.sub("", out.getvalue())
 

@@ -87,5 +87,3 @@ def setup(app):
     app.connect("autodoc-process-docstring", as_rst)
     app.add_directive("public-names", PublicNames)
     return {"parallel_read_safe": True}
-
-

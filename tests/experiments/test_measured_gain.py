@@ -76,7 +76,7 @@ def test_the_verdict_counts_programs_of_which_a_gain_was_estimated():
 
 def test_documents_print_the_gains_that_were_measured():
     results = measured_gain.RESULTS
-    docs = results.parents[1] / "docs/benchmarks.md"
+    docs = results.parents[1] / "docs/benchmarks/index.md"
     rows = [line.split("|")[1:-1] for line in docs.read_text().splitlines()]
     tables = {"measured-gain-anew": (4, 1), "measured-gain-timed": (7, 1)}
     for label, (width, place) in (tables | {"measured-gain": (7, 4)}).items():

@@ -302,7 +302,8 @@ def test_documents_print_the_results_there_are():
     root = versus.RESULTS.parents[2]
     printed = versus.markdown(versus.read(versus.RESULTS)).splitlines()
     docs = [
-        line.strip() for line in (root / "docs/benchmarks.md").read_text().splitlines()
+        line.strip()
+        for line in (root / "docs/benchmarks/index.md").read_text().splitlines()
     ]
     assert [line for line in printed if line not in docs] == []
     rows = [line for line in printed if "(h100" in line]
