@@ -66,7 +66,7 @@ def pages() -> list[Path]:
 def shown(text: str) -> Iterator[Shown]:
     """Everything in a page that runs, in order."""
     blocks = list(FENCE.finditer(text))
-    for block, below in zip(blocks, [*blocks[1:], None]):
+    for block, below in zip(blocks, [*blocks, None][1:], strict=True):
         language = block["language"].strip()
         if language == "python":
             is_output = (

@@ -306,9 +306,3 @@ def test_documents_print_the_results_there_are():
         for line in (root / "docs/benchmarks/index.md").read_text().splitlines()
     ]
     assert [line for line in printed if line not in docs] == []
-    rows = [line for line in printed if "(h100" in line]
-    shorter = [
-        line.split(" (")[0] + " |" + "|".join(line.split("|")[2:5]) for line in rows
-    ]
-    readme = (root / "README.md").read_text().splitlines()
-    assert [line for line in shorter if f"{line}|" not in readme] == []
