@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "contributing.md").read_text().split("## Following")[1]
 SECTIONS = [part.split("\n", 1) for part in TEXT.split("\n### ")[1:]]
 ROW = re.compile(r"^\| `([\w.]+)` \| `(revremat/[\w/.]+)` \|", re.MULTILINE)
-PATHS = {title: [(file, name) for name, file in ROW.findall(s)] for title, s in SECTIONS}
+PATHS = {t: [(file, name) for name, file in ROW.findall(s)] for t, s in SECTIONS}
 UP = {title: int(re.findall(r"Steps back up: (\d)", s)[0]) for title, s in SECTIONS}
 
 
