@@ -361,6 +361,16 @@ class Graph(InNotebooks):
       jax_version: Of the JAX that traced it.
       choices: What the program has decided by itself: stacks with `actions`, chains of
         couplings.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> graph = rr.trace(loss, w, x)
+      >>> graph["stack"].num_layers
+      4
+      >>> graph.plan({"stack": rr.SAVE}).actions["stack"] == (rr.SAVE,) * 4
+      True
     """
 
     units: tuple[Unit, ...]

@@ -45,6 +45,11 @@ class Largest:
       budget_bytes: What a size had to stay within, on each device.
       trials: What was compiled, by size.
       measurement: Of the largest that fits; None where none does.
+
+    Example:
+      >>> import revremat as rr
+      >>> rr.Largest(64, 8, budget_bytes=2**30, trials=(), measurement=None).size
+      64
     """
 
     size: int

@@ -45,6 +45,16 @@ class FitRecord(InNotebooks):
       measurement: The chosen program on the target.
       rows: Every whole program compiled on the way.
       facts: What else the search knew, by the names of `Fit`'s attributes.
+
+    Example:
+      >>> import os, tempfile, jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((64, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> fit = rr.fit(loss, w, x, budget="1MiB", target="cpu:1", most_compiles=6)
+      >>> path = rr.write(fit, os.path.join(tempfile.mkdtemp(), "fit.json"))
+      >>> record = rr.load(path)
+      >>> record.plan == fit.plan, rr.apply(loss, record.plan)(w, x) == loss(w, x)
+      (True, Array(True, dtype=bool))
     """
 
     plan: Plan

@@ -29,6 +29,11 @@ class Export:
       form: One of `FORMS`.
       text: Code or flags to paste.
       lost: What cannot be said there, a sentence each.
+
+    Example:
+      >>> import revremat as rr
+      >>> print(rr.Export("jax", "# nothing to do", lost=()))
+      # nothing to do
     """
 
     form: str

@@ -26,6 +26,14 @@ def name(x: Any, name: str) -> Any:
     Args:
       x: An array, or a pytree of arrays, which then get `name_0`, `name_1`, ...
       name: The tag; one value of a unit per name.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> layer = lambda w, x: jnp.tanh(rr.name(x @ w, "up"))
+      >>> loss = lambda w, x: rr.stack(layer, w, x).sum()
+      >>> graph = rr.trace(loss, jnp.ones((4, 8, 8)), jnp.ones((2, 8)))
+      >>> [r.name for r in graph["stack"].residuals if r.name == "up"]
+      ['up']
     """
     leaves, treedef = jax.tree.flatten(x)
     if len(leaves) == 1:

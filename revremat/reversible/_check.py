@@ -26,6 +26,12 @@ class InverseRow:
       gradient: Of the gradient by inversion, against plain autodiff in the same dtype.
       noise_floor: Of plain autodiff in this dtype, against plain autodiff in float64:
         what the dtype costs anyhow.
+
+    Example:
+      >>> from revremat.reversible import InverseRow
+      >>> row = InverseRow("float32", 4, round_trip=1e-7, gradient=1e-7, noise_floor=2e-7)
+      >>> row.is_within_noise
+      True
     """
 
     dtype: str
@@ -46,6 +52,12 @@ class InverseTable:
 
     Attributes:
       rows: One for each dtype and depth.
+
+    Example:
+      >>> from revremat.reversible import InverseRow, InverseTable
+      >>> print(InverseTable((InverseRow("float32", 4, 1e-7, 2e-7, 1e-7),)))
+        dtype  depth  round trip  gradient  noise floor
+      float32      4     1.0e-07   2.0e-07      1.0e-07
     """
 
     rows: tuple[InverseRow, ...]

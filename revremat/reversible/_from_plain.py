@@ -49,6 +49,15 @@ class RevResidual(nnx.Module):
 
     Attributes:
       blocks: The reversible blocks, whose `inverse` takes `(a, b)`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from revremat.reversible import RevBlock, RevResidual, RevSequence
+      >>> linear = lambda k: nnx.Linear(4, 4, rngs=nnx.Rngs(k))
+      >>> block = RevBlock(linear(0), linear(1), halves=False)
+      >>> RevResidual(RevSequence([block]))(jnp.ones((2, 4))).shape
+      (2, 4)
     """
 
     def __init__(self, blocks: RevModule):

@@ -48,6 +48,11 @@ class RevBiFPNConfig:
       neck: Whether the four streams pass through the neck; a classifier needs it.
       recompute_head: Compute the head's maps again in the backward pass too.
       dtype: Of the maps; parameters and streams are float32.
+
+    Example:
+      >>> from revremat.reversible import REVBIFPN
+      >>> REVBIFPN["S0"].image_size, REVBIFPN["S0"].num_classes
+      (224, 1000)
     """
 
     image_size: int = 224

@@ -30,6 +30,11 @@ class RevNetConfig:
         later one's is half of that before.
       blocks: Reversible blocks in each stage.
       dtype: Of the computation; parameters and streams are float32.
+
+    Example:
+      >>> from revremat.reversible import RevNetConfig
+      >>> sum(RevNetConfig().blocks)
+      9
     """
 
     image_channels: int = 3
@@ -104,7 +109,8 @@ class RevNet(nnx.Module):
     >>> import jax.numpy as jnp
     >>> from revremat.reversible import RevNet, RevNetConfig
     >>> config = RevNetConfig(channels=(4, 8), blocks=(1, 1))
-    >>> RevNet(config, rngs=nnx.Rngs(0))(jnp.ones((2, 8, 8, 3))).shape
+    >>> images = jnp.ones((2, 8, 8, 3))
+    >>> nnx.eval_shape(lambda: RevNet(config, rngs=nnx.Rngs(0))(images)).shape
     (2, 10)
     """
 
