@@ -58,11 +58,11 @@ def nms(
     shared = np.maximum(last - first, 0).prod(-1)
     areas = (boxes[:, 2:] - boxes[:, :2]).prod(-1)
     either = areas[:, None] + areas[None] - shared
-    rivals = (shared > threshold * either) & (labels[:, None] == labels[None])
+    baselines = (shared > threshold * either) & (labels[:, None] == labels[None])
     kept: list[int] = []
     suppressed = np.zeros(len(boxes), bool)
     for i in np.argsort(-scores, kind="stable"):
         if not suppressed[i]:
             kept.append(int(i))
-            suppressed |= rivals[i]
+            suppressed |= baselines[i]
     return np.array(kept, int)

@@ -22,8 +22,7 @@ import jax
 import revremat as rr
 from experiments.configs import gpt
 from experiments.step import build, mesh_axes
-from revremat import UserError, sharding
-from revremat._format import format_bytes, format_us
+from revremat import UserError, format_bytes, format_us, sharding
 
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "runs" / "demo"

@@ -16,8 +16,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from revremat._printable import printable_lines
-
 MIB = 2**20
 
 
@@ -67,8 +65,9 @@ class Display:
         self._progress.start()
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
-        self._progress.console.print(Text(printable_lines(text)), soft_wrap=True)
+        """Lines above the bar; what a terminal would obey is written as an escape."""
+        seen = (c if c == "\n" or c.isprintable() else ascii(c)[1:-1] for c in text)
+        self._progress.console.print(Text("".join(seen)), soft_wrap=True)
 
     def rate(self, step: int) -> float:
         """Items a second since this process began to train."""

@@ -51,14 +51,15 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file by a whole new one, or leave it as it was."""
+def write_whole(file: Path, text: str) -> Path:
+    """Replace a file by a whole new one, or leave it as it was; returns the file."""
     temporary = file.with_name(file.name + ".tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
+    return file
 
 
 def same_run(

@@ -16,6 +16,11 @@ Stages are functions; what flows between them are frozen dataclasses.
 
 from revremat import reversible as reversible
 from revremat import xla as _xla
+from revremat._action import INVERT as INVERT
+from revremat._action import OFFLOAD as OFFLOAD
+from revremat._action import RECOMPUTE as RECOMPUTE
+from revremat._action import SAVE as SAVE
+from revremat._action import Action as Action
 from revremat._apply import apply as apply
 from revremat._errors import DoesNotFit as DoesNotFit
 from revremat._errors import UserError as UserError
@@ -25,8 +30,12 @@ from revremat._fit import Fit as Fit
 from revremat._fit import fit as fit
 from revremat._fit import frontier as frontier
 from revremat._fit import search as search
+from revremat._format import format_bytes as format_bytes
+from revremat._format import format_us as format_us
 from revremat._frontier import Frontier as Frontier
 from revremat._graph import Graph as Graph
+from revremat._graph import Operation as Operation
+from revremat._graph import Unit as Unit
 from revremat._largest import Largest as Largest
 from revremat._largest import largest as largest
 from revremat._measure import assert_fits as assert_fits
@@ -37,11 +46,6 @@ from revremat._measurement import Memory as Memory
 from revremat._measurement import Time as Time
 from revremat._measurement._history import Curve as Curve
 from revremat._measurement._history import Span as Span
-from revremat._plan import INVERT as INVERT
-from revremat._plan import OFFLOAD as OFFLOAD
-from revremat._plan import RECOMPUTE as RECOMPUTE
-from revremat._plan import SAVE as SAVE
-from revremat._plan import Action as Action
 from revremat._plan import Plan as Plan
 from revremat._problem import Problem as Problem
 from revremat._read import read as read

@@ -82,24 +82,24 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
     if plan.program != traced.fingerprint:
         raise _another_program(
             plan,
-            "the units agree, but the code around them does not (fingerprint "
+            "the units agree, but the code outside of them does not (fingerprint "
             f"{traced.fingerprint}, the plan has {plan.program})",
         )
     decided = {unit.name: unit for unit in plan.units}
     for unit in plan.units:
         _check(unit, found[unit.name])
-        outer = found[unit.name].inside
+        outer = found[unit.name].enclosing
         while outer:
-            directly = outer == found[unit.name].inside
+            directly = outer == found[unit.name].enclosing
             if outer in decided and not decided[outer].leaves_room(
                 found[outer].kind, unit, directly
             ):
                 raise UserError(
                     f"the plan decides unit {outer!r} and a part of its layers, "
                     f"{unit.name!r}; one of the two has to go, unless the former "
-                    "rebuilds everything (RECOMPUTE)."
+                    "recomputes everything (RECOMPUTE)."
                 )
-            outer = found[outer].inside
+            outer = found[outer].enclosing
     return [
         Decision(unit=found[unit.name], plan=unit, in_order=plan.in_order)
         for unit in plan.units
@@ -129,7 +129,7 @@ def _check(unit: UnitPlan, found: FoundUnit) -> None:
         if action.kind == "invert" and any(s.inverse is None for s in found.sites):
             wrong = "there is no inverse"
         elif action.unroll and found.kind != "scan":
-            wrong = "there is no loop to write out"
+            wrong = "there is no loop to unroll"
         elif (action.every > 1 or action.ahead) and not found.is_stack:
             wrong = "it is no stack"
         else:

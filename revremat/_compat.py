@@ -290,7 +290,7 @@ def trace_absent_kernels() -> None:
         asked = _capability.get()
         if asked is not None and asked < _OLDEST:  # JAX leaves that to cuDNN
             raise NotImplementedError(
-                "cuDNN's attention needs a card of compute capability "
+                "cuDNN's attention needs a device of compute capability "
                 f"{_text(_OLDEST)} or more, and the target's is {_text(asked)}"
             )
         shapes(*args, **kwargs)

@@ -45,9 +45,9 @@ def search(
         `fits` is False and whose `held_by` says what holds the memory.
       most_compiles: Compile no more than so many programs, shortened ones included:
         the search ends there with the best plan so far, which with more is never worse.
-      unroll: Whether layers of a loop may be written out one after the other, which is
+      unroll: Whether layers of a loop may be unrolled, which is
         often faster; a long program takes longer to compile, here and where it runs.
-      progress: Told before each compile.
+      progress: Called before each compile.
 
     Returns:
       A `Plan`, for `revremat.apply`.
@@ -102,7 +102,7 @@ def fit(
       strict: Raise where no plan fits.
       most_compiles: Compile no more than so many programs.
       unroll: Whether layers of a loop may be unrolled.
-      progress: Told before each compile: what, how many are done, about how many of all.
+      progress: Told before each compile: what, how many are done, and of how many.
 
     Returns:
       A `Fit`: the loss to train with, its plan, what the compiler says of it, and all
@@ -144,7 +144,7 @@ def _sentence(found: Fit) -> str:
     plan = found.plan
     assert plan.budget_bytes is not None
     assert plan.total_bytes is not None
-    more = f"; allow more than {found.most_compiles} compiles to try other ways back"
+    more = f"; allow more than {found.most_compiles} compiles to try other actions"
     others = more if found.is_cut_short else ""
     return (
         f"no plan stays within {format_bytes(plan.budget_bytes)} on {plan.target}: the "
@@ -157,12 +157,12 @@ def _sentence(found: Fit) -> str:
 def presets(
     problem: Problem, *, target: str | Target, progress: Progress | None = None
 ) -> tuple[Row, ...]:
-    """The program as written, and under every uniform preset, compiled.
+    """The baseline, and the program under every uniform preset, compiled.
 
     Args:
       problem: The program.
       target: Where it will run.
-      progress: Told before each compile.
+      progress: Called before each compile.
     """
     state, ask = _search.begin(problem, xla.target(target), progress=progress)
     ask = dataclasses.replace(ask, expected=1 + len(policies.PRESETS))
@@ -174,8 +174,8 @@ def presets(
 
 
 def _presets(state: _search.State) -> dict[str, _search.ProgramKey]:
-    """The program as written, and all units under each uniform preset."""
-    found = {"as written": _search.BASELINE}
+    """The baseline, and all units under each uniform preset."""
+    found = {"baseline": _search.BASELINE}
     for name in policies.PRESETS:
         actions = {
             u.name: (policies.preset(u, name).action,) * u.num_layers
@@ -200,9 +200,9 @@ def frontier(
       *specs: The loss's arguments, if it is not a `Problem`.
       target: Where it will run.
       num_budgets: How many budgets, evenly spaced by ratio, from just under what the
-        program takes as written to the smallest that its prices allow.
+        baseline takes to the smallest that its per-layer costs allow.
       unroll: As for `search`.
-      progress: Told before each compile.
+      progress: Called before each compile.
 
     Returns:
       A `Frontier`; `rr.write(frontier, "out.html")` draws it.
@@ -245,7 +245,7 @@ def frontier(
     for key, row in state.rows.items():
         kind = "searched" if key in answers else "compiled"
         if key in uniform:
-            kind = "as written" if row.plan is None else "preset"
+            kind = "baseline" if row.plan is None else "preset"
         plan = ""
         if row.plan is not None:
             about = {"target": wanted.spec, "compiled_bytes": row.bytes}
@@ -274,7 +274,7 @@ def _as_problem(problem: Any, specs: tuple[Any, ...]) -> Problem:
 @print_noun.register
 def _(noun: Fit, console: Console) -> None:
     plan, best = noun.plan, noun.measurement
-    table = new_table("program", "bytes", "predicted", "step", "fits", "")
+    table = new_table("program", "bytes", "predicted", "step", "fits", "status")
     for row in sorted(noun.rows, key=lambda r: r.time_us):
         chosen = row.measurement is best
         table.add_row(
@@ -292,39 +292,44 @@ def _(noun: Fit, console: Console) -> None:
     console.print()
     if noun.dropped:
         console.print(
-            f"{len(noun.dropped)} programs could not be compiled, and what they were "
-            "to try was dropped"
+            f"{len(noun.dropped)} programs could not be compiled, so their actions were "
+            "dropped"
         )
     if not plan.fits:
         console.print(Text(_sentence(noun)))
     if noun.greedy_us is not None and noun.bound_us > 0:
         console.print(
-            f"by prices, a greedy choice takes {format_us(noun.greedy_us)} and no mix "
-            f"less than {format_us(noun.bound_us)}"
+            f"estimated from per-layer costs: a greedy assignment takes "
+            f"{format_us(noun.greedy_us)}, and none less than "
+            f"{format_us(noun.bound_us)}"
         )
     gap = ""
     if noun.bound_us > 0:
         slower = 100 * (best.time.step_us / noun.bound_us - 1)
-        gap = f"by prices, at most {slower:.1f} % slower than any mix of these; "
+        gap = (
+            f"at most {slower:.1f} % slower than any assignment of these actions to "
+            "layers, estimated from per-layer costs; "
+        )
     allowed = f" of {noun.most_compiles}" if noun.most_compiles else ""
     console.print(
         f"{gap}{noun.num_compiles}{allowed} programs compiled or read from the cache"
     )
     for one in noun.skipped:
         console.print(
-            f"the limit cut {one.what}, which needed {one.num_compiles} more at least"
+            f"the limit of compiles cut {one.what} short, which needed at least "
+            f"{one.num_compiles} more"
         )
     budget = plan.budget_bytes or 0
     left, negligible = budget - best.memory.total_bytes, _NEGLIGIBLE * budget
     if noun.filled and left >= negligible > 0:
         console.print(
-            f"{format_bytes(left)} of the budget are left: nothing near this plan that "
-            "would take them is faster, by prices or compiled"
+            f"{format_bytes(left)} of the budget are left: no similar plan that uses "
+            "them is faster, as compiled or as estimated from per-layer costs"
         )
     if noun.left:
         console.print(
-            f"{len(noun.left)} units with less than 0.5 % of the bytes at stake were "
-            "left as they are written"
+            f"{len(noun.left)} units with less than 0.5 % of all residual bytes were "
+            "left unchanged"
         )
     if noun.not_sent:
         console.print(
@@ -337,7 +342,10 @@ def _(noun: Fit, console: Console) -> None:
     for unit in plan.units:
         console.print(Text(str(unit)))
     if plan.in_order:
-        console.print("gradients of layers outside of loops are computed in order")
+        console.print(
+            "an optimization barrier holds the gradients of each layer outside of loops "
+            "together"
+        )
     if REMAT_PASS_OFF in best.notes:
         console.print(
             "measured with XLA's own remat pass off: compile and run in "
@@ -348,17 +356,17 @@ def _(noun: Fit, console: Console) -> None:
 @print_noun.register
 def _(noun: Frontier, console: Console) -> None:
     best = set(noun.best)
-    table = new_table("program", "bytes", "step", "", "")
+    table = new_table("program", "bytes", "step", "kind", "on the frontier")
     for point in noun.points:
-        told = point.kind
+        kind = point.kind
         if point.budget_bytes is not None:
-            told = f"{told}, up to {format_bytes(point.budget_bytes)}"
+            kind = f"{kind}, up to {format_bytes(point.budget_bytes)}"
         table.add_row(
             Text(point.name),
             format_bytes(point.bytes),
             format_us(point.step_us),
-            told,
-            "none better" if point in best else "",
+            kind,
+            "yes" if point in best else "",
             style="bold" if point in best else "",
         )
     console.print(table)

@@ -8,8 +8,10 @@ from revremat._io._json import parse_json, schema_of
 from revremat._io._notebook import InNotebooks
 from revremat._io._types import check_types
 
-SCHEMA_VERSION = 1
-KINDS = ("as written", "preset", "searched", "compiled")
+SCHEMA_VERSION = 2
+_FIRST_BASELINE = "as written"
+"""What the first schema called the baseline."""
+KINDS = ("baseline", "preset", "searched", "compiled")
 
 
 @dataclass(frozen=True)
@@ -17,13 +19,13 @@ class Point:
     """One whole program that was compiled.
 
     Attributes:
-      name: What it does, layers counted: `12 x none, 12 x full`.
-      kind: `"as written"`, `"preset"`, `"searched"` (what a search returned for a
+      name: What it does, layers counted: `12 x save all, 12 x recompute all`.
+      kind: `"baseline"`, `"preset"`, `"searched"` (what a search returned for a
         budget), or `"compiled"` for all else that was compiled on the way.
       bytes: Per device.
       step_us: Estimated time of a step.
       budget_bytes: The largest budget it is the answer for; None if it is no answer.
-      plan: The plan as `Plan.to_json` writes it; "" for the program as written.
+      plan: The plan as `Plan.to_json` writes it; "" for the baseline, the program without a plan.
     """
 
     name: str
@@ -89,11 +91,19 @@ class Frontier(InNotebooks):
         """
         try:
             data = parse_json(text)
-            schema_of(data, SCHEMA_VERSION)
+            schema = schema_of(data, SCHEMA_VERSION)
             del data["schema"]
             points = tuple(Point(**point) for point in data.pop("points"))
+            if schema < 2:
+                points = tuple(map(_of_first_schema, points))
             found = Frontier(**data, points=points)
             check_types(found)
             return found
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not a frontier: {error}") from None
+
+
+def _of_first_schema(point: Point) -> Point:
+    if point.kind != _FIRST_BASELINE:
+        return point
+    return dataclasses.replace(point, name=KINDS[0], kind=KINDS[0])

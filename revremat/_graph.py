@@ -9,13 +9,24 @@ from itertools import groupby
 from typing import Any
 
 from revremat import _resolve
+from revremat._action import Action, check_sent
 from revremat._errors import UserError
 from revremat._format import format_bytes
-from revremat._io._json import parse_json
+from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
-from revremat._plan import Action, Plan, UnitPlan, check_sent
+from revremat._plan import Plan, UnitPlan
 from revremat._printable import printable
 from revremat._resolve import Flow, check_names, needed
+
+SCHEMA_VERSION = 2
+_FIRST_SCHEMA = {
+    "dear": "compute_intensive",
+    "pinned": "effectful",
+    "handed_on": "carried_out",
+    "inside": "enclosing",
+    "choices": "fixed_units",
+}
+"""What keys of JSON were called in the first schema."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +35,14 @@ class Value:
 
     Attributes:
       name: What actions call it: the user's tag, or one made from the operation and its
-        count; "" for weights, and for what is rebuilt from weights alone for free.
+        count; "" for weights, and for what is recomputed from weights alone for free.
       given: Whether the name is a user's tag.
       shape: Of one layer's array.
       dtype: Its name, such as `"bfloat16"`.
       num_bytes: Size per device.
       role: `"input"` for what the unit is given and would have to keep, `"held"` for
         what is there in the backward pass anyway (weights), `"free"` for what is
-        rebuilt from weights at next to no cost, `"made"` for all else.
+        recomputed from weights at next to no cost, `"made"` for all else.
     """
 
     name: str
@@ -56,8 +67,8 @@ class Operation:
       inputs: Positions in `Unit.values`.
       outputs: Positions in `Unit.values`.
       num_flops: What running it once costs, on all devices together.
-      dear: Whether rebuilding its result costs more than a pass over memory.
-      pinned: Why its results cannot be rebuilt exactly, "" if they can.
+      compute_intensive: Whether recomputing its result costs more than a pass over memory.
+      effectful: Why its results cannot be recomputed exactly, "" if they can.
       source: Where in the user's code it was written.
       batch_dims: Of a `dot_general`, how many dimensions are a batch.
     """
@@ -66,8 +77,8 @@ class Operation:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     num_flops: int
-    dear: bool
-    pinned: str
+    compute_intensive: bool
+    effectful: str
     source: str
     batch_dims: int = 0
 
@@ -83,8 +94,8 @@ class Residual:
       dtype: Its name.
       num_bytes: Size per device, one layer's.
       plain: Whether plain autodiff keeps it.
-      rebuild_flops: To rebuild it from the unit's input and weights alone.
-      pinned: Why it cannot be rebuilt, "" if it can.
+      recompute_flops: To recompute it from the unit's input and weights alone.
+      effectful: Why it cannot be recomputed, "" if it can.
       source: Where in the user's code it is made.
     """
 
@@ -94,8 +105,8 @@ class Residual:
     dtype: str
     num_bytes: int
     plain: bool
-    rebuild_flops: int
-    pinned: str
+    recompute_flops: int
+    effectful: str
     source: str
 
 
@@ -106,12 +117,12 @@ class Kept:
     Attributes:
       saved: Names kept on the device, layer inputs included.
       offloaded: Names kept in host memory.
-      ahead: Names rebuilt one layer early.
+      ahead: Names recomputed one layer early.
       device_bytes: Size of `saved` per device; in segments, a layer's share of their
         inputs.
       host_bytes: Size of `offloaded` per device.
-      rebuild_flops: What rebuilding the rest costs in the backward pass.
-      rebuilt: Kinds of the operations that are run again, in order.
+      recompute_flops: What recomputing the rest costs in the backward pass.
+      recomputed: Kinds of the operations that are run again, in order.
       unused: Names the action lists that nothing needs, given the rest; not kept.
     """
 
@@ -120,8 +131,8 @@ class Kept:
     ahead: tuple[str, ...]
     device_bytes: int
     host_bytes: int
-    rebuild_flops: int
-    rebuilt: tuple[str, ...]
+    recompute_flops: int
+    recomputed: tuple[str, ...]
     unused: tuple[str, ...]
 
 
@@ -143,15 +154,15 @@ class Unit:
       residuals_of: Positions of the values the backward pass takes.
       weight_bytes: Of what is held anyway, per layer and device.
       forward_flops: Of one layer's forward pass.
-      backward_flops: Of one layer's backward pass, without rebuilding anything.
+      backward_flops: Of one layer's backward pass, without recomputing anything.
       invertible: Whether INVERT can be chosen.
-      skippable: Whether layers can be left out to price the others on a shorter
+      skippable: Whether layers can be left out to cost the others on a shorter
         program.
       chained: Whether layers hand their results on, and nowhere else: `ahead` needs it.
       splits: The numbers of chunks it may be computed in, beside 1.
-      handed_on: Positions of what a layer hands to the next, where INVERT starts.
-      inside: The unit whose layers it is a part of, "" if none; a plan speaks of one of
-        the two, unless that one rebuilds everything.
+      carried_out: Positions of what a layer hands to the next, where INVERT starts.
+      enclosing: The unit whose layers it is a part of, "" if none; a plan speaks of one of
+        the two, unless that one recomputes everything.
       outputs: Positions of what one layer gives out, written to memory in any case.
       in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
       read_whole: Positions of the residuals that some operation of the backward pass
@@ -172,8 +183,8 @@ class Unit:
     skippable: bool = False
     chained: bool = False
     splits: tuple[int, ...] = ()
-    handed_on: tuple[int, ...] = ()
-    inside: str = ""
+    carried_out: tuple[int, ...] = ()
+    enclosing: str = ""
     outputs: tuple[int, ...] = ()
     read_whole: tuple[int, ...] = ()
     in_branch: bool = False
@@ -191,15 +202,15 @@ class Unit:
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
-        """What plain autodiff keeps, what is dear to rebuild, and what is tagged."""
+        """What plain autodiff keeps, what is expensive to recompute, and what is tagged."""
         plain = set(self.residuals_of)
         found = []
         for k, value in enumerate(self.values):
             maker = self.maker.get(k)
-            dear = maker is not None and maker.dear
-            if not value.name or not (k in plain or dear or value.given):
+            compute_intensive = maker is not None and maker.compute_intensive
+            if not value.name or not (k in plain or compute_intensive or value.given):
                 continue
-            rebuilt = needed(self.operations, {k}, frozenset())[0]
+            recomputed = needed(self.operations, {k}, frozenset())[0]
             found.append(
                 Residual(
                     name=value.name,
@@ -208,8 +219,8 @@ class Unit:
                     dtype=value.dtype,
                     num_bytes=value.num_bytes,
                     plain=k in plain,
-                    rebuild_flops=sum(op.num_flops for op in rebuilt),
-                    pinned="" if maker is None else maker.pinned,
+                    recompute_flops=sum(op.num_flops for op in recomputed),
+                    effectful="" if maker is None else maker.effectful,
                     source="" if maker is None else maker.source,
                 )
             )
@@ -221,7 +232,7 @@ class Unit:
         return {value.name: k for k, value in enumerate(self.values) if value.name}
 
     def kept(self, action: Action) -> Kept:
-        """What one layer keeps and rebuilds under an action, from this data alone.
+        """What one layer keeps and recomputes under an action, from this data alone.
 
         Raises:
           UserError: A name the unit does not have.
@@ -231,9 +242,9 @@ class Unit:
         found = _resolve.resolve(self._flow, action)
         names = lambda ks: tuple(self.values[k].name for k in sorted(ks))
         size = lambda ks: sum(self.values[k].num_bytes for k in ks)
-        rebuilt, device_bytes = (*found.early, *found.late), size(found.saved)
+        recomputed, device_bytes = (*found.early, *found.late), size(found.saved)
         if action.every > 1:  # of each segment its input is kept, and it is run again
-            rebuilt = (*self.operations, *rebuilt)
+            recomputed = (*self.operations, *recomputed)
             device_bytes = -(-size(self._flow.inputs) // action.every)
         return Kept(
             saved=names(found.saved),
@@ -241,15 +252,15 @@ class Unit:
             ahead=names(found.ahead),
             device_bytes=device_bytes,
             host_bytes=size(found.offloaded),
-            rebuild_flops=sum(op.num_flops for op in rebuilt),
-            rebuilt=tuple(op.kind for op in rebuilt),
+            recompute_flops=sum(op.num_flops for op in recomputed),
+            recomputed=tuple(op.kind for op in recomputed),
             unused=names({self.position[name] for name in action.names} - found.used),
         )
 
     @cached_property
     def _flow(self) -> Flow[int, Operation]:
         """What of a layer decides what it keeps; values are called by position."""
-        pinned = (op for op in self.operations if op.pinned)
+        effectful = (op for op in self.operations if op.effectful)
         values = list(enumerate(self.values))
         return Flow(
             operations=self.operations,
@@ -257,9 +268,9 @@ class Unit:
             plain={k for k in self.residuals_of if self.values[k].is_decided},
             inputs=tuple(k for k, v in values if v.role == "input"),
             names=self.position,
-            unrepeatable={out for op in pinned for out in op.outputs},
+            unrepeatable={out for op in effectful for out in op.outputs},
             free={k for k, v in values if v.role == "free"},
-            handed_on=self.handed_on,
+            carried_out=self.carried_out,
         )
 
     def plan(self, actions: tuple[Action, ...]) -> UnitPlan:
@@ -295,7 +306,7 @@ class Unit:
                     f"unit {self.name!r}: `every` goes with SAVE and RECOMPUTE, not "
                     f"with `offload`, `ahead` and `chunks`; it was given {action!r}."
                 )
-            if action.every > 1 and any(op.pinned for op in self.operations):
+            if action.every > 1 and any(op.effectful for op in self.operations):
                 raise UserError(
                     f"unit {self.name!r} has operations that cannot be run twice, as "
                     f"{action!r} would; leave `every` away."
@@ -303,11 +314,11 @@ class Unit:
             if action.unroll and self.kind != "scan":
                 raise UserError(
                     f"unit {self.name!r} is no loop, so there is nothing for "
-                    f"{action!r} to write out; leave `unroll` away."
+                    f"{action!r} to unroll; leave `unroll` away."
                 )
             if action.ahead and not self.chained:
                 raise UserError(
-                    f"unit {self.name!r} is no stack, so nothing of it can be rebuilt "
+                    f"unit {self.name!r} is no stack, so nothing of it can be recomputed "
                     "ahead of anything else; leave `ahead` away."
                 )
         kept = {action: self.kept(action) for action in set(actions)}
@@ -321,7 +332,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FixedUnit:
     """A unit about which nothing is left to decide.
 
     Attributes:
@@ -359,7 +370,7 @@ class Graph(InNotebooks):
       units: Where something is to be decided, in program order.
       fingerprint: Of the whole program; a plan holds for this one alone.
       jax_version: Of the JAX that traced it.
-      choices: What the program has decided by itself: stacks with `actions`, chains of
+      fixed_units: What the program has decided by itself: stacks with `actions`, chains of
         couplings.
 
     Example:
@@ -376,7 +387,7 @@ class Graph(InNotebooks):
     units: tuple[Unit, ...]
     fingerprint: str
     jax_version: str
-    choices: tuple[Choice, ...] = ()
+    fixed_units: tuple[FixedUnit, ...] = ()
 
     def __getitem__(self, name: str) -> Unit:
         """The unit of that name.
@@ -390,12 +401,12 @@ class Graph(InNotebooks):
         known = ", ".join(unit.name for unit in self.units) or "none"
         raise UserError(f"no unit is called {name!r}; the units are: {known}.")
 
-    def around(self, name: str) -> tuple[str, ...]:
+    def enclosing(self, name: str) -> tuple[str, ...]:
         """The units whose layers a unit is a part of, the nearest first."""
-        found, outer = [], self[name].inside
+        found, outer = [], self[name].enclosing
         while outer:
             found.append(outer)
-            outer = self[outer].inside
+            outer = self[outer].enclosing
         return tuple(found)
 
     def plan(
@@ -412,7 +423,7 @@ class Graph(InNotebooks):
 
         Raises:
           UserError: An unknown unit, a wrong number of actions, an action that the
-            unit cannot take, or a unit and a part of it, unless the former rebuilds
+            unit cannot take, or a unit and a part of it, unless the former recomputes
             everything.
         """
         units = {
@@ -422,15 +433,15 @@ class Graph(InNotebooks):
             for name, given in actions.items()
         }
         for name in actions:
-            scans = [one for one in self.around(name) if self[one].kind == "scan"]
+            scans = [one for one in self.enclosing(name) if self[one].kind == "scan"]
             check_sent(
                 name,
                 units[name].actions,
                 in_branch=self[name].in_branch,
-                num_scans=0 if self[name].inside in units else len(scans),
+                num_scans=0 if self[name].enclosing in units else len(scans),
             )
-            for outer in self.around(name):
-                directly = outer == self[name].inside
+            for outer in self.enclosing(name):
+                directly = outer == self[name].enclosing
                 if outer in units and not units[outer].leaves_room(
                     kind := self[outer].kind, units[name], directly
                 ):
@@ -448,21 +459,29 @@ class Graph(InNotebooks):
         )
 
     def to_json(self) -> str:
-        """One JSON object."""
-        return json.dumps(dataclasses.asdict(self))
+        """One JSON object with a schema version; `from_json` reads it back."""
+        return json.dumps({"schema": SCHEMA_VERSION, **dataclasses.asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> "Graph":
-        """The graph that `to_json` wrote."""
+        """The graph that `to_json` wrote.
+
+        Raises:
+          ValueError: The text is no graph, or one of a newer schema.
+        """
         data = parse_json(text)
+        if "schema" not in data:  # The first schema did not name itself.
+            data = renamed_keys(data, _FIRST_SCHEMA)
+        else:
+            schema_of(data, SCHEMA_VERSION)
         units = tuple(_unit(unit) for unit in data["units"])
-        choices = tuple(
-            Choice(
+        fixed_units = tuple(
+            FixedUnit(
                 _unit(one["unit"]), tuple(Action(**_tuples(a)) for a in one["actions"])
             )
-            for one in data["choices"]
+            for one in data["fixed_units"]
         )
-        return cls(units, data["fingerprint"], data["jax_version"], choices)
+        return cls(units, data["fingerprint"], data["jax_version"], fixed_units)
 
     def __str__(self) -> str:
         lines = []
@@ -474,12 +493,12 @@ class Graph(InNotebooks):
             )
             lines += [
                 f"  {printable(r.name):24} {r.dtype}{list(r.shape)} "
-                f"{r.num_bytes:,} bytes, {r.rebuild_flops:,} FLOPs to rebuild"
+                f"{r.num_bytes:,} bytes, {r.recompute_flops:,} FLOPs to recompute"
                 + (" (plain)" if r.plain else "")
-                + (f", kept: {r.pinned}" if r.pinned else "")
+                + (f", kept: {r.effectful}" if r.effectful else "")
                 for r in unit.residuals
             ]
-        return "\n".join([*lines, *map(str, self.choices)])
+        return "\n".join([*lines, *map(str, self.fixed_units)])
 
 
 def _unit(data: dict[str, Any]) -> Unit:

@@ -13,7 +13,7 @@ from revremat.xla import Target
 
 _FOREIGN = (
     "read from a dump: flags and versions are those of whoever compiled it, and the "
-    "card is the one named here"
+    "device is the one named here"
 )
 
 
@@ -117,5 +117,5 @@ def way_out(found: Measurement) -> tuple[str, ...]:
             f"{format_bytes(kept)}, {enough}: 'revremat search' finds which"
         )
     if memory.fragmentation_bytes >= 0.01 * memory.total_bytes:
-        notes.append(f"{format_bytes(memory.fragmentation_bytes)} are holes")
+        notes.append(f"{format_bytes(memory.fragmentation_bytes)} are fragmentation")
     return tuple(notes)

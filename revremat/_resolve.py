@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import dataclass
 from typing import Protocol
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat._rounding import unsteady
 
 
@@ -38,7 +38,7 @@ class Flow[V, O: Operation]:
       unrepeatable: The results of operations that cannot be run twice.
       free: What is made of weights alone for free.
       handed_in: Its inputs that come from the layer before.
-      handed_on: What it gives the next one, where it has an inverse.
+      carried_out: What it gives the next one, where it has an inverse.
       inverse: The operations of its inverse, followed by its own. None to take the
         inverse's place as given: only the layer's own operations are counted then.
     """
@@ -51,7 +51,7 @@ class Flow[V, O: Operation]:
     unrepeatable: Set[V]
     free: Set[V]
     handed_in: Sequence[V] = ()
-    handed_on: Sequence[V] = ()
+    carried_out: Sequence[V] = ()
     inverse: Callable[[], Sequence[O]] | None = None
 
 
@@ -122,7 +122,7 @@ def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]
         offloaded |= flow.plain - saved
     saved |= flow.unrepeatable - offloaded
     inverts = action.kind == "invert"
-    known = set(flow.handed_on) if inverts else set()
+    known = set(flow.carried_out) if inverts else set()
     kept = saved | offloaded
     again, _ = needed(ops, residuals, kept | known)
     inverted = ({*flow.inputs} | known) - kept if inverts else set()

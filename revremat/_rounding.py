@@ -1,4 +1,4 @@
-"""What must not be rebuilt: what a rounding error would change altogether."""
+"""What must not be recomputed: what a rounding error would change altogether."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,7 +21,7 @@ def unsteady(ops: Iterable[Any], kept: set[Any], inverted: set[Any]) -> set[Any]
     """What is to be kept because a rounding error would change it altogether.
 
     Which entry is the maximum is found by comparing entries with the maximum for being
-    equal. Were one side kept and the other rebuilt, then the rounding of a compiler
+    equal. Were one side kept and the other recomputed, then the rounding of a compiler
     that computes it in another way, or of an inverse, would leave no entry equal. What
     an inverse gives is further off, so there every comparison of that kind counts.
 

@@ -42,7 +42,7 @@ def loops_told(label: str) -> Iterator[None]:
             raise
         lines = (line for file, line in _compat.refused_frames(error) if is_users(file))
         raise UserError(
-            f"{next(lines, label)}: a loop that turns until something holds has no "
+            f"{next(lines, label)}: a loop without a fixed number of iterations has no "
             "backward pass; write jax.lax.scan, a fori_loop with fixed bounds, or "
             "jax.lax.stop_gradient around what goes into it"
         ) from None

@@ -5,12 +5,12 @@ from typing import Any
 
 from revremat import _compat
 from revremat._errors import UserError
-from revremat._graph import Choice, Graph, Operation, Unit, Value
+from revremat._graph import FixedUnit, Graph, Operation, Unit, Value
 from revremat._problem import Problem
 from revremat._sources import loops_told, source_line
 from revremat.program import _costs
 from revremat.program._fusion import read_whole
-from revremat.program._keep import Layer, cannot_rebuild, is_dear
+from revremat.program._keep import Layer, cannot_recompute, is_compute_intensive
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._ops import Value as ProgramValue
 from revremat.program._units import FoundUnit
@@ -58,20 +58,21 @@ def trace(
         units=tuple(_unit(found, bytes_of) for found in traced.units),
         fingerprint=traced.fingerprint,
         jax_version=_compat.jax_version(),
-        choices=_choices(traced, bytes_of),
+        fixed_units=_fixed_units(traced, bytes_of),
     )
 
 
-def choices(
+def fixed_units(
     loss: Callable[..., Any], *specs: Any, bytes_of: BytesOf = _costs.num_bytes
-) -> tuple[Choice, ...]:
+) -> tuple[FixedUnit, ...]:
     """What a program has decided by itself: a part of what `trace` finds."""
-    return _choices(trace_loss(loss, specs), bytes_of)
+    return _fixed_units(trace_loss(loss, specs), bytes_of)
 
 
-def _choices(traced: TracedLoss, bytes_of: BytesOf) -> tuple[Choice, ...]:
+def _fixed_units(traced: TracedLoss, bytes_of: BytesOf) -> tuple[FixedUnit, ...]:
     return tuple(
-        Choice(_unit(found.unit, bytes_of), found.actions) for found in traced.choices
+        FixedUnit(_unit(found.unit, bytes_of), found.actions)
+        for found in traced.fixed_units
     )
 
 
@@ -99,8 +100,8 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
                 inputs=at(op.inputs),
                 outputs=at(op.outputs),
                 num_flops=_costs.num_flops(op),
-                dear=is_dear(op),
-                pinned=cannot_rebuild(op) or "",
+                compute_intensive=is_compute_intensive(op),
+                effectful=cannot_recompute(op) or "",
                 source=source_line(op.eqn),
                 batch_dims=_costs.num_batch_dims(op),
             )
@@ -114,9 +115,9 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         skippable=found.is_stack,
         chained=found.is_stack,
         splits=tuple(sorted(site.chunks)),
-        inside=found.inside,
+        enclosing=found.enclosing,
         in_branch=found.in_branch,
-        handed_on=at(layer.carried_out) if site.inverse is not None else (),
+        carried_out=at(layer.carried_out) if site.inverse is not None else (),
         outputs=tuple(dict.fromkeys(at(forward.outputs))),
         read_whole=tuple(dict.fromkeys(at(read_whole(layer.passes)))),
     )

@@ -50,7 +50,7 @@ MEASUREMENT = Measurement(
         curve=Curve(
             positions=(0, 10, 20),
             bytes=(("argument", (5 * GIB,) * 3), ("forward", (0, 4 * GIB, GIB))),
-            holes_bytes=(0, 512 * MIB, 0),
+            fragmentation_bytes=(0, 512 * MIB, 0),
             labels=("layer/attn", "layer/mlp", "update"),
         ),
     ),

@@ -39,7 +39,7 @@ def large(num_buffers=1000, num_positions=400, num_spans=300, **fields):
     curve = Curve(
         positions=tuple(25 * i for i in range(num_positions)),
         bytes=tuple(columns.items()),
-        holes_bytes=tuple(used - total for total in totals),
+        fragmentation_bytes=tuple(used - total for total in totals),
         labels=tuple(f"encoder/layer_{i // 9}/attn" for i in range(num_positions)),
     )
     step = 43_200.0

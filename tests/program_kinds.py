@@ -237,7 +237,7 @@ def flash(q, k, v, block):
 def _flash_forward(q, k, v, block):
     """Attention by blocks of keys; keeps its arguments and one number a row."""
 
-    def turn(state, kv):
+    def iteration(state, kv):
         top, total, out = state
         k, v = kv
         scores = jnp.einsum("btd,bsd->bts", q, k)
@@ -250,7 +250,7 @@ def _flash_forward(q, k, v, block):
     blocks = lambda a: jnp.moveaxis(a.reshape(a.shape[0], -1, block, a.shape[-1]), 1, 0)
     low = jnp.full(q.shape[:2], -1e9, q.dtype)
     init = (low, jnp.zeros_like(low), jnp.zeros_like(q))
-    (top, total, out), _ = jax.lax.scan(turn, init, (blocks(k), blocks(v)))
+    (top, total, out), _ = jax.lax.scan(iteration, init, (blocks(k), blocks(v)))
     out = out / total[..., None]
     return out, (q, k, v, out, top + jnp.log(total))
 
@@ -289,8 +289,8 @@ def with_a_branch(w, x):
 
 
 def with_a_loop(w, x):
-    turn = lambda _, h: jnp.tanh(h @ w["up"]) @ w["down"] + x
-    return jax.lax.fori_loop(0, 3, turn, x)
+    iteration = lambda _, h: jnp.tanh(h @ w["up"]) @ w["down"] + x
+    return jax.lax.fori_loop(0, 3, iteration, x)
 
 
 def with_a_search(w, x):

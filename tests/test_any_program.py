@@ -77,7 +77,7 @@ def kinds(fast):
 
 
 def outermost(graph):
-    return {u.name: u.num_layers for u in graph.units if not u.inside}
+    return {u.name: u.num_layers for u in graph.units if not u.enclosing}
 
 
 def gradients(loss, params, batch):
@@ -129,7 +129,7 @@ def abstract(kind, rows, make=None):
 
 
 def plain_and_full(loss, *specs, target):
-    """Bytes as written, and with everything rebuilt."""
+    """Bytes of the baseline, and with everything recomputed."""
     graph = rr.trace(loss, *specs)
     plan = graph.plan(dict.fromkeys(outermost(graph), RECOMPUTE))
     size = lambda f: rr.measure(
@@ -184,10 +184,10 @@ def test_arguments_beyond_the_budget_are_told_after_two_compiles():
 
 
 def test_a_loss_that_is_another_one_each_time_is_refused():
-    turns = itertools.count()
+    iterations = itertools.count()
 
     def loss(w, x):
-        return in_a_scan(layer, w, x).sum() * next(turns)
+        return in_a_scan(layer, w, x).sum() * next(iterations)
 
     _, *specs = abstract("scanned", 8)
     with pytest.raises(rr.UserError, match="another program each time it is traced"):
@@ -245,11 +245,13 @@ def test_units_with_few_bytes_stay_as_written_and_small_ones_have_few_candidates
     params = [[square(n)] * 3 for n in sizes]
     graph = rr.trace(loss, params, jax.ShapeDtypeStruct((1, 8), jnp.float32))
     assert list(outermost(graph).values()) == [3] * len(sizes)
-    menus = {u.name: rr.policies.candidates(u) for u in graph.units}
-    found = shortlist(menus, graph.units)
+    all_options = {u.name: rr.policies.candidates(u) for u in graph.units}
+    found = shortlist(all_options, graph.units)
     *large, small = [u.name for u in graph.units]
     assert small not in found
     assert set(found) == set(large)
-    priced_in_full = [name for name in large if found[name] == menus[name]]
-    assert priced_in_full[-6:] == large[-6:]
-    assert all({c.name for c in found[n]} <= {"full", "none"} for n in large[:2])
+    costed_in_full = [name for name in large if found[name] == all_options[name]]
+    assert costed_in_full[-6:] == large[-6:]
+    assert all(
+        {c.name for c in found[n]} <= {"recompute all", "save all"} for n in large[:2]
+    )

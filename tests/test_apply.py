@@ -72,8 +72,8 @@ def in_a_branch(w, x):
 
 
 def in_a_scan(w, x):
-    turn = lambda total, x: (total + scanned(w, x), None)
-    return jax.lax.scan(turn, 0.0, jnp.stack([x, 2 * x]))[0]
+    iteration = lambda total, x: (total + scanned(w, x), None)
+    return jax.lax.scan(iteration, 0.0, jnp.stack([x, 2 * x]))[0]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def of_branches(*forms):
 
 
 @pytest.mark.parametrize("planned_branches", [(0,), (1,), (0, 1), (0, 2), (0, 1, 2)])
-def test_in_every_branch_that_a_plan_speaks_of_layers_are_rebuilt(planned_branches):
+def test_in_every_branch_that_a_plan_speaks_of_layers_are_recomputed(planned_branches):
     loss, (w, x) = of_branches(0, 1, 2), arguments()
     units = [f"cond_0/branch_{k}/scan_0" for k in planned_branches]
     graph = rr.trace(loss, w, x, 0)
@@ -240,10 +240,10 @@ def scaled(w, x, more=0.5):
 
 
 def scaled_in_a_loop(w, x, more=0.5):
-    def turn(x, w):
+    def iteration(x, w):
         return x + w["scale"] * jnp.tanh(more * (x @ w["up"])), None
 
-    return jax.lax.scan(turn, x, w)[0].sum()
+    return jax.lax.scan(iteration, x, w)[0].sum()
 
 
 @pytest.mark.parametrize("loss", [scaled, scaled_in_a_loop])
@@ -340,17 +340,17 @@ def test_callbacks_of_backward_passes_run_as_often(action):
 
 
 @pytest.mark.parametrize("way", [jnp.round, jnp.sign, jnp.floor, jnp.ceil])
-def test_numbers_of_turns_may_be_rounded_weights(way):
-    """Nothing is differentiated through that, so the loop may turn as often."""
+def test_numbers_of_iterations_may_be_rounded_weights(way):
+    """Nothing is differentiated through that, so the loop may iteration as often."""
 
     def loss(w, x):
         number = way(1.5 + 0 * jnp.abs(w).sum())
 
         def layer(x, w):
-            turns = jax.lax.while_loop(
+            iterations = jax.lax.while_loop(
                 lambda k: k < number, lambda k: k + 1, 0.0 * number
             )
-            return jnp.sin(x @ w) * turns, None
+            return jnp.sin(x @ w) * iterations, None
 
         return jax.lax.scan(layer, x, w)[0].sum()
 

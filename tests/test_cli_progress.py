@@ -43,13 +43,13 @@ def test_what_is_done_soon_prints_nothing(capsys):
 def test_lines_say_what_is_done_and_for_how_long(soon, capsys):
     with progress("search p on cpu:1") as report:
         time.sleep(0.05)
-        report("12 x full", 3, 17)
+        report("12 x recompute all", 3, 17)
         time.sleep(0.15)
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""
     assert lines[0] == "revremat: search p on cpu:1: tracing, 0 s"
-    assert lines[-1] == "revremat: search p on cpu:1: 3/17 12 x full, 0 s"
+    assert lines[-1] == "revremat: search p on cpu:1: 3/17 12 x recompute all, 0 s"
 
 
 def test_lines_become_rarer(soon, capsys):

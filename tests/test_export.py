@@ -209,7 +209,7 @@ def test_many_units_and_names_are_told_once():
 @pytest.mark.parametrize(
     ("actions", "sentence"),
     [
-        (INVERT, "INVERT rebuilds a layer's input from its output"),
+        (INVERT, "INVERT recomputes a layer's input from its output"),
         (RECOMPUTE(ahead=["qkv_proj"]), "recomputing 'qkv_proj' a layer early"),
         (SAVE(unroll=True), "unrolling; give `unroll=`"),
         ([SAVE, RECOMPUTE, RECOMPUTE, RECOMPUTE], "one scan whose layers differ"),

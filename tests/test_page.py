@@ -127,7 +127,7 @@ def test_the_curve_and_the_spans_are_in_the_page(tmp_path):
     curve, spans = noun.memory.curve, noun.time.spans
     assert report["curve"]["positions"] == list(curve.positions)
     assert report["curve"]["series"] == [[n, list(c)] for n, c in curve.bytes]
-    assert report["curve"]["holes"] == list(curve.holes_bytes)
+    assert report["curve"]["holes"] == list(curve.fragmentation_bytes)
     assert [found["strings"][i] for i in report["curve"]["labels"]] == list(
         curve.labels
     )

@@ -152,7 +152,7 @@ def test_hovering_tells_the_bytes_of_each_category(tab, pages):
             name: format_bytes(column[index]) for name, column in columns.items()
         }
         assert rows["in use"] == format_bytes(curve.totals_bytes[index])
-        assert rows["holes"] == format_bytes(curve.holes_bytes[index])
+        assert rows["holes"] == format_bytes(curve.fragmentation_bytes[index])
     tab.hover(3, 3)
     assert tip(tab) is None
 

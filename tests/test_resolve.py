@@ -29,7 +29,7 @@ FLOW = Flow(
     unrepeatable={"r"},
     free=frozenset(),
     handed_in=("x",),
-    handed_on=("y",),
+    carried_out=("y",),
 )
 
 

@@ -98,7 +98,7 @@ def test_units(loss, units):
 @pytest.mark.parametrize("loss", [scanned, unrolled, checkpointed, blocks])
 def test_residuals_of_a_layer(loss):
     unit = rr.trace(loss, *specs()).units[0]
-    found = {r.name: (r.num_bytes, r.rebuild_flops, r.plain) for r in unit.residuals}
+    found = {r.name: (r.num_bytes, r.recompute_flops, r.plain) for r in unit.residuals}
     size = BATCH * WIDTH
     product = 2 * size * WIDTH
     assert found == {
@@ -111,14 +111,18 @@ def test_residuals_of_a_layer(loss):
     assert [r.name for r in unit.residuals if r.given] == ["hidden"]
 
 
-def test_what_an_action_keeps_and_rebuilds():
+def test_what_an_action_keeps_and_recomputes():
     unit = rr.trace(scanned, *specs())["scan_0"]
     saved = lambda action: unit.kept(action).saved
     assert saved(RECOMPUTE) == ("input",)
     assert saved(SAVE) == ("input", "hidden", "one_minus_square_0")
     assert saved(RECOMPUTE(save=["hidden"])) == ("input", "hidden")
-    assert unit.kept(RECOMPUTE).rebuilt == ("dot_general", "tanh", "one_minus_square")
-    assert unit.kept(RECOMPUTE(save=["hidden"])).rebuilt == ("one_minus_square",)
+    assert unit.kept(RECOMPUTE).recomputed == (
+        "dot_general",
+        "tanh",
+        "one_minus_square",
+    )
+    assert unit.kept(RECOMPUTE(save=["hidden"])).recomputed == ("one_minus_square",)
     assert unit.kept(RECOMPUTE(save=["dot_general_1"])).unused == ("dot_general_1",)
     assert unit.kept(RECOMPUTE(offload=["input"])).host_bytes == 4 * BATCH * WIDTH
 
@@ -265,9 +269,9 @@ def test_what_has_side_effects_is_kept_and_the_reason_given():
 
     loss = lambda w, x: jax.lax.scan(lambda x, w: (noisy(w, x), None), x, w)[0].sum()
     unit = rr.trace(loss, *specs())["scan_0"]
-    (pinned,) = [r for r in unit.residuals if r.pinned]
-    assert pinned.name == "io_callback_0"
-    assert "side effects" in pinned.pinned
+    (effectful,) = [r for r in unit.residuals if r.effectful]
+    assert effectful.name == "io_callback_0"
+    assert "side effects" in effectful.effectful
     assert "io_callback_0" in unit.kept(RECOMPUTE).saved
     w, x = jax.tree.map(lambda s: jnp.ones(s.shape, s.dtype) / 9, specs())
     planned = rr.apply(loss, rr.trace(loss, w, x).plan({"scan_0": RECOMPUTE}))
@@ -377,7 +381,7 @@ def test_a_scan_within_a_scan_is_a_part_of_its_layers_and_plans_speak_of_one():
     w = jax.ShapeDtypeStruct((6, 8, 8), jnp.float32)
     x = jax.ShapeDtypeStruct((5, 4, 8), jnp.float32)
     graph = rr.trace(loss, w, x)
-    assert [(u.name, u.inside) for u in graph.units] == [
+    assert [(u.name, u.enclosing) for u in graph.units] == [
         ("scan_0", ""),
         ("scan_0/scan_0", "scan_0"),
     ]

@@ -66,7 +66,7 @@ def largest(
       unroll: Whether searches may write a loop's layers out.
 
     Returns:
-      The largest batch as written, and what searched plans take at larger ones, by
+      The largest batch of the baseline, and what searched plans take at larger ones, by
       bisection between those that fit at no more than 5 % of throughput per sample and
       those that do not.
     """
@@ -81,14 +81,14 @@ def largest(
         "target": target.spec,
         "factors": list(factors),
         "usable_bytes": target.usable_bytes,
-        "as_written": {"batch": plain.size},
+        "baseline": {"batch": plain.size},
         "searched": [],
         "factor": 1.0,
     }
     if plain.measurement is None:
         return found
     per_sample_us = plain.measurement.time.step_us / plain.size
-    found["as_written"] |= {
+    found["baseline"] |= {
         "bytes": plain.measurement.memory.total_bytes,
         "us_per_sample": per_sample_us,
     }

@@ -76,8 +76,8 @@ def _scan(eqn: Any, values: list[Any]) -> list[Any]:
     consts, carry = values[:num_consts], values[num_consts : num_consts + num_carry]
     xs, length = values[num_consts + num_carry :], eqn.params["length"]
     rows: list[list[Any]] = []
-    turns = range(length)
-    for t in reversed(turns) if eqn.params["reverse"] else turns:
+    iterations = range(length)
+    for t in reversed(iterations) if eqn.params["reverse"] else iterations:
         outs = _evaluate(eqn.params["jaxpr"], [*consts, *carry, *(x[t] for x in xs)])
         carry = outs[:num_carry]
         rows.append(outs[num_carry:])

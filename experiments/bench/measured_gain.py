@@ -9,7 +9,7 @@ uses those figures; on a CPU it also runs every program that it has compiled, pr
 too, and the times of those kernels take their place (`timed_search.py`), unless
 `--no-timed` is written. Plans and presets of a program then run in turn, round after
 round, on one thread and by its own time, and the fastest step of each counts, as in
-`experiments/bench/clock.py`. Writes `experiments/results/measured-gain-timed.json`
+`experiments/bench/step_time.py`. Writes `experiments/results/measured-gain-timed.json`
 (`measured-gain.json` with `--no-timed`) after each program; by the same card (`--card`)
 others are added to those there.
 """
@@ -27,18 +27,18 @@ import jax
 import tyro
 
 import revremat as rr
-from experiments.bench import clock
-from experiments.bench.clock_programs import Policy
-from experiments.bench.contest import arena_of, budgets_of
+from experiments.bench import step_time
+from experiments.bench.baselines import Uniform
+from experiments.bench.comparison import budgets_of, comparison_of
 from experiments.bench.programs import PROGRAMS, refusal, values
 from experiments.bench.programs._entry import Size
-from experiments.bench.rivals import Uniform
 from experiments.bench.searching import Row, Searching
+from experiments.bench.step_time_programs import Policy
 from experiments.bench.timed_search import Retiming, TimedOracle
 from experiments.bench.versus import geometric_mean
-from revremat._format import format_bytes
-from revremat._io._files import write_text
-from revremat.xla._cards import with_changes
+from experiments.records import write_whole
+from revremat import format_bytes
+from revremat.xla import with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"
 ON_CPU = (
@@ -83,7 +83,7 @@ class Options:
     one_thread: bool = True
     card: Path | None = None
     timed: bool = True
-    keep: Path = clock.KEPT.parent / "measured-gain"
+    keep: Path = step_time.KEPT.parent / "measured-gain"
     out: Path | None = None
 
 
@@ -97,18 +97,18 @@ def main(options: Options) -> int:
         print(f"--rounds {options.rounds}: two or more, one half is held to the other")
         return 2
     try:
-        changes = clock.read_card(options.card)
+        changes = step_time.read_card(options.card)
     except rr.UserError as error:
         print(error)
         return 2
     cpu = os.environ.get("JAX_PLATFORMS", "cpu") == "cpu"
     if options.one_thread and cpu:
-        clock._start_with_one_thread()  # pyright: ignore[reportPrivateUsage]
-    clock._keep_freed_memory()  # pyright: ignore[reportPrivateUsage]
+        step_time._start_with_one_thread()  # pyright: ignore[reportPrivateUsage]
+    step_time._keep_freed_memory()  # pyright: ignore[reportPrivateUsage]
     jax.config.update("jax_compiler_enable_remat_pass", False)
     cpu = jax.devices()[0].platform == "cpu"
     target = rr.target("local")
-    changes = changes or clock.calibrate(target.card)
+    changes = changes or step_time.calibrate(target.card)
     sheet = dataclasses.replace(target.card, curves={}, measured=False)
     target = dataclasses.replace(target, card=with_changes(sheet, changes))
     timed = options.timed and cpu
@@ -134,7 +134,7 @@ def main(options: Options) -> int:
             rows = gains(
                 search,
                 options.budgets,
-                lambda policies, name=name: clock.race(
+                lambda policies, name=name: step_time.race(
                     policies,
                     options.rounds,
                     options.keep / name,
@@ -143,7 +143,7 @@ def main(options: Options) -> int:
                 ),
                 settle,
             )
-        except clock.NotFiniteError as error:
+        except step_time.NotFiniteError as error:
             print(f"{name} is left out: {error}", flush=True)
             continue
         found[name] = {"budgets": rows, **summary(rows)}
@@ -151,7 +151,7 @@ def main(options: Options) -> int:
         print(table(name, found[name]), flush=True)
         out.parent.mkdir(parents=True, exist_ok=True)
         whole = json.dumps(result | {"programs": found}, indent=1)
-        write_text(out, whole + "\n")
+        write_whole(out, whole + "\n")
     print(verdict({name: found[name] for name in names if name in found}))
     return 0 if all(name in found and found[name]["held"] for name in names) else 1
 
@@ -215,13 +215,13 @@ def gains(
 
 
 def _settled(rows: list[Row]) -> bool:
-    """Estimates of the clock do not change."""
+    """Estimates of the step time do not change."""
     return False
 
 
 def _pairs(search: Searching, budgets: list[int]) -> list[tuple[int, Row, Row]]:
     """At each budget the fastest program of all and the fastest uniform preset."""
-    presets = Uniform(arena_of(search))
+    presets = Uniform(comparison_of(search))
     for budget in budgets:
         presets.ask(budget)
     found = [(b, search.best(b), presets.best(b)) for b in budgets]
@@ -279,5 +279,5 @@ def table(name: str, found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    clock.start_with_large_pages()
+    step_time.start_with_large_pages()
     sys.exit(main(tyro.cli(Options, description=__doc__)))

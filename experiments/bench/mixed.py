@@ -22,9 +22,8 @@ import tyro
 import revremat as rr
 from experiments.bench.searching import Row, Searching
 from experiments.configs import gpt
-from revremat import policies
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
+from experiments.records import write_whole
+from revremat import format_bytes, format_us, policies
 
 RESULTS = Path(__file__).parents[1] / "results"
 ALONE = ("recompute", "offload", "invert")
@@ -33,7 +32,7 @@ _MOST_TRIES = 12
 
 @dataclass(frozen=True)
 class Options:
-    """Which program, and which budgets, as shares of what it takes as written."""
+    """Which program, and which budgets, as shares of what the baseline takes."""
 
     program: Literal["gpt_8192", "gpt_4096"] = "gpt_8192"
     budgets: tuple[float, ...] | None = None
@@ -90,7 +89,7 @@ def main(options: Options) -> int:
     problem = gpt.problem(target, **program.overrides)
     search = Searching(problem, target)
     plain = search.baseline()
-    print(f"as written: {format_bytes(plain.bytes)}, {format_us(plain.time_us)}")
+    print(f"baseline: {format_bytes(plain.bytes)}, {format_us(plain.time_us)}")
     results = []
     for share in options.budgets or program.budgets:
         budget = int(share * plain.bytes)
@@ -98,7 +97,7 @@ def main(options: Options) -> int:
         used = ways(one.plan)
         rows = {way: alone(search, way, budget) for way in ALONE}
         times = {way: row.time_us if row else None for way, row in rows.items()}
-        rivals = [t for t in times.values() if t is not None]
+        baselines = [t for t in times.values() if t is not None]
         mine = one.measurement.time.step_us
         results.append(
             {
@@ -111,7 +110,7 @@ def main(options: Options) -> int:
                 "plan": [str(unit) for unit in one.plan.units],
                 "alone_us": times,
                 "alone": {way: row.name for way, row in rows.items() if row},
-                "gain": min(rivals) / mine - 1 if rivals else None,
+                "gain": min(baselines) / mine - 1 if baselines else None,
             }
         )
         told = ", ".join(
@@ -131,7 +130,7 @@ def main(options: Options) -> int:
     path = options.out / f"mixed-{options.program}.json"
     rows = [*results, *of_other_budgets(path, record)]
     rows.sort(key=lambda row: -row["budget_bytes"])
-    write_text(path, json.dumps(record | {"results": rows}, indent=1) + "\n")
+    write_whole(path, json.dumps(record | {"results": rows}, indent=1) + "\n")
     held = any(len(r["ways"]) >= 3 and (r["gain"] or 0) > 0 for r in results)
     print("held" if held else "NOT held")
     return 0 if held else 1
@@ -178,31 +177,33 @@ def _knows_only(action: rr.Action, way: str) -> bool:
     return _ways(action) <= {"save", way}
 
 
-def _choose(search: Searching, way: str, limit: float) -> policies.Choice | None:
-    """A choice among layers that know only one way, all of whose prices are exact."""
+def _choose(search: Searching, way: str, limit: float) -> policies.Assignment | None:
+    """A assignment among layers that know only one way, all of whose costs are exact."""
     while True:
-        menus = []
-        for menu in search.options:
-            choices = search.choices[menu.unit]
-            prices = [
-                p for p in menu.prices if _knows_only(choices[p.name].action, way)
+        all_options = []
+        for unit_options in search.options:
+            choices = search.choices[unit_options.unit]
+            costs = [
+                p
+                for p in unit_options.costs
+                if _knows_only(choices[p.name].action, way)
             ]
-            menus.append(dataclasses.replace(menu, prices=tuple(prices)))
-        if not all(menu.prices for menu in menus):
+            all_options.append(dataclasses.replace(unit_options, costs=tuple(costs)))
+        if not all(unit_options.costs for unit_options in all_options):
             return None
-        choice = search.assign(menus, limit)
-        if choice is None or not search.refine(choice.support):
-            return choice
+        assignment = search.assign(all_options, limit)
+        if assignment is None or not search.refine(assignment.support):
+            return assignment
 
 
 def alone(search: Searching, way: str, budget: int) -> Row | None:
     """The fastest plan that fits and knows only one way back beside keeping."""
     limit = float(budget)
     for _ in range(_MOST_TRIES):
-        choice = _choose(search, way, limit)
-        if choice is None:
+        assignment = _choose(search, way, limit)
+        if assignment is None:
             break
-        row = search.try_mix(choice)
+        row = search.try_assignment(assignment)
         if row is None or row.bytes <= budget:
             break
         limit -= row.bytes - budget + 1e-3 * budget

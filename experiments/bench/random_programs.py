@@ -71,11 +71,11 @@ def _dropout(w, x, key):
 
 
 def _recur(w, x, key):
-    def turn(h, row):
+    def iteration(h, row):
         h = jnp.tanh(h @ w[0] + row)
         return h, h
 
-    _, rows = jax.lax.scan(turn, x[:, 0], jnp.moveaxis(x, 1, 0))
+    _, rows = jax.lax.scan(iteration, x[:, 0], jnp.moveaxis(x, 1, 0))
     return x + jnp.moveaxis(rows, 0, 1)
 
 

@@ -4,7 +4,7 @@
 
 Units with eight names have 256 sets of values to keep. Every one is compiled, the same
 for all layers, and at six budgets the searched plan is held against the fastest that
-fits. Those are turns of a loop, so that plan may not write layers out; what the search
+fits. Those are iterations of a loop, so that plan may not unroll layers; what the search
 gains when it may is printed beside it. Writes `experiments/results/regret.json`.
 """
 
@@ -22,8 +22,8 @@ import tyro
 
 import revremat as rr
 from experiments.bench.searching import Searching
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
 from revremat._measure import Request, measure_each
 
 RESULT = Path(__file__).parents[1] / "results" / "regret.json"
@@ -60,7 +60,7 @@ def chain(w: Any, x: Any) -> Any:
 
 
 def normed(w: Any, x: Any) -> Any:
-    """Norms and activations, cheap to rebuild, between products."""
+    """Norms and activations, cheap to recompute, between products."""
     h = x
     for k in range(4):
         centred = h - h.mean(-1, keepdims=True)
@@ -135,7 +135,7 @@ def main(options: Options) -> int:
             budget = int(budget)
             best = min((t, s, c) for s, t, c in found if s <= budget)
             one = search.fit(budget)
-            written_out = free.fit(budget).measurement.time.step_us
+            unrolled = free.fit(budget).measurement.time.step_us
             regret = one.measurement.time.step_us / best[0] - 1
             results.append(
                 {
@@ -146,7 +146,7 @@ def main(options: Options) -> int:
                     "best_bytes": best[1],
                     "plan": [str(unit) for unit in one.plan.units],
                     "step_us": one.measurement.time.step_us,
-                    "written_out_us": written_out,
+                    "unrolled_us": unrolled,
                     "bytes": one.plan.compiled_bytes,
                     "fits": one.plan.fits,
                     "regret": regret,
@@ -155,7 +155,7 @@ def main(options: Options) -> int:
             print(
                 f"{name}, {format_bytes(budget)}: {'+'.join(best[2]) or 'nothing'} "
                 f"{format_us(best[0])}; searched {format_us(results[-1]['step_us'])}, "
-                f"{100 * regret:+.2f} %; layers written out {format_us(written_out)}",
+                f"{100 * regret:+.2f} %; layers unrolled {format_us(unrolled)}",
                 flush=True,
             )
     worst = max(r["regret"] for r in results)
@@ -163,7 +163,7 @@ def main(options: Options) -> int:
     print(f"worst: {100 * worst:+.2f} %")
     versions = one.measurement.versions
     result = {"target": options.target, "versions": versions, "results": results}
-    write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_whole(options.out, json.dumps(result, indent=1) + "\n")
     return 0 if worst <= 0.01 and fits else 1
 
 

@@ -2,10 +2,10 @@
 
     python -m experiments.bench.search_gpt
 
-At 75, 50 and 30 % of what the program takes as written, on `h100:8` (tensor parallel 4,
+At 75, 50 and 30 % of what the baseline takes, on `h100:8` (tensor parallel 4,
 data parallel 2, bfloat16, AdamW): does the plan fit, how long did the search take, and
 is any uniform preset, or any split of the layers between two presets, faster and small
-enough? Of each pair's splits the one is compiled that the measured prices call best.
+enough? Of each pair's splits the one is compiled that the measured costs call best.
 Then: bytes predicted before the last compile against compiled ones, at 24 and 96
 layers. Writes `experiments/results/search-gpt.json`.
 """
@@ -20,13 +20,13 @@ from typing import Any
 import tyro
 
 import revremat as rr
-from experiments.bench.contest import arena_of
-from experiments.bench.rivals import Splits
+from experiments.bench.baselines import Splits
+from experiments.bench.comparison import comparison_of
 from experiments.bench.searching import Searching
 from experiments.configs import gpt_24
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
 from revremat._fit import presets as compile_presets
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
 
 RESULT = Path(__file__).parents[1] / "results" / "search-gpt.json"
 _EVERY_PAIR = 12
@@ -52,18 +52,18 @@ def main(options: Options) -> int:
     )
     rows = compile_presets(problem, target=target)
     plain = rows[0].bytes
-    print(f"as written: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
+    print(f"baseline: {format_bytes(plain)}, {format_us(rows[0].time_us)}")
     shared = Searching(problem, target)
     shared.prepare()
-    rival = Splits(arena_of(shared), most=_EVERY_PAIR)
+    baseline = Splits(comparison_of(shared), most=_EVERY_PAIR)
     found = []
     for share in options.budgets:
         budget = int(share * plain)
         start = time.perf_counter()
         one = rr.fit(problem, budget=budget, target=target)
         seconds = time.perf_counter() - start
-        rival.ask(budget)
-        best = rival.best(budget)
+        baseline.ask(budget)
+        best = baseline.best(budget)
         found.append(
             {
                 "share": share,
@@ -75,8 +75,8 @@ def main(options: Options) -> int:
                 "seconds": seconds,
                 "compiles": one.num_compiles,
                 "plan": [str(unit) for unit in one.plan.units],
-                "best_rival": best and {"name": best.name, "step_us": best.time_us},
-                "rivals_compiled": len(rival.rows),
+                "best_baseline": best and {"name": best.name, "step_us": best.time_us},
+                "baselines_compiled": len(baseline.rows),
             }
         )
         print(json.dumps(found[-1], indent=1))
@@ -95,12 +95,12 @@ def main(options: Options) -> int:
         "budgets": found,
         "predictions": predictions,
     }
-    write_text(options.out, json.dumps(result, indent=1) + "\n")
+    write_whole(options.out, json.dumps(result, indent=1) + "\n")
     held = worst <= 0.02 and all(
         f["fits"]
         and (
-            f["best_rival"] is None
-            or f["step_us"] <= f["best_rival"]["step_us"] * (1 + 1e-9)
+            f["best_baseline"] is None
+            or f["step_us"] <= f["best_baseline"]["step_us"] * (1 + 1e-9)
         )
         for f in found
     )

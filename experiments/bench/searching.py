@@ -11,10 +11,9 @@ from typing import Any
 import revremat as rr
 
 # What a search knows in between is no public name: benchmarks look inside.
-from revremat import _search
-from revremat._graph import Unit
-from revremat._search.passes._ask import refine, try_mixes
-from revremat.policies import Candidate, Choice, Menu
+from revremat import Unit, _search
+from revremat._search.passes._ask import refine, try_assignments
+from revremat.policies import Assignment, Candidate, UnitOptions
 
 Actions = Mapping[str, rr.Action | Sequence[rr.Action]]
 """Of every unit: one for all of its layers, or one for each."""
@@ -61,14 +60,14 @@ class Searching:
         return [*self.state.rows.values()]
 
     @property
-    def options(self) -> tuple[Menu, ...]:
+    def options(self) -> tuple[UnitOptions, ...]:
         """What is known of layers' costs."""
         return self.state.options
 
     @property
     def choices(self) -> dict[str, Mapping[str, Candidate]]:
         """The candidates of every unit, by their names."""
-        return {unit: costs.choices for unit, costs in self.state.costs.items()}
+        return {unit: costs.candidates for unit, costs in self.state.costs.items()}
 
     def prepare(self) -> None:
         """Measures what layers cost."""
@@ -80,8 +79,8 @@ class Searching:
         return _search.answer(self.state, self.problem.loss)
 
     def baseline(self) -> Row:
-        """The program as it was written."""
-        row = self.add("as written", None)
+        """The baseline, the program without a plan."""
+        row = self.add("baseline", None)
         assert row is not None
         return row
 
@@ -114,12 +113,12 @@ class Searching:
         self.state = refine(self.state, self.ask, support)
         return self.done > before
 
-    def try_mix(self, choice: Choice) -> Row | None:
+    def try_assignment(self, assignment: Assignment) -> Row | None:
         """Measures an assignment whole; None if it does not compile."""
-        mixes = [(choice.counts, choice.bytes)]
-        self.state, (row,) = try_mixes(self.state, self.ask, mixes)
+        mixes = [(assignment.counts, assignment.bytes)]
+        self.state, (row,) = try_assignments(self.state, self.ask, mixes)
         return row
 
-    def assign(self, options: Sequence[Menu], limit: float, **how: Any):
+    def assign(self, options: Sequence[UnitOptions], limit: float, **how: Any):
         """The fastest assignment of these options within a limit."""
         return self.state.assign(options, limit, **how)

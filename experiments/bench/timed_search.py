@@ -1,9 +1,9 @@
 """A search whose every program is also run, on a machine that is at hand.
 
-What the clock says of a kernel follows from its arithmetic and its traffic. Where the
+What the step-time estimator says of a kernel follows from its arithmetic and its traffic. Where the
 target is this very machine, the kernels of every program that the search has compiled
-can be timed, each among the others of its program, and the clock then adds up those.
-Layers are priced by them, in programs cut short; of a whole program the sum is what its
+can be timed, each among the others of its program, and the estimator then adds up those.
+Layers are costed by them, in programs cut short; of a whole program the sum is what its
 steps take.
 """
 
@@ -25,7 +25,7 @@ from revremat._measure import Failure
 from revremat._measure import Request as Step
 from revremat._measurement import Measurement, Time
 from revremat._search import CompilerOracle, ProgramKey, Request
-from revremat.xla._kernel_key import kernel_key
+from revremat.xla import kernel_key
 
 _STEPS, _SECONDS = 12, 0.4  # at least as many, and for at least so long
 _PROFILED = 4
@@ -73,7 +73,7 @@ class TimedOracle:
 class Retiming:
     """Times whole programs several times more, in turn; the median counts.
 
-    Of many that are about as fast, the first choice is the one whose first time
+    Of many that are about as fast, the first assignment is the one whose first time
     happened to be short: that one is no longer looked at.
 
     Args:
@@ -145,7 +145,7 @@ def kernel_times(request: Step, target: xla.Target) -> dict[str, float]:
     for number, (us, times) in found.items():
         key = kernel_key(module.instructions[number], module)
         own_us = _mean([us[k] for k in best]) / slower + times * between_us
-        sums[key] += max(0.0, own_us - times * target.card.launch_us)  # the clock's
+        sums[key] += max(0.0, own_us - times * target.card.launch_us)  # the estimator's
         numbers[key] += times
     return {key: us / numbers[key] for key, us in sums.items()}
 

@@ -30,12 +30,12 @@ import tyro
 
 import revremat as rr
 from experiments.bench import batches
-from experiments.bench.contest import Searched, contest, plain_json, search_again
+from experiments.bench.baselines import BASELINES
+from experiments.bench.comparison import Searched, comparison, plain_json, search_again
 from experiments.bench.programs import PROGRAMS, refusal
 from experiments.bench.programs._entry import Size
-from experiments.bench.rivals import RIVALS
-from revremat._format import format_bytes, format_us
-from revremat._io._files import write_text
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
 
 RESULTS = Path(__file__).parents[1] / "results" / "versus"
 PROMISED = {"uniform preset": 1.12, "two-preset split": 1.03, "memory budget": 1.03}
@@ -55,12 +55,12 @@ class Options:
     Attributes:
       programs: Which; by default all.
       budgets: Of each program.
-      rivals: Which, by their names in the table; by default all.
+      baselines: Which, by their names in the table; by default all.
       size: `real`, or `cpu` and `tiny` ones.
       target: Instead of the one that each program names.
       most: Minutes after which it stops, in the middle of a program if need be.
       again: Programs that are done are run again.
-      search_again: They are searched again at the same budgets, and what rivals took
+      search_again: They are searched again at the same budgets, and what baselines took
         stays as it is.
       at: Only at these budgets of it, the first is 1.
       largest_batch: A program: the largest batch that fits its target as it is written
@@ -75,7 +75,7 @@ class Options:
 
     programs: tuple[str, ...] = ()
     budgets: int = 8
-    rivals: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ()
     size: Size = "real"
     target: str = ""
     most: float = math.inf
@@ -104,7 +104,9 @@ def main(options: Options) -> int:
 
     names, refused = options.programs or tuple(PROGRAMS), False
     unknown = refusal([*names, *filter(None, [options.largest_batch])], PROGRAMS)
-    unknown = unknown or refusal(options.rivals, [r.name for r in RIVALS], "rival")
+    unknown = unknown or refusal(
+        options.baselines, [r.name for r in BASELINES], "baseline"
+    )
     if unknown:
         print(unknown)
         return 2
@@ -125,7 +127,7 @@ def main(options: Options) -> int:
                 continue
             try:
                 for found in run(name, options, stop):
-                    write_text(path, plain_json(found))
+                    write_whole(path, plain_json(found))
             except rr.UserError as error:
                 print(f"{name}: {error}")
                 refused = True
@@ -157,8 +159,10 @@ def run(
     if options.search_again and path.exists():
         yield from search_again(searched, json.loads(path.read_text()), options.at)
         return
-    kinds = [r for r in RIVALS if not options.rivals or r.name in options.rivals]
-    found = contest(searched, options.budgets, kinds)
+    kinds = [
+        r for r in BASELINES if not options.baselines or r.name in options.baselines
+    ]
+    found = comparison(searched, options.budgets, kinds)
     yield {"program": name, "group": entry.group, "size": options.size, **found}
 
 
@@ -173,7 +177,7 @@ def _largest_batch(options: Options, name: str, stop: Any) -> None:
         stop=stop,
         unroll=options.unroll,
     )
-    write_text(options.out / f"batch-{name}.json", plain_json(found))
+    write_whole(options.out / f"batch-{name}.json", plain_json(found))
     print(json.dumps(found, indent=1))
 
 
@@ -192,17 +196,17 @@ def _place(name: str) -> tuple[int, str]:
     return (names.index(name) if name in names else len(names), name)
 
 
-def gains(found: Mapping[str, Any], rival: str) -> list[float | None]:
-    """At each budget the search's throughput over a rival's; nothing if it was not run.
+def gains(found: Mapping[str, Any], baseline: str) -> list[float | None]:
+    """At each budget the search's throughput over a baseline's; nothing if it was not run.
 
-    None where the rival has no plan that fits; not a number where the search has none,
+    None where the baseline has no plan that fits; not a number where the search has none,
     which no promise allows.
     """
     listed: list[float | None] = []
     for at in found["budgets"]:
-        if rival not in at["rivals"]:
+        if baseline not in at["baselines"]:
             continue
-        mine, theirs = at["search"], at["rivals"][rival]
+        mine, theirs = at["search"], at["baselines"][baseline]
         if mine is None and theirs is not None:
             listed.append(math.nan)
         elif mine is None or theirs is None:
@@ -230,12 +234,12 @@ def rows_of(name: str, found: Mapping[str, Any]) -> str:
     Beside the time: how much of the budget is left, and by how much any mix of the
     same candidates could be faster at most.
     """
-    written = found["as_written"]
+    written = found["baseline"]
     lines = [
-        f"{name} on {found['target']}, as written {format_bytes(written['bytes'])} "
+        f"{name} on {found['target']}, baseline {format_bytes(written['bytes'])} "
         f"and {format_us(written['step_us'])}"
     ]
-    names = [r.name for r in RIVALS[1:] if gains(found, r.name)]
+    names = [r.name for r in BASELINES[1:] if gains(found, r.name)]
     lines.append(
         f"{'budget':>11} {'search':>10} {'left':>6} {'bound':>6} "
         + " ".join(f"{n:>16}" for n in names)
@@ -253,13 +257,15 @@ def rows_of(name: str, found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def means(done: Mapping[str, Mapping[str, Any]], rival: str) -> dict[str, float | None]:
-    """The search's throughput over a rival's, over all that is done.
+def means(
+    done: Mapping[str, Mapping[str, Any]], baseline: str
+) -> dict[str, float | None]:
+    """The search's throughput over a baseline's, over all that is done.
 
     A program that was run at more budgets weighs no more than another; or else every
     budget weighs the same.
     """
-    listed = [gains(found, rival) for found in done.values()]
+    listed = [gains(found, baseline) for found in done.values()]
     return {
         "mean of programs": geometric_mean(map(geometric_mean, listed)),
         "mean of budgets": geometric_mean(gain for row in listed for gain in row),
@@ -285,7 +291,7 @@ def summary(done: Mapping[str, Mapping[str, Any]]) -> str:
     """Geometric means, program by program and over all of them."""
     if not done:
         return "no program is done"
-    names = [r.name for r in RIVALS[1:]]
+    names = [r.name for r in BASELINES[1:]]
     lines = [f"{'throughput over':20} " + " ".join(f"{n:>18}" for n in names)]
     for program, found in done.items():
         cells = [_mean_cell(gains(found, n)) for n in names]
@@ -294,13 +300,13 @@ def summary(done: Mapping[str, Mapping[str, Any]]) -> str:
     for kind in overall[names[0]]:
         cells = [_mean_cell([overall[n][kind]]) for n in names]
         lines.append(f"{kind:20} " + " ".join(f"{c:>18}" for c in cells))
-    lines.append("(in brackets: budgets at which a rival has no plan that fits)")
+    lines.append("(in brackets: budgets at which a baseline has no plan that fits)")
     for n, promised in PROMISED.items():
         known = [mean for mean in overall[n].values() if mean is not None]
         if known:
             held = "held" if min(known) >= promised else "NOT held"
             lines.append(f"{min(known):.3f} x {n}, {promised} promised: {held}")
-    lines += [*_against_as_written(done), *closely_met(done)]
+    lines += [*_against_the_baseline(done), *closely_met(done)]
     for program, found in done.items():
         below = [n for n in names if (geometric_mean(gains(found, n)) or 1) < _LEVEL]
         if below:
@@ -311,9 +317,9 @@ def summary(done: Mapping[str, Mapping[str, Any]]) -> str:
 def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """How budgets are met: closely, or nothing known says that more would help.
 
-    What is left helps nobody where no plan at any budget, a rival's or a searched one,
+    What is left helps nobody where no plan at any budget, a baseline's or a searched one,
     is faster, where the plan's kinds of layers and one more, held to what it really
-    took, make nothing faster that fits, or where no mix of all that has a price can be.
+    took, make nothing faster that fits, or where no mix of all that has a cost can be.
     """
     kinds = {
         f"within {_LEAST_LEFT:.1%}": 0,
@@ -324,7 +330,7 @@ def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
     near, fastest, filled, bounded = kinds
     exceeded, rest = 0, []
     for program, found in done.items():
-        plans = [p for at in found["budgets"] for p in [at["search"], *_rivals(at)]]
+        plans = [p for at in found["budgets"] for p in [at["search"], *_baselines(at)]]
         first_us = min((p["step_us"] for p in plans if p), default=math.inf)
         for place, at in enumerate(found["budgets"], 1):
             if (mine := at["search"]) is None:
@@ -332,7 +338,7 @@ def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
             left = 1 - mine["bytes"] / at["budget_bytes"]
             least_us = mine["step_us"] / (1 + _LEAST_GAIN)
             bound_us = mine.get("bound_us") or 0.0
-            beaten = any(p and p["step_us"] < least_us for p in _rivals(at))
+            beaten = any(p and p["step_us"] < least_us for p in _baselines(at))
             exceeded += left < 0
             if left <= _LEAST_LEFT:
                 kinds[near] += 1
@@ -349,20 +355,20 @@ def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [*lines, *(f"  {line}" for line in rest)]
 
 
-def _rivals(at: Mapping[str, Any]) -> Iterable[Mapping[str, Any] | None]:
-    return at["rivals"].values()
+def _baselines(at: Mapping[str, Any]) -> Iterable[Mapping[str, Any] | None]:
+    return at["baselines"].values()
 
 
 def markdown(done: Mapping[str, Mapping[str, Any]]) -> str:
     """The README's table: a program, the searched plans, and gains over the rest."""
-    names = [r.name for r in RIVALS[1:]]
-    head = ["program", "as written", "searched", "with least memory", *names]
+    names = [r.name for r in BASELINES[1:]]
+    head = ["program", "baseline", "searched", "with least memory", *names]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for program, found in done.items():
         plans = [at["search"] for at in found["budgets"] if at["search"] is not None]
         fastest = min(plans, key=lambda p: (p["step_us"], p["bytes"]), default=None)
         least = min(plans, key=lambda p: p["bytes"], default=None)
-        cells = [_plan_cell(p) for p in (found["as_written"], fastest, least)]
+        cells = [_plan_cell(p) for p in (found["baseline"], fastest, least)]
         cells += [_mean_cell(gains(found, n)) for n in names]
         loops = "" if all(p.get("unroll", True) for p in plans) else ", loops"
         label = f"{program} ({found['target']}, {len(found['budgets'])}{loops})"
@@ -386,21 +392,21 @@ def _mean_cell(listed: list[float | None]) -> str:
     return f"{text} ({none})" if none else text
 
 
-def _against_as_written(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _against_the_baseline(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The fastest plans that take no more memory than the program as it is written."""
     lines = []
     for group in ("standard", "novel"):
         chosen = [found for found in done.values() if found["group"] == group]
         for kind in ("fusion-aware", "search"):
             values = [
-                found["as_written"]["step_us"] / best["step_us"]
+                found["baseline"]["step_us"] / best["step_us"]
                 for found in chosen
                 if (best := found["no_more_memory"][kind]) is not None
             ]
             mean = geometric_mean(values)
             if mean is not None:
                 lines.append(
-                    f"{group} programs, {kind} against as written, at no more memory: "
+                    f"{group} programs, {kind} against the baseline, at no more memory: "
                     f"{mean:.3f} ({min(values):.3f} to {max(values):.3f})"
                 )
     return lines

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.card import facts, kernels, programs
-from revremat._io._files import write_text
-from revremat.xla._cards import measured_folder
+from experiments.records import write_whole
+from revremat.xla import measured_folder
 
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 300
@@ -55,12 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
         "data_sheet": facts.data_sheet(machine["key"]),
         "jobs": notes.done,
     }
-    # The clock again, with the factors just measured.
+    # The estimates again, with the factors just measured.
     result["calibrated"] = {}
     if aot:
         folder = ROOT / "runs" / "cards"
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / f"{machine['key']}.json", json.dumps({"card": card}))
+        write_whole(folder / f"{machine['key']}.json", json.dumps({"card": card}))
         for program in options.programs:
             found = run_job(f"predict {program}", options, machine, str(folder))
             result["calibrated"][program] = found
@@ -68,16 +68,16 @@ def main(arguments: list[str] | None = None) -> int:
     result["seconds"] = round(time.perf_counter() - began, 1)
     text = facts.table(result)
     options.out.mkdir(parents=True, exist_ok=True)
-    place = write_text(
+    place = write_whole(
         options.out / f"card-{name}.json", json.dumps(result, indent=1) + "\n"
     )
-    write_text(options.out / f"card-{name}.txt", text)
+    write_whole(options.out / f"card-{name}.txt", text)
     print(text, end="")
     print(f"written to {place}")
     if machine["key"]:
         folder = options.cards or measured_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        copy = write_text(
+        copy = write_whole(
             folder / f"{machine['key']}.json",
             json.dumps({"card": card, "machine": machine}, indent=1) + "\n",
         )
@@ -122,7 +122,9 @@ class Notes:
         """Writes down one job's result."""
         self.done[job] = found
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(self.path, json.dumps({"machine": self._machine, "done": self.done}))
+        write_whole(
+            self.path, json.dumps({"machine": self._machine, "done": self.done})
+        )
 
 
 def run_job(

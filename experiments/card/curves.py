@@ -2,7 +2,7 @@
 
 Small programs are compiled and run under JAX's profiler. The profiler says how long
 each instruction took, the compiled program what it did: the same account of work that
-the clock will use.
+the step-time estimator will use.
 """
 
 import statistics
@@ -15,10 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.card.trace import durations_us
-from revremat.xla import Module, read_compiled
-from revremat.xla._access import SETS
-from revremat.xla._cost import Cost, cost_of
-from revremat.xla._roofline import rate, size_of_product
+from revremat.xla import Cost, Module, cost_of, rate_at, read_compiled
 
 Curves = dict[str, list[tuple[float, float]]]
 Timed = list[tuple[Any, Cost, float]]
@@ -40,7 +37,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def measure(quick: bool = False) -> Curves:
-    """All curves of this machine's first device; see `revremat.xla._roofline`."""
+    """All curves of this machine's first device; see `revremat.xla.Card`."""
     found: Curves = {}
     found["fresh"] = _fresh(quick)  # first: what lies in the heap by then decides
     found["stream"] = _stream(quick)
@@ -141,7 +138,7 @@ def _functions(known: Curves) -> Curves:
         _, cost, seconds = _largest(timed(run, _normal(2**18)))
         elements = cost.functions.get(name, 0.0)
         if elements:
-            traffic = cost.bytes / rate(known["stream"], cost.bytes)
+            traffic = cost.bytes / rate_at(known["stream"], cost.bytes)
             beyond = max(seconds - traffic, 0.02 * seconds)
             # Plain arithmetic hides under the traffic, up to here.
             found[f"function.{name}"] = [(elements, elements / beyond)]
@@ -187,7 +184,7 @@ def _products(quick: bool) -> Curves:
                 run = lambda x, y, form=form: jnp.einsum(form, x, y)
                 for _, cost, seconds in timed(run, x, y):
                     for m in cost.matmuls:
-                        point = (size_of_product(m), m.flops / seconds)
+                        point = (m.size, m.flops / seconds)
                         found[f"{m.kind}.{m.dtype}"].append(point)
     return {name: _smooth(points) for name, points in found.items()}
 
@@ -240,7 +237,7 @@ def _across(quick: bool) -> Curves:
                 for way, accesses in ways:
                     number = sum(a.number for a in accesses)
                     for a in accesses[:1]:
-                        if a.sets == SETS:
+                        if a.on_all_sets:
                             found[way].append((a.lines_bytes, number / seconds))
                         elif a.crowded:
                             point = (float(a.sets), number / seconds)

@@ -5,11 +5,11 @@ import math
 import statistics
 from typing import Any
 
-from revremat import render
-from revremat._format import format_bytes, format_us
-from revremat._report._text import new_table
-from revremat.xla import load_card
-from revremat.xla._cards import MEASURABLE
+from rich import box
+from rich.table import Table
+
+from revremat import format_bytes, format_us, render
+from revremat.xla import MEASURABLE, load_card
 
 MIB = 2**20
 
@@ -124,8 +124,16 @@ def table(result: Json) -> str:
     return "\n".join(lines)
 
 
+def _new_table(*columns: str) -> Table:
+    """A table in the style of revremat's reports; steps are aligned on the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name == "step" else "left")
+    return table
+
+
 def _kernel_table(done: Json) -> Any:
-    rows = new_table("kernel", "size", "time", "TFLOP/s", "GB/s")
+    rows = _new_table("kernel", "size", "time", "TFLOP/s", "GB/s")
     for job, kernels in done.items():
         if not job.startswith("kernels ") or "error" in kernels:
             continue
@@ -148,8 +156,14 @@ def _kernel_table(done: Json) -> Any:
 def _program_table(result: Json) -> Any:
     """Of each program what was said before it ran, and what it took."""
     done = result["jobs"]
-    rows = new_table(
-        "program", "said", "compiled", "allocator", "step", "clock", "calibrated clock"
+    rows = _new_table(
+        "program",
+        "said",
+        "compiled",
+        "allocator",
+        "step",
+        "estimate",
+        "calibrated estimate",
     )
     for job, run in done.items():
         if not job.startswith("run "):
@@ -167,7 +181,7 @@ def _program_table(result: Json) -> Any:
             format_bytes(run["compiled_bytes"]),
             format_bytes(peak) if peak else "-",
             format_us(1e6 * run["seconds"]),
-            *(_beside(clock, run["seconds"]) for clock in (said, again)),
+            *(_beside(estimate, run["seconds"]) for estimate in (said, again)),
         )
     return rows
 
@@ -184,15 +198,15 @@ def _short(number: float) -> str:
     return f"{number:.3g}"
 
 
-def _beside(clock: Json, seconds: float) -> str:
-    if "seconds" not in clock:
+def _beside(estimate: Json, seconds: float) -> str:
+    if "seconds" not in estimate:
         return "-"
-    off = 100 * (clock["seconds"] / seconds - 1)
-    return f"{format_us(1e6 * clock['seconds'])} ({off:+.0f} %)"
+    off = 100 * (estimate["seconds"] / seconds - 1)
+    return f"{format_us(1e6 * estimate['seconds'])} ({off:+.0f} %)"
 
 
 def _card_table(result: Json) -> Any:
-    rows = new_table("fact of the card", "data sheet", "measured")
+    rows = _new_table("fact of the card", "data sheet", "measured")
     for name, value in result["card"].items():
         before = result["data_sheet"].get(name)
         if name == "peak_flops":

@@ -9,7 +9,7 @@ Command:
         --budget 60GiB --compiles 12
 
 Expected: ten compiles; 59.1 GiB and 3.16 s a step with the products and the attention
-of every layer kept, where the program as written takes 150 GiB and keeping nothing
+of every layer kept, where the baseline takes 150 GiB and keeping nothing
 takes 3.59 s.
 """
 

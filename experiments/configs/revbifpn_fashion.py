@@ -4,7 +4,7 @@ Command:
     apt-get install dataset-fashion-mnist
     python experiments/train.py revbifpn_fashion
 
-`--model.reversible False` trains its plain twin; `python -m
+`--model.reversible False` trains its plain counterpart; `python -m
 experiments.papers.revbifpn.accuracy` compares the two over three seeds.
 
 Expected: accuracy about 0.82 on held-out images after 200 steps: a minute or two of

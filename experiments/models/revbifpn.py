@@ -35,7 +35,7 @@ class RevBiFPNClassifierConfig:
       channels: 1 for grey.
       num_classes: Labels.
       reversible: Whether the stack is inverted in the backward pass; if not, it is the
-        plain twin: the same function with all activations stored.
+        plain counterpart: the same function with all activations stored.
       recompute_head: Whether the head's maps are computed again in the backward pass.
       dropout: Rate before the classifier.
       depthwise: Depthwise convolutions as sums of products, fast on a CPU, or XLA's.

@@ -43,7 +43,7 @@ from revremat._read import is_dump, read
 from revremat._report._lock import check_lock, lock_text, read_lock
 from revremat._report._text import new_table, render, write
 from revremat._saved import load_plan
-from revremat._trace import choices
+from revremat._trace import fixed_units
 from revremat.xla import Target
 
 
@@ -177,13 +177,13 @@ class Report:
                     what_if=self.what_if,
                     rules=rules,
                 )
-                told += _choices(problem, target)
+                told += _fixed_units(problem, target)
                 return dataclasses.replace(m, notes=(*m.notes, *told))
 
     def _read(self) -> list[Measurement]:
         if not self.target:
             raise UserError(
-                "a dump does not say how much memory its card has: write --target, as "
+                "a dump does not say how much memory its device has: write --target, as "
                 "in --target h100:8"
             )
         if self.set:
@@ -274,10 +274,10 @@ def plan_notes(plan: Plan, target: Target) -> list[str]:
     return [note for note in notes if note]
 
 
-def _choices(problem: Problem, target: Target) -> list[str]:
+def _fixed_units(problem: Problem, target: Target) -> list[str]:
     """What the program has decided by itself: a sentence for each stack or chain."""
     try:
-        found = choices(problem.loss, *problem.specs)
+        found = fixed_units(problem.loss, *problem.specs)
     except UserError:  # no loss that can be traced, and a report needs none
         return []
     lines = []

@@ -93,7 +93,7 @@ class Search:
         if given := [flag for flag, value in taken.items() if value is not None]:
             raise UserError(
                 "--pareto has budgets of its own, takes as many compiles as they need "
-                f"and writes plans to *.json: leave out {' and '.join(given)}"
+                f"and writes its plans to *.json: leave out {' and '.join(given)}"
             )
         if path.suffix not in (".html", ".json"):
             raise UserError(f"cannot write {str(path)!r}: write *.html or *.json")
@@ -134,7 +134,7 @@ class Compare:
             for budget in self.budget:
                 found = fit(problem, budget=budget, target=target, progress=report)
                 rows.append(_searched(found, budget))
-        table = new_table("program", "bytes", "step", "fits the card")
+        table = new_table("program", "bytes", "step", "fits the device")
         for row in rows:
             table.add_row(
                 Text(row.name),

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
+from revremat._action import SAVE, Action
 from revremat._errors import UserError
 from revremat._export._places import Lost, Places, users_place
 from revremat._graph import Graph, Operation
-from revremat._plan import SAVE, Action, Plan, UnitPlan
+from revremat._plan import Plan, UnitPlan
 
 FORMS = ("jax", "nnx", "maxtext")
 
@@ -85,7 +86,7 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
     if plan.in_order:
         lost.add(
             "the gradient barrier: without it the compiler may put gradients of "
-            "weights off and hold what they are made of; use `rr.apply`"
+            "weights off and hold the values they are computed from; use `rr.apply`"
         )
     if form == "maxtext":
         text = _maxtext(plan, graph, lost)
@@ -209,7 +210,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
     unit = places.unit.name
     if action.kind == "invert":
         lost.add(
-            "INVERT rebuilds a layer's input from its output; write a jax.custom_vjp "
+            "INVERT recomputes a layer's input from its output; write a jax.custom_vjp "
             "around the whole stack, or use `rr.apply`",
             unit,
         )

@@ -88,11 +88,11 @@ class Places:
         chain, wanted = [k], {*self.unit.residuals_of, *self.unit.outputs}
         while chain[-1] not in wanted:
             following = self._users[chain[-1]]
-            if len(following) != 1 or following[0].pinned:
+            if len(following) != 1 or following[0].effectful:
                 break
             made = following[0].outputs
             sizes = [self.unit.values[one].num_bytes for one in (chain[-1], *made)]
-            if len(made) != 1 or sizes[1] > sizes[0] or following[0].dear:
+            if len(made) != 1 or sizes[1] > sizes[0] or following[0].compute_intensive:
                 break
             chain.append(made[0])
         return chain

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 MOST_BYTES = 2**63 - 1
@@ -57,6 +58,19 @@ def schema_of(data: Any, newest: int) -> int:
     return schema
 
 
+def renamed_keys(data: Any, names: Mapping[str, str]) -> Any:
+    """JSON with new names for the keys of an older schema, at every depth.
+
+    >>> renamed_keys({"units": [{"dear": True}]}, {"dear": "compute_intensive"})
+    {'units': [{'compute_intensive': True}]}
+    """
+    if isinstance(data, dict):
+        return {names.get(k, k): renamed_keys(v, names) for k, v in data.items()}
+    if isinstance(data, list):
+        return [renamed_keys(one, names) for one in data]
+    return data
+
+
 def _integer(digits: str) -> int:
     if len(digits.lstrip("-")) <= _MOST_DIGITS and abs(found := int(digits)) <= (
         MOST_BYTES
@@ -76,3 +90,43 @@ def _float(digits: str) -> float:
 
 def _constant(name: str) -> float:
     raise ValueError(f"it holds the number {name}, which is none")
+
+
+def typed(data: dict[str, Any], key: str, kind: Any) -> Any:
+    """The value of a key, which is there and of a kind; numbers are not negative.
+
+    Raises:
+      ValueError: What is wrong with it.
+    """
+    if not isinstance(data, dict) or key not in data:
+        raise ValueError(f"{key!r} is missing")
+    value = data[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise ValueError(f"{key!r} is {value!r}")
+    if isinstance(value, int) and value < 0:
+        raise ValueError(f"{key!r} is {value!r}")
+    return value
+
+
+def flag(data: dict[str, Any], key: str) -> bool:
+    """True or False; False where there is no such key.
+
+    Raises:
+      ValueError: It is something else.
+    """
+    value = data.get(key, False)  # Older schemas have fewer of them.
+    if not isinstance(value, bool):
+        raise ValueError(f"{key!r} is {value!r}")
+    return value
+
+
+def names(data: dict[str, Any], key: str) -> tuple[str, ...]:
+    """A list of strings.
+
+    Raises:
+      ValueError: It is missing, or something else.
+    """
+    found = typed(data, key, list)
+    if not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{key!r} is {found!r}")
+    return tuple(found)

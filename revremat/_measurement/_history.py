@@ -12,7 +12,7 @@ class Curve:
       bytes: For each category (a phase, or a rule of the user's), the bytes in use at
         each position. The highest sum of a stretch stands for the whole stretch, so
         the peak is never lost.
-      holes_bytes: The arena's holes and its unused end, at each position.
+      fragmentation_bytes: The arena's holes and its unused end, at each position.
       labels: What runs at each position: scope, or operation where it has none.
 
     Example:
@@ -24,7 +24,7 @@ class Curve:
 
     positions: tuple[int, ...]
     bytes: tuple[tuple[str, tuple[int, ...]], ...]
-    holes_bytes: tuple[int, ...] = ()
+    fragmentation_bytes: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from revremat._format import format_bytes, format_us
-from revremat._io._json import parse_json, schema_of
+from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
 from revremat._io._types import check_types
 from revremat._measurement._history import Curve, Span
@@ -28,7 +28,7 @@ PHASES = (
 )
 """Where in a training step a buffer comes from, in the order reports list them."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def categories(rules: Mapping[str, str]) -> Callable[[str, str, str, str], str]:
@@ -179,7 +179,8 @@ class Memory:
 
     Example:
       >>> import revremat as rr
-      >>> memory = rr.Memory(argument_bytes=8, output_bytes=8, alias_bytes=8, temp_bytes=4)
+      >>> parts = {"argument_bytes": 8, "output_bytes": 8, "alias_bytes": 8}
+      >>> memory = rr.Memory(**parts, temp_bytes=4)
       >>> memory.total_bytes
       12
     """
@@ -416,12 +417,14 @@ class Measurement(InNotebooks):
         """
         try:
             data: dict[str, Any] = parse_json(text)
-            schema_of(data, SCHEMA_VERSION)
+            schema = schema_of(data, SCHEMA_VERSION)
             del data["schema"]
             memory = data.pop("memory")
             memory.pop("total_bytes")
             packing = memory.pop("packing", None)
             curve = memory.pop("curve", None)
+            if curve and schema < 3:
+                curve = renamed_keys(curve, {"holes_bytes": "fragmentation_bytes"})
             changes = memory.pop("what_if", None)
             rules = _tuples(memory.pop("rules", []))
             time = data.pop("time")

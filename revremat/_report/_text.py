@@ -35,7 +35,7 @@ def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
 
     Args:
       noun: A `Measurement`, or a list of them (one row each); a `Graph`, `Plan`, `Fit`,
-        `FitRecord` or `Frontier`.
+        `FitRecord` or `Frontier`; or a table of the `rich` package.
       width: Columns at most.
       color: With terminal colours.
 
@@ -182,9 +182,10 @@ def _(noun: Measurement, console: Console) -> None:
         packing = memory.packing
         _line(
             console,
-            f"{format_bytes(packing.packed_bytes)} packed best",
-            f"temporaries take {format_bytes(packing.arena_bytes)} as XLA packs them; "
-            f"no packing takes less than {format_bytes(packing.bound_bytes)}",
+            f"{format_bytes(packing.packed_bytes)} at best",
+            f"for temporaries: XLA's buffer assignment takes "
+            f"{format_bytes(packing.arena_bytes)}, and none takes less than "
+            f"{format_bytes(packing.bound_bytes)}",
         )
     time = noun.time
     recompute = ""
@@ -204,7 +205,7 @@ def _(noun: Measurement, console: Console) -> None:
             f"transfers {format_us(time.transfer_us)} "
             f"({format_us(time.exposed_transfer_us)} exposed)"
         )
-    basis = "measured" if time.calibrated else "data sheet"
+    basis = "measured" if time.calibrated else "data-sheet"
     _line(console, f"{format_us(time.step_us)} a step", ", ".join(parts))
     console.print()
     if memory.buffers:
@@ -217,7 +218,7 @@ def _(noun: Measurement, console: Console) -> None:
         console.print()
     if memory.what_if is not None:
         print_what_if(memory.what_if, console)
-    _note(console, f"time is an estimate with {basis} factors")
+    _note(console, f"time is an estimate from {basis} rates")
     if time.compiler_us is not None:
         _note(
             console,
@@ -291,7 +292,7 @@ def render_targets(rows: Sequence[tuple[Any, str]], *, color: bool = False) -> s
         sentence = f"- to use {', '.join(specs)}: {missing}"
         lines.append(_fill(sentence, WIDTH))
     lines.append(
-        "- bytes are per device; * measured on such a card, the others defaults"
+        "- bytes are per device; * measured on such a device, the others are defaults"
     )
     return "\n".join(lines) + "\n"
 
@@ -327,7 +328,7 @@ def _verdict(noun: Measurement) -> str:
 
 def _of_the_card(noun: Measurement) -> str:
     return (
-        f"of {format_bytes(noun.usable_bytes)} usable: card "
+        f"of {format_bytes(noun.usable_bytes)} usable: device "
         f"{format_bytes(noun.device_bytes)}, reserve {format_bytes(noun.reserve_bytes)}"
     )
 
@@ -368,9 +369,7 @@ def _by_phase(noun: Measurement) -> Table:
             )
     holes = noun.memory.fragmentation_bytes
     if holes >= 0.001 * total:
-        table.add_row(
-            "", "holes between them", format_bytes(holes), _share(holes, total)
-        )
+        table.add_row("", "fragmentation", format_bytes(holes), _share(holes, total))
     return table
 
 

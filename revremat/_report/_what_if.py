@@ -17,7 +17,9 @@ _MOST_NAME = 52
 def print_what_if(noun: WhatIf, console: Console) -> None:
     """Prints residuals, donations and checkpoints; a sentence where there are none."""
     if noun.residuals:
-        table = _table("if one residual went", "made by", "count", "bytes", "falls by")
+        table = _table(
+            "if one residual were dropped", "made by", "count", "bytes", "falls by"
+        )
         for r in noun.residuals[:_MOST_ROWS]:
             table.add_row(
                 _name("/".join(filter(None, (r.scope, r.op)))),
@@ -28,8 +30,8 @@ def print_what_if(noun: WhatIf, console: Console) -> None:
         _print(console, table)
         _say(
             console,
-            "falls by: at most, with nothing made in its place; holes are left out, "
-            "and only a compile is exact",
+            "falls by: an upper bound, without what recomputing it needs and without "
+            "fragmentation; only a compile is exact",
         )
     else:
         _say(console, "no value of the forward pass is alive at the peak")

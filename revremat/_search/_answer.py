@@ -9,7 +9,7 @@ from revremat._format import format_bytes
 from revremat._measure import Failure
 from revremat._search._result import Dropped, Fit, holders, not_sent, times_alive
 from revremat._search._state import State
-from revremat._search.passes._fill import is_filled
+from revremat._search.passes._local_search import is_local_optimum
 
 
 def answer(state: State, loss: Callable[..., Any]) -> Fit:
@@ -44,10 +44,10 @@ def answer(state: State, loss: Callable[..., Any]) -> Fit:
         plan=plan,
         measurement=best.measurement,
         rows=tuple(state.rows.values()),
-        menus=state.options,
+        layer_costs=state.options,
         bound_us=state.known_bound_us,
         greedy_us=state.greedy_us,
-        filled=is_filled(state, best),
+        filled=is_local_optimum(state, best),
         num_compiles=state.num_compiles,
         most_compiles=space.most_compiles,
         is_cut_short=bool(state.skipped) and not held_by,

@@ -21,16 +21,16 @@ class Heuristics:
       far_off: Compiled bytes over expected ones from where a cost is not believed.
       step_below: Share of the budget by which a limit goes down beyond the error that
         was seen, so that the same choice does not come again.
-      num_runners_up: Other choices compiled beside the best. A third gained nothing.
+      num_runners_up: Other assignments compiled beside the best. A third gained nothing.
       near_bytes: Bytes over budget up to which the smallest assignment is tried.
       near_time: Expected time over the best one up to which a runner-up may still win:
         whole programs differ from their layers' sum by about 2 %.
       negligible_budget: Share of the budget that is not worth a compile.
-      least_gain_fill: Share of a step that a local change has to promise.
+      least_gain_local: Share of a step that a local change has to promise.
       least_gain_column: Share of a step that new candidates have to promise, for which
         three compiles and more are spent.
       apart_budget: Share of the budget between a mix that was too large and the next.
-      most_filled: Compiles of one local search.
+      most_local_steps: Compiles of one local search.
       nearly_budget: Bytes over budget up to which peeled layers may make a mix fit.
       num_peeled: Actions tried for a first or last layer, of all units together.
       most_trimmed: Peeled plans compiled whole for one unit.
@@ -59,10 +59,10 @@ class Heuristics:
     near_bytes: float = 1.02
     near_time: float = 1.02
     negligible_budget: float = 0.003
-    least_gain_fill: float = 1e-3
+    least_gain_local: float = 1e-3
     least_gain_column: float = 0.002
     apart_budget: float = 1e-4
-    most_filled: int = 8
+    most_local_steps: int = 8
     nearly_budget: float = 1.25
     num_peeled: int = 6
     most_trimmed: int = 4

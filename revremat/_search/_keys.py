@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from revremat._plan import Action
+from revremat._action import Action
 
 Actions = Mapping[str, Sequence[Action]]
 """From unit to the action of each of its layers."""

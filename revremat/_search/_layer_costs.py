@@ -23,14 +23,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from revremat._action import RECOMPUTE, Action
 from revremat._graph import Unit
-from revremat._plan import RECOMPUTE, Action
 from revremat._search._heuristics import Heuristics
-from revremat.policies import Candidate, Counts, Menu, Price, Runs
+from revremat.policies import Candidate, Counts, LayerCost, Runs, UnitOptions
 
 DEPTHS = (4, 8)
 """Layers in a shortened program; 4 and 8 extrapolate to 1.5 %, 2 and 4 to 3.6 %."""
-RECOMPUTE_ALL, SAVE_ALL = "full", "none"
+RECOMPUTE_ALL, SAVE_ALL = "recompute all", "save all"
 """Names of the presets that the others are held to."""
 
 
@@ -91,10 +91,10 @@ def peeled_cut(action: Action, beside: Action, last: bool) -> tuple[Action, ...]
 def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
     """What the first or the last layer stands beside, and whether it stands alone.
 
-    >>> neighbour([("save", 1), ("full", 22), ("save", 1)], last=False)
-    ('full', True)
-    >>> neighbour([("full", 24)], last=True)
-    ('full', False)
+    >>> neighbour([("save", 1), ("recompute all", 22), ("save", 1)], last=False)
+    ('recompute all', True)
+    >>> neighbour([("recompute all", 24)], last=True)
+    ('recompute all', False)
     """
     ordered = runs[::-1] if last else runs
     stands_alone = len(runs) > 1 and ordered[0][1] == 1
@@ -114,7 +114,7 @@ class Unrolled(Candidate):
 
 def unrolled(candidate: Candidate) -> Unrolled:
     """The same candidate, its layers unrolled."""
-    name = f"{candidate.name}, unrolled"
+    name = f"{candidate.name} (unrolled)"
     return Unrolled(name, candidate.action(unroll=True), candidate)
 
 
@@ -128,14 +128,14 @@ def plain_of(candidate: Candidate) -> Candidate:
 def summary(counts: Counts) -> str:
     """What a program is called, by the runs of each of its units.
 
-    >>> summary({"scan_0": [("none", 1), ("full", 23)]})
-    'none, 23 x full'
-    >>> summary({"encoder": [("full", 12)], "decoder": [("none", 12)]})
-    'encoder: 12 x full; decoder: 12 x none'
+    >>> summary({"scan_0": [("save all", 1), ("recompute all", 23)]})
+    'save all + 23 x recompute all'
+    >>> summary({"encoder": [("recompute all", 12)], "decoder": [("save all", 12)]})
+    'encoder: 12 x recompute all; decoder: 12 x save all'
     """
     parts = []
     for unit, runs in counts.items():
-        text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
+        text = " + ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
         parts.append(f"{unit}: {text}" if len(counts) > 1 else text)
     return "; ".join(parts)
 
@@ -146,7 +146,7 @@ class LayerCosts:
 
     Attributes:
       unit: The unit.
-      offered: All of its candidates so far; one is called `full` and keeps nothing but
+      offered: All of its candidates so far; one is called `recompute all` and keeps nothing but
         the input.
       probe: From the first layers' actions to what was measured; None for what was not,
         or could not be compiled.
@@ -171,7 +171,7 @@ class LayerCosts:
     heuristics: Heuristics = field(default_factory=Heuristics)
 
     @cached_property
-    def choices(self) -> Mapping[str, Candidate]:
+    def candidates(self) -> Mapping[str, Candidate]:
         """The candidates by name, without those that do not compile."""
         fails = lambda c: any(map(self.has_failed, cuts(self.unit, c.action)))
         return {
@@ -181,7 +181,7 @@ class LayerCosts:
     @cached_property
     def names(self) -> Mapping[Action, str]:
         """What candidates are called, by what they do."""
-        return {c.action: c.name for c in self.choices.values()}
+        return {c.action: c.name for c in self.candidates.values()}
 
     @property
     def known_actions(self) -> set[Action]:
@@ -191,7 +191,7 @@ class LayerCosts:
     @property
     def has_any(self) -> bool:
         """Whether anything was probed yet."""
-        return any(self._deep(name) is not None for name in self.choices)
+        return any(self._deep(name) is not None for name in self.candidates)
 
     @property
     def has_reference(self) -> bool:
@@ -199,10 +199,10 @@ class LayerCosts:
         return None not in (self._deep(RECOMPUTE_ALL), self._shallow(RECOMPUTE_ALL))
 
     def _deep(self, name: str) -> Probe | None:
-        return self.probe(cuts(self.unit, self.choices[name].action)[-1])
+        return self.probe(cuts(self.unit, self.candidates[name].action)[-1])
 
     def _shallow(self, name: str) -> Probe | None:
-        return self.probe(cuts(self.unit, self.choices[name].action)[0])
+        return self.probe(cuts(self.unit, self.candidates[name].action)[0])
 
     # ---- What to ask for -------------------------------------------------------------
 
@@ -211,15 +211,15 @@ class LayerCosts:
         """One cut for each candidate, two for the one that recomputes everything."""
         reference = cuts(self.unit, RECOMPUTE)
         found = [reference[0]] if len(reference) > 1 else []
-        return [*found, *first_cuts(self.unit, self.choices.values())]
+        return [*found, *first_cuts(self.unit, self.candidates.values())]
 
     def second_probes(self, names: Iterable[str]) -> list[tuple[Action, ...]]:
         """What is missing for exact costs of candidates."""
         if self.unit.num_layers == 1:
             return []
-        few = [n for n in dict.fromkeys(names) if n in self.choices]
+        few = [n for n in dict.fromkeys(names) if n in self.candidates]
         return [
-            cuts(self.unit, self.choices[name].action)[0]
+            cuts(self.unit, self.candidates[name].action)[0]
             for name in few
             if self._shallow(name) is None
         ]
@@ -241,11 +241,11 @@ class LayerCosts:
         failing = self.known_actions - self.names.keys()
         return [
             unrolled(candidate)
-            for name, candidate in self.choices.items()
+            for name, candidate in self.candidates.items()
             if candidate.action.can_unroll
             and not candidate.action.unroll
             and candidate.action(unroll=True) not in failing
-            and unrolled(candidate).name not in self.choices
+            and unrolled(candidate).name not in self.candidates
             and name not in self.dominated
         ]
 
@@ -257,20 +257,20 @@ class LayerCosts:
           number: How many, at most.
         """
         options = []
-        for name, candidate in self.choices.items():
+        for name, candidate in self.candidates.items():
             kept, action = self.unit.kept(candidate.action), candidate.action
             differs = action.unroll or action.every > 1
             if name != beside and not (differs or kept.ahead or action.on_host):
-                options.append((kept.rebuild_flops, kept.device_bytes, name))
+                options.append((kept.recompute_flops, kept.device_bytes, name))
         return [name for *_, name in sorted(options)[:number]]
 
     # ---- Costs -----------------------------------------------------------------------
 
     @cached_property
-    def options(self) -> Menu:
+    def options(self) -> UnitOptions:
         """All costs that are known."""
         found = []
-        for name, candidate in self.choices.items():
+        for name, candidate in self.candidates.items():
             if self._deep(name) is None:
                 continue
             cost = self.cost(name)
@@ -279,10 +279,10 @@ class LayerCosts:
             found.append(
                 dataclasses.replace(cost, base_bytes=base, shortest_run=shortest)
             )
-        return Menu(self.unit.name, self.unit.num_layers, tuple(found))
+        return UnitOptions(self.unit.name, self.unit.num_layers, tuple(found))
 
     @property
-    def reference(self) -> Price:
+    def reference(self) -> LayerCost:
         """The cost of recomputing everything."""
         return self.cost(RECOMPUTE_ALL)
 
@@ -291,13 +291,13 @@ class LayerCosts:
         cost, full = self.cost(name), self.reference
         return cost.kept_bytes - full.kept_bytes, cost.time_us - full.time_us
 
-    def cost(self, name: str) -> Price:
+    def cost(self, name: str) -> LayerCost:
         """One layer's, without the correction of all else; rough without two probes."""
         deep, shallow = self._deep(name), self._shallow(name)
         assert deep is not None
         if shallow is None:
             return self._rough_cost(name, deep)
-        action = self.choices[name].action
+        action = self.candidates[name].action
         long, short = cuts(self.unit, action)[-1], cuts(self.unit, action)[0]
         layers = _num_taking(long) - _num_taking(short)
         others = len(short) - _num_taking(short)  # they recompute everything
@@ -319,7 +319,7 @@ class LayerCosts:
                 kept += self.share * self.unit.kept(RECOMPUTE).device_bytes
         kept = max(0.0, kept)
         base = deep.bytes - _num_taking(long) * kept - self.kept_by_others
-        return Price(name, kept, base, max(0.0, host), time_us)
+        return LayerCost(name, kept, base, max(0.0, host), time_us)
 
     @cached_property
     def _host_when_recomputed(self) -> float:
@@ -331,20 +331,20 @@ class LayerCosts:
             return 0.0
         return (deep.host_bytes - shallow.host_bytes) / layers
 
-    def _rough_cost(self, name: str, deep: Probe) -> Price:
+    def _rough_cost(self, name: str, deep: Probe) -> LayerCost:
         """As if all but the kept bytes were as where everything is recomputed."""
         full, reference = self.reference, self._deep(RECOMPUTE_ALL)
         assert reference is not None
-        n = _num_taking(cuts(self.unit, self.choices[name].action)[-1])
+        n = _num_taking(cuts(self.unit, self.candidates[name].action)[-1])
         kept = max(0.0, full.kept_bytes + (deep.bytes - reference.bytes) / n)
         time_us = full.time_us + (deep.time_us - reference.time_us) / n
         base = deep.bytes - n * kept - self.kept_by_others
         host = max(0.0, deep.host_bytes - reference.host_bytes) / n
-        return Price(name, kept, base, host, time_us)
+        return LayerCost(name, kept, base, host, time_us)
 
     # ---- Peeled layers ---------------------------------------------------------------
 
-    def peeled(self, name: str, beside: str, last: bool) -> Price | None:
+    def peeled(self, name: str, beside: str, last: bool) -> LayerCost | None:
         """What a first or last layer costs more than its neighbours in a loop.
 
         Returns:
@@ -352,11 +352,11 @@ class LayerCosts:
         """
         if not can_peel(self.unit) or name == beside:
             return None
-        action, run = self.choices[name].action, self.choices[beside].action
+        action, run = self.candidates[name].action, self.candidates[beside].action
         probe, many = self.probe(peeled_cut(action, run, last)), self._deep(beside)
         if probe is None or many is None:
             return None
-        return Price(
+        return LayerCost(
             name,
             probe.bytes - many.bytes,
             0.0,
@@ -364,9 +364,9 @@ class LayerCosts:
             probe.time_us - many.time_us,
         )
 
-    def known_peeled(self, beside: str, last: bool) -> list[Price]:
+    def known_peeled(self, beside: str, last: bool) -> list[LayerCost]:
         """Those costs of the first or the last layer that are known."""
-        found = (self.peeled(name, beside, last) for name in self.choices)
+        found = (self.peeled(name, beside, last) for name in self.candidates)
         return [cost for cost in found if cost is not None]
 
     def peel(self, runs: Runs) -> tuple[Runs, Runs, Runs]:
@@ -420,7 +420,7 @@ def hold(
       heuristics: Numbers that decide.
     """
     # Where that is no candidate, saving everything is recomputing everything.
-    found = [c for c in costs if SAVE_ALL in c.choices]
+    found = [c for c in costs if SAVE_ALL in c.candidates]
     differences = [(c.unit.num_layers, *c.difference(SAVE_ALL)) for c in found]
     more_bytes = sum(n * size for n, size, _ in differences)
     more_us = sum(n * time_us for n, _, time_us in differences)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from revremat._action import RECOMPUTE
 from revremat._apply import apply
 from revremat._errors import UserError
 from revremat._graph import Graph
 from revremat._measure import Failure, try_each
 from revremat._measure import Request as Step
 from revremat._measurement import Measurement
-from revremat._plan import RECOMPUTE
 from revremat._problem import Problem
 from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
 from revremat._search._probe_programs import isolate, shorten

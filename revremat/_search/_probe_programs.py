@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from revremat._action import RECOMPUTE, Action
 from revremat._apply import by_position
 from revremat._graph import Graph, Unit
-from revremat._plan import RECOMPUTE, Action
 from revremat._search._heuristics import Heuristics
 from revremat._search._layer_costs import DEPTHS
 from revremat.program._alone import alone

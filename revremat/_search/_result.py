@@ -9,14 +9,15 @@ from typing import Any
 import jax
 
 from revremat import xla
+from revremat._action import SAVE
 from revremat._compat import use_remat_pass
 from revremat._format import format_bytes, format_us
 from revremat._graph import Graph
 from revremat._io._notebook import InNotebooks
 from revremat._measurement import Measurement
-from revremat._plan import SAVE, Plan
+from revremat._plan import Plan
 from revremat._saved import FIT_SCHEMA
-from revremat.policies import Menu
+from revremat.policies import UnitOptions
 
 _compiled_as_measured = jax.make_user_context(False)  # JAX's caches tell it apart
 _MUCH = 0.25
@@ -28,11 +29,11 @@ class Row:
     """One whole program that was compiled on the way.
 
     Attributes:
-      name: What it does, layers counted: `12 x none, 12 x full`.
-      plan: Its plan; None for the program as it was written.
+      name: What it does, layers counted: `12 x save all, 12 x recompute all`.
+      plan: Its plan; None for the baseline.
       measurement: What the target's compiler says.
-      predicted_bytes: What was expected of it; None if nothing was, as of the program
-        as written.
+      predicted_bytes: What was expected of it; None if nothing was, as of the
+        baseline.
     """
 
     name: str
@@ -98,12 +99,12 @@ class Fit(InNotebooks):
       plan: The plan; `plan.fits` says whether it stays within its budget.
       measurement: The chosen program on the target.
       rows: Every whole program compiled on the way, the chosen one included.
-      menus: What a layer costs under each candidate.
+      layer_costs: What a layer costs under each candidate.
       bound_us: The estimated time that no mix of the candidates can beat, by their
-        prices; 0 where that is not known.
-      greedy_us: What the prices say of a mix chosen greedily; None if it found none.
+        costs; 0 where that is not known.
+      greedy_us: What the costs say of a mix chosen greedily; None if it found none.
       filled: Whether what the plan leaves of the budget is of no use to any near it:
-        less than 0.3 %, or nothing that would take it is faster by its prices, but for
+        less than 0.3 %, or nothing that would take it is faster by its costs, but for
         what came out slower.
       num_compiles: Programs compiled or read from the cache, cut ones included.
       most_compiles: How many of them were allowed, if not as many as it takes.
@@ -128,7 +129,7 @@ class Fit(InNotebooks):
     plan: Plan
     measurement: Measurement
     rows: tuple[Row, ...]
-    menus: tuple[Menu, ...]
+    layer_costs: tuple[UnitOptions, ...]
     bound_us: float
     greedy_us: float | None
     filled: bool
@@ -206,29 +207,31 @@ class Fit(InNotebooks):
 
 
 def over(rows: Iterable[Row]) -> float:
-    """By how much the worst came out above its prices, where there were any."""
+    """By how much the worst came out above its costs, where there were any."""
     known = ((row.bytes, row.predicted_bytes) for row in rows)
     return max([0.0, *(size - told for size, told in known if told is not None)])
 
 
-def times_alive(written: Row, rebuilt: Row, graph: Graph, share: float) -> float:
+def times_alive(written: Row, recomputed: Row, graph: Graph, share: float) -> float:
     """How often what a loss keeps is alive at a time: a step may run it several times.
 
     Below one where activations are split over more devices than the data is.
 
     Args:
-      written: The program as written.
-      rebuilt: One that rebuilds all it can.
+      written: The baseline.
+      recomputed: One that recomputes all it can.
       graph: What `rr.trace` finds in the loss.
       share: Part of an activation that lies on one device.
     """
-    assert rebuilt.plan is not None
+    assert recomputed.plan is not None
     given_back = share * sum(
         graph[unit].kept(SAVE).device_bytes - graph[unit].kept(action).device_bytes
-        for unit, actions in rebuilt.plan.actions.items()
+        for unit, actions in recomputed.plan.actions.items()
         for action in actions
     )
-    kept = [row.measurement.memory.where(phase="forward") for row in (written, rebuilt)]
+    kept = [
+        row.measurement.memory.where(phase="forward") for row in (written, recomputed)
+    ]
     return (kept[0].bytes - kept[1].bytes) / max(1.0, given_back)
 
 

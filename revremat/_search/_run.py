@@ -9,9 +9,9 @@ from revremat._search.passes._bound import bound
 from revremat._search.passes._calibrate import calibrate
 from revremat._search.passes._candidates import candidates
 from revremat._search.passes._column_generation import column_generation
-from revremat._search.passes._fill import fill
 from revremat._search.passes._gradient_barrier import gradient_barrier, without_barrier
 from revremat._search.passes._hedge import hedge
+from revremat._search.passes._local_search import local_search
 from revremat._search.passes._nested import nested
 from revremat._search.passes._peel import peel
 from revremat._search.passes._profile import profile_layers
@@ -53,10 +53,10 @@ DECIDE: tuple[Pass, ...] = (
     hedge("unroll"),  # after everything that has unrolled layers was measured
     hedge("on_host"),
     smallest,  # only where nothing above has fitted
-    fill,  # from the best of all, so after all that starts anew
+    local_search,  # from the best of all, so after all that starts anew
     bound,  # by the costs of plans in loops; peeling then corrects it
     peel,
-    fill,  # peeled layers may have given something back
+    local_search,  # peeled layers may have given something back
     nested(_inside),  # what is inside has to beat all of that
     without_barrier,  # last: it has no costs to go on from
 )

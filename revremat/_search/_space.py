@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from revremat import policies, xla
+from revremat._action import RECOMPUTE
 from revremat._errors import UserError
 from revremat._graph import Graph, Unit
-from revremat._plan import RECOMPUTE
 from revremat._problem import Problem
 from revremat._search._heuristics import Heuristics
 from revremat._search._layer_costs import (
@@ -24,7 +24,7 @@ from revremat.program._loss import TracedLoss, trace_loss
 from revremat.xla import Target
 
 NOTHING_TO_DECIDE = (
-    "there is nothing to decide: every way back keeps the same values for the backward "
+    "there is nothing to decide: every action keeps the same values for the backward "
     "pass"
 )
 
@@ -92,16 +92,16 @@ def start(
     graph: Graph,
     target: Target,
     *,
-    level: int = 0,
+    nesting: int = 0,
     enclosing: Sequence[Unit] = (),
     **fixed,
 ) -> State:
-    """The start of a search of one level of units.
+    """The start of a search of one nesting of units.
 
     Args:
       graph: The program's units.
       target: Where it would run.
-      level: How many units lie around those.
+      nesting: How many units lie around those.
       enclosing: Those that do and recompute everything.
       **fixed: Other attributes of `Space`.
 
@@ -112,9 +112,9 @@ def start(
         graph,
         target,
         units=(),
-        pools=pools_of(graph, target, level),
+        pools=pools_of(graph, target, nesting),
         proposed={},
-        level=level,
+        nesting=nesting,
         enclosing=tuple(enclosing),
         **fixed,
     )
@@ -140,24 +140,24 @@ def first_of(space: Space, unit: Unit) -> tuple[Candidate, ...]:
     return tuple([*simple, *others][:fewest])
 
 
-def pools_of(graph: Graph, target: Target, level: int) -> dict[str, Pool]:
-    """What is proposed for every unit of a level."""
+def pools_of(graph: Graph, target: Target, nesting: int) -> dict[str, Pool]:
+    """What is proposed for every unit of a nesting."""
     card = target.card
     products = card.matmul_efficiency * max(card.peak_flops.values())
     flops = (products, card.peak_flops["float32"])
     rates = policies.Rates(*(f / card.stream_bandwidth for f in flops))
-    return {u.name: Pool(u, rates) for u in units_at(graph, level)}
+    return {u.name: Pool(u, rates) for u in nested_units(graph, nesting)}
 
 
-def units_at(graph: Graph, level: int) -> tuple[Unit, ...]:
+def nested_units(graph: Graph, nesting: int) -> tuple[Unit, ...]:
     """The units of which so many lie around, and those with fewer and none inside."""
-    outer = {unit.inside for unit in graph.units}
-    depths = {unit.name: len(graph.around(unit.name)) for unit in graph.units}
+    outer = {unit.enclosing for unit in graph.units}
+    depths = {unit.name: len(graph.enclosing(unit.name)) for unit in graph.units}
     return tuple(
         unit
         for unit in graph.units
-        if depths[unit.name] == level
-        or (depths[unit.name] < level and unit.name not in outer)
+        if depths[unit.name] == nesting
+        or (depths[unit.name] < nesting and unit.name not in outer)
     )
 
 
@@ -176,7 +176,11 @@ def _offered(space: Space, most: int) -> dict[str, tuple[Candidate, ...]]:
 def _with_units(space: Space, offered: Mapping[str, tuple[Candidate, ...]]) -> Space:
     """The space that decides about the units with much to gain."""
     few = policies.shortlist(offered, space.graph.units)
-    untouched = [n for n, menu in offered.items() if len(menu) > 1 and n not in few]
+    untouched = [
+        n
+        for n, unit_options in offered.items()
+        if len(unit_options) > 1 and n not in few
+    ]
     units = tuple(u for u in space.graph.units if u.name in few)
     return dataclasses.replace(
         space, units=units, proposed=few, untouched=tuple(untouched)

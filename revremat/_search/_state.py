@@ -8,15 +8,16 @@ from itertools import groupby
 from typing import Any
 
 from revremat import policies
+from revremat._action import RECOMPUTE, Action
 from revremat._graph import Graph, Unit
 from revremat._measure import Failure
 from revremat._measurement import Measurement
-from revremat._plan import RECOMPUTE, Action, Plan
+from revremat._plan import Plan
 from revremat._search._heuristics import Heuristics
 from revremat._search._keys import BASELINE, Actions, ProbeKey, ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, Probe, summary
 from revremat._search._result import Row, Skipped
-from revremat.policies import Candidate, Choice, Counts, Menu, Support
+from revremat.policies import Assignment, Candidate, Counts, Support, UnitOptions
 from revremat.xla import Target
 
 
@@ -29,7 +30,7 @@ class Space:
       target: Where it will run.
       units: About which is decided; the others stay as they are.
       enclosing: Units that have those inside and recompute everything.
-      level: How many units lie around the innermost of those that are decided.
+      nesting: How many units lie around the innermost of those that are decided.
       pools: From unit to all that is proposed for its layers.
       proposed: From unit to the candidates that get costs at first.
       untouched: Units with so few bytes that they stay as they are.
@@ -47,7 +48,7 @@ class Space:
     pools: Mapping[str, policies.Pool]
     proposed: Mapping[str, tuple[Candidate, ...]]
     enclosing: tuple[Unit, ...] = ()
-    level: int = 0
+    nesting: int = 0
     untouched: tuple[str, ...] = ()
     share: float = 1.0
     small_units: frozenset[str] = frozenset()
@@ -61,7 +62,7 @@ class Space:
 
         Loops and branches around a unit cannot keep its stacks there.
         """
-        return self.target.platform != "cpu" and not (unit.inside or unit.in_branch)
+        return self.target.platform != "cpu" and not (unit.enclosing or unit.in_branch)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Trial:
     @property
     def name(self) -> str:
         """What tables call it."""
-        order = "; gradients in order" if self.key.gradient_barrier else ""
+        order = "; gradient barrier" if self.key.gradient_barrier else ""
         return f"{self.label}{order}"
 
 
@@ -156,7 +157,7 @@ class State:
     exhausted: frozenset[tuple[ProgramKey, int]] = frozenset()
     compared: frozenset[tuple[Any, ...]] = frozenset()
     is_profiled: bool = False
-    leading: Choice | None = None
+    leading: Assignment | None = None
     bound_us: float = 0.0
     greedy_us: float | None = None
     nested: Mapping[bool, "State | None"] = field(default_factory=dict)
@@ -295,17 +296,17 @@ class State:
         barrier = self.gradient_barrier
         return ProbeKey(unit.name, actions, names, is_isolated, barrier)
 
-    def mix_request(
+    def assignment_request(
         self, counts: Counts, predicted_bytes: float | None = None
     ) -> Request | None:
         """A program by its candidates; None if one of those does not compile."""
         actions = {}
         for unit, runs in counts.items():
-            choices = self.costs[unit].choices
-            if not all(name in choices for name, _ in runs):
+            candidates = self.costs[unit].candidates
+            if not all(name in candidates for name, _ in runs):
                 return None
             actions[unit] = tuple(
-                choices[name].action for name, n in runs for _ in range(n)
+                candidates[name].action for name, n in runs for _ in range(n)
             )
         around = {
             u.name: ((RECOMPUTE_ALL, u.num_layers),) for u in self.space.enclosing
@@ -316,7 +317,7 @@ class State:
     def all_recomputed(self, predicted_bytes: float | None = None) -> Request:
         """The program that all others are held to."""
         counts = {u.name: ((RECOMPUTE_ALL, u.num_layers),) for u in self.units}
-        found = self.mix_request(counts, predicted_bytes)
+        found = self.assignment_request(counts, predicted_bytes)
         assert found is not None
         return found
 
@@ -401,7 +402,7 @@ class State:
         )
 
     @cached_property
-    def options(self) -> tuple[Menu, ...]:
+    def options(self) -> tuple[UnitOptions, ...]:
         """All costs that are known; nothing before the first."""
         return tuple(c.options for c in self.costs.values() if c.has_any)
 
@@ -414,16 +415,19 @@ class State:
             if unit in runs
         )
 
-    def options_without(self, kinds: Collection[str]) -> Sequence[Menu]:
+    def options_without(self, kinds: Collection[str]) -> Sequence[UnitOptions]:
         """Costs of what is not of these kinds.
 
         Args:
           kinds: "unroll", what is unrolled; "on_host"; "late", what column generation
             added.
         """
-        found: Sequence[Menu] = self.options
+        found: Sequence[UnitOptions] = self.options
         for kind in kinds:
-            found = [menu.only(self.lacking(kind, menu.unit)) for menu in found]
+            found = [
+                unit_options.only(self.lacking(kind, unit_options.unit))
+                for unit_options in found
+            ]
         return found
 
     def lacking(self, kind: str, unit: str) -> set[str]:
@@ -432,7 +436,7 @@ class State:
             is_of = lambda c: (unit, c.name) in self.late
         else:
             is_of = lambda c: getattr(c.action, kind)
-        return {c.name for c in self.costs[unit].choices.values() if not is_of(c)}
+        return {c.name for c in self.costs[unit].candidates.values() if not is_of(c)}
 
     @property
     def far_off(self) -> tuple[str, ...]:
@@ -446,10 +450,10 @@ class State:
         return ("unroll",) if far_off else ()
 
     def assign(
-        self, options: Sequence[Menu], limit: float, **how: Any
-    ) -> Choice | None:
+        self, options: Sequence[UnitOptions], limit: float, **how: Any
+    ) -> Assignment | None:
         """The fastest assignment of these options that the host has room for."""
-        distinct = [menu.distinct() for menu in options]
+        distinct = [unit_options.distinct() for unit_options in options]
         return policies.choose(
             distinct, limit, host_budget_bytes=self.host_bytes, **how
         )
@@ -480,6 +484,10 @@ def best_of(rows: Collection[Row], budget_bytes: int) -> Row:
     return min(rows, key=lambda row: row.bytes)
 
 
-def support_of(support: Support, unit: str) -> list[str]:
-    """The candidates of one unit, in order of their names."""
-    return [name for of, name in sorted(support) if of == unit]
+def support_of(support: Support, costs: LayerCosts) -> list[str]:
+    """The chosen candidates of one unit; what keeps least on the device comes first."""
+    chosen = [
+        c for name, c in costs.candidates.items() if (costs.unit.name, name) in support
+    ]
+    chosen.sort(key=lambda c: costs.unit.kept(c.action).device_bytes)
+    return [c.name for c in chosen]

@@ -25,7 +25,7 @@ _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=
 
 @dataclass(frozen=True)
 class AllocateOptions:
-    """Packs buffers with known lifetimes into as little memory as possible."""
+    """Assigns offsets to buffers with known lifetimes in as little memory as possible."""
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """CSV file with columns id, lower, upper (exclusive), size, and more if needed."""
@@ -42,10 +42,10 @@ class AllocateOptions:
     """CSV file of what streams wait for: stream, step, after_stream, after_step."""
 
     svg: _File = None
-    """Draw the packing here."""
+    """Draw the assignment here."""
 
     seconds: Annotated[float, tyro.conf.arg(metavar="S")] = 60.0
-    """How long to search for a better packing, or for a proof that there is none."""
+    """How long to search for a better assignment, or for a proof that there is none."""
 
 
 def run(options: AllocateOptions) -> int:

@@ -71,7 +71,7 @@ class Infeasible:
             )
         return (
             f"the buffers do not fit into {self.capacity_bytes} bytes: an exhaustive "
-            f"search of {self.nodes} nodes found no packing (the largest section alone "
+            f"search of {self.nodes} nodes found no assignment of offsets (the largest section alone "
             f"takes {self.bound.size_bytes} bytes)"
         )
 
@@ -96,7 +96,7 @@ class Undecided:
 
     def __str__(self) -> str:
         return (
-            f"no packing into {self.capacity_bytes} bytes was found in "
+            f"no assignment of offsets within {self.capacity_bytes} bytes was found in "
             f"{self.best.seconds:.1f} s and none was ruled out; the smallest found "
             f"takes {self.best.makespan_bytes} bytes"
         )

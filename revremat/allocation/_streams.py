@@ -26,7 +26,7 @@ class Scheduled:
 
     Example:
       >>> from revremat.allocation import Scheduled
-      >>> Scheduled("gather", reads=("w",), writes=("full",), starts="collectives").starts
+      >>> Scheduled("gather", reads=("w",), starts="collectives").starts
       'collectives'
     """
 

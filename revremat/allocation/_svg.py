@@ -119,7 +119,8 @@ def write_drawing(
 
     Example:
       >>> import os, tempfile
-      >>> from revremat.allocation import AllocationProblem, Buffer, allocate, write_drawing
+      >>> from revremat.allocation import AllocationProblem, Buffer, allocate
+      >>> from revremat.allocation import write_drawing
       >>> problem = AllocationProblem((Buffer("a", 0, 2, 4),))
       >>> path = os.path.join(tempfile.mkdtemp(), "packing.svg")
       >>> write_drawing(path, problem, allocate(problem))

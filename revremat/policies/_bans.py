@@ -1,8 +1,8 @@
 """Operations that are not to be run again, and why: He and Yu's rules.
 
-Where `front` puts a price on everything, these rules say yes or no, as in the
+Where `front` puts a cost on everything, these rules say yes or no, as in the
 partitioner of PyTorch's compiler, whose rules they are in our words (He and Yu, MLSys
-2023). With all of them rebuilding is next to free, so the cut saves memory and time at
+2023). With all of them recomputing is next to free, so the cut saves memory and time at
 once.
 """
 
@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from revremat._format import format_bytes
 from revremat.policies._joint import VIEWS, Joint, takes_fused
 
-RULES = ("dear", "reduction", "whole", "far apart", "chain")
+RULES = ("compute-intensive", "reduction", "whole", "far apart", "chain")
 _SHRINKS_BY = 4
 _LONGEST_CHAIN = 100
 
@@ -20,14 +20,14 @@ _LONGEST_CHAIN = 100
 def bans(joint: Joint, rules: Iterable[str] = RULES) -> dict[int, str]:
     """Operations not to be run again, each with the reason.
 
-    Pinned operations are always among them, and views never are. The rules:
+    Effectful operations are always among them, and views never are. The rules:
 
-    - `dear`: products, sorts, kernels: more than a pass over memory.
+    - `compute-intensive`: products, sorts, kernels: more than a pass over memory.
     - `reduction`: the result is less than a quarter of the operands.
-    - `whole`: the backward pass reads the result from memory, so rebuilding has to
+    - `whole`: the backward pass reads the result from memory, so recomputing has to
       write it first.
     - `far apart`: the result is computed from a value that is used before a product
-      and after it, too; rebuilding would hold that value over the product.
+      and after it, too; recomputing would hold that value over the product.
     - `chain`: every hundredth of the fusible operations in a row.
 
     Args:
@@ -45,18 +45,18 @@ def bans(joint: Joint, rules: Iterable[str] = RULES) -> dict[int, str]:
     far = _far_apart(joint) if "far apart" in rules else {}
     chain = _chain_ends(joint) if "chain" in rules else set()
     found = {}
-    for n in joint.rebuilding:
+    for n in joint.recomputing:
         op = unit.operations[n]
         taken, made = size(op.inputs), size(op.outputs)
-        if op.pinned:
-            found[n] = op.pinned
+        if op.effectful:
+            found[n] = op.effectful
         elif op.kind in VIEWS:
             continue
-        elif op.dear and takes_fused(op):
+        elif op.compute_intensive and takes_fused(op):
             if "reduction" in rules and _SHRINKS_BY * made < taken:
                 found[n] = f"makes {format_bytes(made)} of {format_bytes(taken)}"
-        elif op.dear:
-            if "dear" in rules:
+        elif op.compute_intensive:
+            if "compute-intensive" in rules:
                 found[n] = f"{op.kind} takes {op.num_flops:,} FLOPs"
         elif "whole" in rules and not joint.read_whole.isdisjoint(op.outputs):
             found[n] = "the backward pass reads it from memory in any case"
@@ -77,7 +77,7 @@ def _far_apart(joint: Joint) -> dict[int, str]:
         last = max(users)
         limit = _first_unfusible(joint, users, last)
         for n in users:
-            if n > limit and not operations[n].dear:
+            if n > limit and not operations[n].compute_intensive:
                 found.setdefault(n, joint.unit.values[k].name or "a value")
     return found
 
@@ -105,7 +105,7 @@ def _chain_ends(joint: Joint) -> set[int]:
     length: dict[int, int] = {}
     found = set()
     for n, op in enumerate(joint.unit.operations):
-        if op.dear or n not in joint.rebuilding:
+        if op.compute_intensive or n not in joint.recomputing:
             continue
         before = max((length.get(k, 0) for k in op.inputs), default=0)
         if op.kind not in VIEWS:

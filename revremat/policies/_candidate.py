@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._graph import Unit
-from revremat._plan import RECOMPUTE, SAVE, Action
 
-PRESETS = ("none", "full", "dots", "dots_no_batch")
+PRESETS = ("save all", "recompute all", "dots", "dots_no_batch")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Candidate:
 def preset(unit: Unit, name: str) -> Candidate:
     """A preset for a unit.
 
-    `none` keeps what plain autodiff keeps, `full` the layer's input alone, `dots` the
+    `save all` keeps what plain autodiff keeps, `recompute all` the layer's input alone, `dots` the
     results of matrix products as well, `dots_no_batch` only of those without batch
     dimensions (products with weights).
 
@@ -32,9 +32,9 @@ def preset(unit: Unit, name: str) -> Candidate:
       KeyError: No preset of that name.
     """
     match name:
-        case "none":
+        case "save all":
             return Candidate(name, SAVE)
-        case "full":
+        case "recompute all":
             return Candidate(name, RECOMPUTE)
         case "dots":
             return Candidate(name, RECOMPUTE(save=dots(unit, with_batch=True)))

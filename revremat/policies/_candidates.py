@@ -1,6 +1,6 @@
 """Candidates: the ways back worth compiling for a unit, out of very many.
 
-Minimum cuts, subsets of what is dear to rebuild or tagged, and sets that have names
+Minimum cuts, subsets of what is expensive to recompute or tagged, and sets that have names
 elsewhere make a pool. A cheap model of bytes against time drops what another does
 better in both, and thins out the rest; presets, offloading, inversion and chunks, of
 which the model knows little, always stay.
@@ -12,18 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
+from revremat._action import RECOMPUTE, Action
 from revremat._errors import UserError
 from revremat._graph import Kept, Unit
-from revremat._plan import RECOMPUTE, Action
 from revremat.policies._candidate import PRESETS, Candidate, preset
 from revremat.policies._joint import Cost, Joint, Rates
 from revremat.policies._mincut import Cut, front
 from revremat.policies._named import named_sets
 from revremat.policies._proposals import (
+    cheap_names,
+    compute_intensive_names,
     cuts,
     cuts_by_rules,
-    dear_names,
-    light_names,
     others_of,
 )
 
@@ -74,12 +74,12 @@ class Pool:
         """As `candidates` says."""
         if most < 2:
             raise UserError(
-                f"most={most} leaves no choice: `full` and `none` are always among the "
+                f"most={most} leaves no choice: `recompute all` and `save all` are always among the "
                 "candidates, so write 2 or more"
             )
         unit = self.unit
-        presets = [preset(unit, "full")]
-        presets += [preset(unit, name) for name in PRESETS if name != "full"]
+        presets = [preset(unit, "recompute all")]
+        presets += [preset(unit, name) for name in PRESETS if name != "recompute all"]
         presets, judged = (presets[:2], presets[2:]) if most < _FEW else (presets, [])
         others = others_of(unit, self._names, self._beside, offload, ahead)
         sets = [c for c in self._named if offload or not c.action.offload]
@@ -111,7 +111,7 @@ class Pool:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return dear_names(self.unit)
+        return compute_intensive_names(self.unit)
 
     @cached_property
     def _corners(self) -> tuple[Cut, ...]:
@@ -119,7 +119,7 @@ class Pool:
 
     @cached_property
     def _beside(self) -> list[str]:
-        return light_names(self.unit, self._corners)
+        return cheap_names(self.unit, self._corners)
 
     @cached_property
     def _cuts(self) -> list[Candidate]:
@@ -134,18 +134,18 @@ def candidates(
     most: int = 12,
     rates: Rates = Rates(),  # noqa: B008
 ) -> tuple[Candidate, ...]:
-    """What is worth compiling for a unit; no two keep and rebuild as much.
+    """What is worth compiling for a unit; no two keep and recompute as much.
 
     Args:
       unit: From a graph.
       offload: Whether the target has host memory to offload to.
-      ahead: Whether to propose rebuilding a layer early (it hides under collectives).
+      ahead: Whether to propose recomputing a layer early (it hides under collectives).
       most: How many, at most; 2 or more. Presets and ways that the cheap model cannot
-        judge come first; of fewer than eight, only the presets `full` and `none`.
+        judge come first; of fewer than eight, only the presets `recompute all` and `save all`.
       rates: Of the target, for the cheap model.
 
     Returns:
-      `full` first, then the other presets, sets by bytes kept, and the others.
+      `recompute all` first, then the other presets, sets by bytes kept, and the others.
 
     Raises:
       UserError: `most` is below 2.
@@ -155,13 +155,13 @@ def candidates(
 
 
 def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
-    """The first of those that keep as many bytes and rebuild as much."""
-    most_flops = unit.kept(RECOMPUTE).rebuild_flops
+    """The first of those that keep as many bytes and recompute as much."""
+    most_flops = unit.kept(RECOMPUTE).recompute_flops
     seen, distinct = set(), []
     for candidate in found:
         action, kept = candidate.action, unit.kept(candidate.action)
         # Two names of one value keep the same, too.
-        flops = round(kept.rebuild_flops / max(1.0, _LEAST_GAIN * most_flops))
+        flops = round(kept.recompute_flops / max(1.0, _LEAST_GAIN * most_flops))
         inverts = action.kind == "invert"
         size = (kept.device_bytes, kept.host_bytes)
         key = (*size, flops, kept.ahead, inverts, action.chunks, action.every)

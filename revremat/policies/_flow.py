@@ -1,6 +1,6 @@
 """Minimum cuts of directed networks: Dinic's algorithm, in whole numbers.
 
-SciPy's maximum flow holds capacities in 32 bits, too few for bytes times prices.
+SciPy's maximum flow holds capacities in 32 bits, too few for bytes times costs.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import numba
 import numpy as np
 
 MOST_CAPACITY = 2**62
+"""Every capacity of a network for `minimum_cut` is less than this."""
 
 
 def minimum_cut(

@@ -4,17 +4,23 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from revremat.policies._menu import Choice, Menu, Price, place, predict_bytes
+from revremat.policies._layer_options import (
+    Assignment,
+    LayerCost,
+    UnitOptions,
+    place,
+    predict_bytes,
+)
 
 _Counts = dict[str, dict[str, int]]
 
 
 def choose_greedily(
-    menus: Sequence[Menu],
+    all_options: Sequence[UnitOptions],
     budget_bytes: float,
     *,
     host_budget_bytes: float = math.inf,
-) -> Choice | None:
+) -> Assignment | None:
     """A mix within the budget, step by step; a yardstick for `choose`.
 
     It starts from what keeps least everywhere, and gives as few layers at a time as a
@@ -22,29 +28,35 @@ def choose_greedily(
     peak and the host allow it.
 
     Args:
-      menus: The units in the order they run.
+      all_options: The units in the order they run.
       budget_bytes: Per device.
       host_budget_bytes: Per device.
 
     Returns:
-      A `Choice` without a bound, or None if all it starts from is over the budget.
+      A `Assignment` without a bound, or None if all it starts from is over the budget.
     """
-    prices = {menu.unit: {p.name: p for p in menu.prices} for menu in menus}
+    costs = {
+        unit_options.unit: {p.name: p for p in unit_options.costs}
+        for unit_options in all_options
+    }
 
-    def read(counts: _Counts) -> Choice:
-        return Choice.of(menus, _ordered(counts, prices))
+    def read(counts: _Counts) -> Assignment:
+        return Assignment.of(all_options, _ordered(counts, costs))
 
-    def fits(choice: Choice) -> bool:
-        if choice.host_bytes > host_budget_bytes:
+    def fits(assignment: Assignment) -> bool:
+        if assignment.host_bytes > host_budget_bytes:
             return False
-        return choice.bytes <= budget_bytes
+        return assignment.bytes <= budget_bytes
 
-    alone = {menu.unit: {_least(menu).name: menu.num_layers} for menu in menus}
-    together = smallest(menus, host_budget_bytes)
+    alone = {
+        unit_options.unit: {_least(unit_options).name: unit_options.num_layers}
+        for unit_options in all_options
+    }
+    together = smallest(all_options, host_budget_bytes)
     starts = (alone, {unit: dict(runs) for unit, runs in together.items()})
     counts = next((start for start in starts if fits(read(start))), None)
     while counts is not None:
-        for moved in _moves(counts, prices):
+        for moved in _moves(counts, costs):
             if fits(read(moved)):
                 counts = moved
                 break
@@ -53,13 +65,15 @@ def choose_greedily(
     return None
 
 
-def _moves(counts: _Counts, prices: dict[str, dict[str, Price]]) -> Iterator[_Counts]:
+def _moves(
+    counts: _Counts, costs: dict[str, dict[str, LayerCost]]
+) -> Iterator[_Counts]:
     """A few layers taking a faster candidate, what saves most for each byte first."""
     moves = []
     for unit, names in counts.items():
         for name, layers in names.items():
-            here = prices[unit][name]
-            for there in prices[unit].values():
+            here = costs[unit][name]
+            for there in costs[unit].values():
                 saved = here.time_us - there.time_us
                 added = max(1.0, there.kept_bytes - here.kept_bytes)
                 number = _fewest(layers, here, names.get(there.name, 0), there)
@@ -74,7 +88,7 @@ def _moves(counts: _Counts, prices: dict[str, dict[str, Price]]) -> Iterator[_Co
         yield moved
 
 
-def _fewest(layers: int, here: Price, others: int, there: Price) -> int:
+def _fewest(layers: int, here: LayerCost, others: int, there: LayerCost) -> int:
     """How many layers move so that both runs are long enough; 0 if no number does."""
     for number in range(1, layers + 1):
         left = layers - number
@@ -86,7 +100,7 @@ def _fewest(layers: int, here: Price, others: int, there: Price) -> int:
 
 
 def smallest(
-    menus: Sequence[Menu], host_budget_bytes: float = math.inf
+    all_options: Sequence[UnitOptions], host_budget_bytes: float = math.inf
 ) -> dict[str, tuple[tuple[str, int], ...]]:
     """One candidate for all layers of a unit, so that the peak is low.
 
@@ -94,48 +108,54 @@ def smallest(
     all units together, so one after another takes what lowers that, until none does.
 
     Args:
-      menus: The units in the order they run.
+      all_options: The units in the order they run.
       host_budget_bytes: Per device.
     """
-    on_device = [tuple(p for p in m.prices if not p.host_bytes) for m in menus]
-    prices = {
-        menu.unit: _least(replace(menu, prices=found or menu.prices))
-        for menu, found in zip(menus, on_device, strict=True)
+    on_device = [tuple(p for p in m.costs if not p.host_bytes) for m in all_options]
+    costs = {
+        unit_options.unit: _least(
+            replace(unit_options, costs=found or unit_options.costs)
+        )
+        for unit_options, found in zip(all_options, on_device, strict=True)
     }
 
-    def peak_bytes(prices: dict[str, Price]) -> float:
-        return predict_bytes(menus, _alike(menus, prices))
+    def peak_bytes(costs: dict[str, LayerCost]) -> float:
+        return predict_bytes(all_options, _alike(all_options, costs))
 
     while True:
-        changed = [{**prices, m.unit: p} for m in menus for p in m.prices]
-        on_host = lambda one: sum(m.num_layers * one[m.unit].host_bytes for m in menus)
+        changed = [{**costs, m.unit: p} for m in all_options for p in m.costs]
+        on_host = lambda one: sum(
+            m.num_layers * one[m.unit].host_bytes for m in all_options
+        )
         allowed = [one for one in changed if on_host(one) <= host_budget_bytes]
-        best = min(allowed, key=peak_bytes, default=prices)
-        if peak_bytes(best) >= peak_bytes(prices):
-            return _alike(menus, prices)
-        prices = best
+        best = min(allowed, key=peak_bytes, default=costs)
+        if peak_bytes(best) >= peak_bytes(costs):
+            return _alike(all_options, costs)
+        costs = best
 
 
 def _alike(
-    menus: Sequence[Menu], prices: dict[str, Price]
+    all_options: Sequence[UnitOptions], costs: dict[str, LayerCost]
 ) -> dict[str, tuple[tuple[str, int], ...]]:
-    return {m.unit: ((prices[m.unit].name, m.num_layers),) for m in menus}
+    return {m.unit: ((costs[m.unit].name, m.num_layers),) for m in all_options}
 
 
-def smallest_bytes(menus: Sequence[Menu], host_budget_bytes: float = math.inf) -> float:
+def smallest_bytes(
+    all_options: Sequence[UnitOptions], host_budget_bytes: float = math.inf
+) -> float:
     """The peak of the smallest mix that is alike in all of a unit, per device."""
-    return predict_bytes(menus, smallest(menus, host_budget_bytes))
+    return predict_bytes(all_options, smallest(all_options, host_budget_bytes))
 
 
-def _least(menu: Menu) -> Price:
-    size = lambda p: menu.num_layers * p.kept_bytes + p.base_bytes
-    return min(menu.prices, key=lambda p: (size(p), p.time_us))
+def _least(unit_options: UnitOptions) -> LayerCost:
+    size = lambda p: unit_options.num_layers * p.kept_bytes + p.base_bytes
+    return min(unit_options.costs, key=lambda p: (size(p), p.time_us))
 
 
 def _ordered(
-    counts: dict[str, dict[str, int]], prices: dict[str, dict[str, Price]]
+    counts: dict[str, dict[str, int]], costs: dict[str, dict[str, LayerCost]]
 ) -> dict[str, tuple[tuple[str, int], ...]]:
     return {
-        unit: tuple(sorted(names.items(), key=lambda one: place(prices[unit][one[0]])))
+        unit: tuple(sorted(names.items(), key=lambda one: place(costs[unit][one[0]])))
         for unit, names in counts.items()
     }

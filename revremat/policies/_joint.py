@@ -1,8 +1,8 @@
 """A unit's forward and backward passes as one graph, and what its values cost.
 
 Two costs stand against each other: bytes kept, and *traffic*, the time that keeping and
-rebuilding take, counted in bytes moved. What is elementwise is computed where it is
-used, so rebuilding it moves nothing; a product's FLOPs count as the bytes that the
+recomputing take, counted in bytes moved. What is elementwise is computed where it is
+used, so recomputing it moves nothing; a product's FLOPs count as the bytes that the
 machine moves meanwhile. A model of fusion in a few lines, for choosing what to compile
 (Horace He and Shangdi Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by
 being Fusion Aware", MLSys 2023).
@@ -49,7 +49,7 @@ class Cost:
 
     Attributes:
       bytes: Kept from the forward to the backward pass.
-      traffic: Time of keeping and rebuilding, in bytes moved.
+      traffic: Time of keeping and recomputing, in bytes moved.
     """
 
     bytes: int
@@ -77,7 +77,7 @@ class Joint:
         self.wanted = self.needed(())[0]
 
     def counts(self, k: int) -> bool:
-        """Whether a value has to be kept or rebuilt."""
+        """Whether a value has to be kept or recomputed."""
         return self.unit.values[k].is_decided
 
     def needed(self, kept: Collection[int]) -> tuple[frozenset[int], tuple[int, ...]]:
@@ -97,13 +97,14 @@ class Joint:
         return frozenset(wanted), tuple(reversed(again))
 
     def cost(self, kept: Iterable[int]) -> Cost:
-        """Of keeping these values, and the inputs that rebuilding the rest needs."""
+        """Of keeping these values, and the inputs that recomputing the rest needs."""
         kept = set(kept)
         used, again = self.needed(kept)
         kept = (kept & used) | {k for k in used if self.unit.values[k].role == "input"}
         return Cost(
             sum(self.unit.values[k].num_bytes for k in kept),
-            sum(self.keeping[k] for k in kept) + sum(self.rebuilding[n] for n in again),
+            sum(self.keeping[k] for k in kept)
+            + sum(self.recomputing[n] for n in again),
         )
 
     def oddity(self, k: int) -> int:
@@ -124,7 +125,7 @@ class Joint:
         for k, value in enumerate(self.unit.values):
             maker = self.maker.get(k)
             users = (operations[n] for n in self.users.get(k, ()))
-            made_whole = maker is None or operations[maker].dear
+            made_whole = maker is None or operations[maker].compute_intensive
             if made_whole or value.role == "input" or not all(map(takes_fused, users)):
                 found.add(k)
         for op in reversed(operations):  # what a view shows is written by its maker
@@ -163,30 +164,30 @@ class Joint:
         return found
 
     @cached_property
-    def rebuilding(self) -> dict[int, float]:
+    def recomputing(self) -> dict[int, float]:
         """Traffic of running an operation again."""
         return {
-            n: self._rebuilding(op)
+            n: self._recomputing(op)
             for n, op in enumerate(self.unit.operations)
             if not self.wanted.isdisjoint(op.outputs)
         }
 
-    def _rebuilding(self, op: Operation) -> float:
+    def _recomputing(self, op: Operation) -> float:
         size = lambda ks: float(sum(self.unit.values[k].num_bytes for k in ks))
         taken, made = size(op.inputs), size(op.outputs)
-        if takes_fused(op) and op.dear:
+        if takes_fused(op) and op.compute_intensive:
             # It passes over what is in memory; often its users share the pass.
             passed = min(taken, size(self._sources(op))) / 2
             return max(passed, op.num_flops / self.rates.other_flops) + made
         if op.kind in VIEWS:
             return 0.0
-        if not op.dear:
+        if not op.compute_intensive:
             whole = [k for k in op.outputs if k in self.read_whole]
             return op.num_flops / self.rates.other_flops + 2 * size(whole)
         moved = (taken + made) * (
-            _OPAQUE_PASSES if op.kind in OPAQUE | COLLECTIVES else 1
+            _OPAQUE_PASSES if op.kind in OPAQUE or is_collective(op) else 1
         )
-        fast = op.kind.startswith(PRODUCTS) or "call" in op.kind
+        fast = is_product(op) or "call" in op.kind
         rate = self.rates.product_flops if fast else self.rates.other_flops
         return max(moved, op.num_flops / rate) + made
 
@@ -199,7 +200,7 @@ class Joint:
             maker = self.unit.operations[self.maker[k]] if k in self.maker else None
             if not self.counts(k):
                 continue
-            if maker is None or maker.dear:
+            if maker is None or maker.compute_intensive:
                 found.add(k)
             else:
                 more = set(maker.inputs) - seen
@@ -210,7 +211,17 @@ class Joint:
 
 def takes_fused(op: Operation) -> bool:
     """Whether an operation computes its operands on the fly, if they allow it."""
-    return not op.dear or op.kind.startswith("reduce")
+    return not op.compute_intensive or op.kind.startswith("reduce")
+
+
+def is_product(op: Operation) -> bool:
+    """Whether it multiplies matrices: products, convolutions, attention by a kernel."""
+    return op.kind.startswith(PRODUCTS)
+
+
+def is_collective(op: Operation) -> bool:
+    """Whether devices exchange something in it."""
+    return op.kind in COLLECTIVES
 
 
 def is_kernel(op: Operation) -> bool:

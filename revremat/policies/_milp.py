@@ -2,12 +2,12 @@
 
 Layers of one unit are equal, so a mix is a count per action. Their order is free, and
 one order is best: what keeps least runs first, so that in the backward pass, which
-starts at the other end, most has been given back when the layers that rebuild most need
+starts at the other end, most has been given back when the layers that recompute most need
 their working space. The peak is then the largest over these moments,
 
     what is still kept + the working space of the layers being differentiated,
 
-one linear constraint each, and the choice is a small integer program.
+one linear constraint each, and the assignment is a small integer program.
 """
 
 import math
@@ -17,8 +17,8 @@ import numpy as np
 import scipy  # its parts are imported when they are first used
 
 from revremat.policies._greedy import choose_greedily
-from revremat.policies._menu import Choice, Menu, place
-from revremat.policies._silence import without_lines
+from revremat.policies._layer_options import Assignment, UnitOptions, place
+from revremat.policies._quiet import without_lines
 
 _MOST_NODES = 20_000
 """Of the solver; seconds would depend on the load."""
@@ -27,28 +27,28 @@ _ANSWERS = (0, 2)
 
 
 def choose(
-    menus: Sequence[Menu],
+    all_options: Sequence[UnitOptions],
     budget_bytes: float,
     *,
     host_budget_bytes: float = float("inf"),
     excluding: Sequence[frozenset[tuple[str, str]]] = (),
     pure: bool = False,
-) -> Choice | None:
+) -> Assignment | None:
     """The fastest mix within the budget, by mixed-integer programming (HiGHS).
 
     Args:
-      menus: The units in the order they run.
+      all_options: The units in the order they run.
       budget_bytes: Per device.
       host_budget_bytes: Per device.
       excluding: Supports of mixes that shall not come again.
       pure: Every unit uses one candidate for all of its layers.
 
     Returns:
-      A `Choice`, or None if no mix is within the budget.
+      A `Assignment`, or None if no mix is within the budget.
     """
-    rows = _Rows(menus)
+    rows = _Rows(all_options)
     size = rows.size
-    times = np.array([p.time_us for p in rows.prices])
+    times = np.array([p.time_us for p in rows.costs])
     smaller, simpler = rows.preferences()
     cost = np.append(times + smaller, simpler)
     constraints = [
@@ -56,7 +56,7 @@ def choose(
         *rows.link(pure),
         rows.peaks(budget_bytes),
         scipy.optimize.LinearConstraint(
-            np.append([p.host_bytes for p in rows.prices], np.zeros(size)),
+            np.append([p.host_bytes for p in rows.costs], np.zeros(size)),
             ub=min(host_budget_bytes, 1e18),
         ),
         *(rows.without(support) for support in excluding if support <= rows.names),
@@ -74,7 +74,9 @@ def choose(
         )
     stopped = found.x is None and found.status not in _ANSWERS
     if stopped and not (pure or excluding):
-        return choose_greedily(menus, budget_bytes, host_budget_bytes=host_budget_bytes)
+        return choose_greedily(
+            all_options, budget_bytes, host_budget_bytes=host_budget_bytes
+        )
     if found.x is None:
         return None
     counts = np.rint(found.x[:size]).astype(int)
@@ -87,18 +89,18 @@ def choose(
 class _Rows:
     """Variables: layers by unit and candidate, then whether there are any."""
 
-    def __init__(self, menus: Sequence[Menu]):
-        self.menus = menus
+    def __init__(self, all_options: Sequence[UnitOptions]):
+        self.all_options = all_options
         self.entries = [
-            (menu.unit, price)
-            for menu in menus
-            for price in sorted(menu.prices, key=place)
+            (unit_options.unit, cost)
+            for unit_options in all_options
+            for cost in sorted(unit_options.costs, key=place)
         ]
-        self.names = {(unit, price.name) for unit, price in self.entries}
-        self.prices = [price for _, price in self.entries]
-        by_unit = {menu.unit: menu for menu in menus}
+        self.names = {(unit, cost.name) for unit, cost in self.entries}
+        self.costs = [cost for _, cost in self.entries]
+        by_unit = {unit_options.unit: unit_options for unit_options in all_options}
         self.most = [by_unit[unit].num_layers for unit, _ in self.entries]
-        self.least = [price.shortest_run for price in self.prices]
+        self.least = [cost.shortest_run for cost in self.costs]
         self.size = len(self.entries)
 
     def preferences(self) -> tuple[np.ndarray, np.ndarray]:
@@ -107,29 +109,37 @@ class _Rows:
         In microseconds, small against one layer of the same unit: for each layer that
         takes a candidate, and for each candidate that is taken at all.
         """
-        dearest = {m.unit: max(abs(p.time_us) for p in m.prices) for m in self.menus}
-        scale = np.array([max(1e-9, dearest[unit]) for unit, _ in self.entries])
-        kept = np.array([p.kept_bytes for p in self.prices])
+        most_expensive = {
+            m.unit: max(abs(p.time_us) for p in m.costs) for m in self.all_options
+        }
+        scale = np.array([max(1e-9, most_expensive[unit]) for unit, _ in self.entries])
+        kept = np.array([p.kept_bytes for p in self.costs])
         return 1e-7 * scale * kept / max(1.0, float(kept.max())), 1e-4 * scale
 
     def most_preferred_us(self) -> float:
         """What preferences come to at most."""
         smaller, simpler = self.preferences()
         total = 0.0
-        for menu in self.menus:
-            mine = [k for k, (unit, _) in enumerate(self.entries) if unit == menu.unit]
-            kinds = min(menu.num_layers, len(mine))
+        for unit_options in self.all_options:
+            mine = [
+                k
+                for k, (unit, _) in enumerate(self.entries)
+                if unit == unit_options.unit
+            ]
+            kinds = min(unit_options.num_layers, len(mine))
             total += kinds * float(simpler[mine].max())
-            total += menu.num_layers * float(smaller[mine].max())
+            total += unit_options.num_layers * float(smaller[mine].max())
         return total
 
     def layers(self) -> "list[scipy.optimize.LinearConstraint]":
         found = []
-        for menu in self.menus:
-            row = [float(unit == menu.unit) for unit, _ in self.entries]
+        for unit_options in self.all_options:
+            row = [float(unit == unit_options.unit) for unit, _ in self.entries]
             row += [0.0] * self.size
             found.append(
-                scipy.optimize.LinearConstraint(row, menu.num_layers, menu.num_layers)
+                scipy.optimize.LinearConstraint(
+                    row, unit_options.num_layers, unit_options.num_layers
+                )
             )
         return found
 
@@ -152,8 +162,8 @@ class _Rows:
         The last one that is used has all that is kept before it, so beside any other
         at least the smallest base has room: rows that are not used need no slack.
         """
-        kept = np.array([p.kept_bytes for p in self.prices])
-        base = np.array([p.base_bytes for p in self.prices])
+        kept = np.array([p.kept_bytes for p in self.costs])
+        base = np.array([p.base_bytes for p in self.costs])
         most = float(sum(k * n for k, n in zip(kept, self.most, strict=True)))
         budget = min(budget, most + float(base.max()))
         least = float(base.min())
@@ -165,14 +175,16 @@ class _Rows:
     def without(
         self, support: frozenset[tuple[str, str]]
     ) -> "scipy.optimize.LinearConstraint":
-        used = [(unit, price.name) in support for unit, price in self.entries]
+        used = [(unit, cost.name) in support for unit, cost in self.entries]
         row = [0.0] * self.size + [1.0 if u else -1.0 for u in used]
         return scipy.optimize.LinearConstraint(row, ub=sum(used) - 1)
 
-    def read(self, counts: np.ndarray, bound: float) -> Choice:
-        runs: dict[str, list[tuple[str, int]]] = {menu.unit: [] for menu in self.menus}
-        for (unit, price), number in zip(self.entries, counts, strict=True):
+    def read(self, counts: np.ndarray, bound: float) -> Assignment:
+        runs: dict[str, list[tuple[str, int]]] = {
+            unit_options.unit: [] for unit_options in self.all_options
+        }
+        for (unit, cost), number in zip(self.entries, counts, strict=True):
             if number:
-                runs[unit].append((price.name, int(number)))
+                runs[unit].append((cost.name, int(number)))
         chosen = {unit: tuple(found) for unit, found in runs.items()}
-        return Choice.of(self.menus, chosen, bound)
+        return Assignment.of(self.all_options, chosen, bound)

@@ -4,7 +4,7 @@ Every value is two nodes, and the edge between them costs what keeping it costs;
 operation is a node that costs what running it again costs. Whatever parts the start
 from the backward pass's residuals is a set of values to keep, and the cheapest is found
 at once, whatever the number of sets (He and Yu, MLSys 2023, who rule operations out
-where here most have a price).
+where here most have a byte_weight).
 """
 
 from collections.abc import Collection
@@ -25,12 +25,12 @@ class Weights:
     Attributes:
       bytes: A byte kept.
       keeping: A byte moved for keeping.
-      rebuilding: A byte moved, or FLOPs worth it, for rebuilding.
+      recomputing: A byte moved, or FLOPs worth it, for recomputing.
     """
 
     bytes: float = 0.0
     keeping: float = 1.0
-    rebuilding: float = 1.0
+    recomputing: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
     Args:
       joint: A unit's graph.
       weights: What counts how much.
-      banned: Positions of operations that are not to be run again, beside pinned ones.
+      banned: Positions of operations that are not to be run again, beside effectful ones.
 
     Raises:
-      UserError: A value that cannot be rebuilt has no name to keep it by.
+      UserError: A value that cannot be recomputed has no name to keep it by.
     """
     unit = joint.unit
     source, sink = 0, 1
@@ -66,15 +66,15 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
         exit_[k] = sink
     start = 2 * len(unit.values) + 2
     fixed, whole = [], []
-    for n in sorted(joint.rebuilding):
+    for n in sorted(joint.recomputing):
         op = unit.operations[n]
         outputs = [k for k in op.outputs if k in joint.wanted]
-        if op.pinned or n in banned:
+        if op.effectful or n in banned:
             for k in outputs:
                 entry[k] = source
             continue
         node[n] = start + n
-        fixed.append((source, node[n], weights.rebuilding * joint.rebuilding[n]))
+        fixed.append((source, node[n], weights.recomputing * joint.recomputing[n]))
         whole += [(node[n], entry[k]) for k in outputs]
         whole += [(exit_[k], node[n]) for k in set(op.inputs) if k in joint.wanted]
     keep = []
@@ -83,8 +83,10 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
         if value.role == "input":
             entry[k] = source
         if value.name:
-            price = weights.bytes * value.num_bytes + weights.keeping * joint.keeping[k]
-            keep.append((k, price))
+            byte_weight = (
+                weights.bytes * value.num_bytes + weights.keeping * joint.keeping[k]
+            )
+            keep.append((k, byte_weight))
         else:
             whole.append((entry[k], exit_[k]))
     # Whole numbers; of equally cheap sets the one of fewest values, tagged ones first.
@@ -103,9 +105,9 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
     edges += [(a, b, infinite) for a, b in whole]
     value, near = minimum_cut(start + len(unit.operations), edges, source, sink)
     if value >= infinite:
-        reasons = {op.pinned for op in unit.operations if op.pinned}
+        reasons = {op.effectful for op in unit.operations if op.effectful}
         raise UserError(
-            f"unit {unit.name!r} makes a value without a name that cannot be rebuilt "
+            f"unit {unit.name!r} makes a value without a name that cannot be recomputed "
             f"({'; '.join(sorted(reasons))}); tag it with `rr.name`."
         )
     kept = frozenset(k for k, _ in keep if near[entry[k]] and not near[exit_[k]])
@@ -113,7 +115,7 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
 
 
 def front(joint: Joint, *, most: int = 32) -> tuple[Cut, ...]:
-    """The sets that are cheapest for some price of a byte, the largest first.
+    """The sets that are cheapest for some weight of a byte, the largest first.
 
     They are the corners of the lower convex hull of all sets, by bytes and traffic:
     between two of them a mix of layers does as well as any set. Each cut either finds a
@@ -125,7 +127,7 @@ def front(joint: Joint, *, most: int = 32) -> tuple[Cut, ...]:
       most: How many at most; where most is to be gained, corners are looked for first.
     """
     fastest = cut(joint, Weights(bytes=1e-6))
-    smallest = cut(joint, Weights(bytes=1.0, keeping=1e-6, rebuilding=1e-6))
+    smallest = cut(joint, Weights(bytes=1.0, keeping=1e-6, recomputing=1e-6))
     bytes_range = fastest.cost.bytes - smallest.cost.bytes
     traffic_range = smallest.cost.traffic - fastest.cost.traffic
     if bytes_range <= 0:
@@ -142,11 +144,13 @@ def front(joint: Joint, *, most: int = 32) -> tuple[Cut, ...]:
         consider(fastest, smallest)
     while gaps and len(found) < most:
         *_, large, small = heappop(gaps)
-        price = (small.cost.traffic - large.cost.traffic) / (
+        byte_weight = (small.cost.traffic - large.cost.traffic) / (
             large.cost.bytes - small.cost.bytes
         )
-        middle = cut(joint, Weights(bytes=price))
-        now, before = (c.cost.traffic + price * c.cost.bytes for c in (middle, large))
+        middle = cut(joint, Weights(bytes=byte_weight))
+        now, before = (
+            c.cost.traffic + byte_weight * c.cost.bytes for c in (middle, large)
+        )
         if now < before - 1e-9 * abs(before):
             found.append(middle)
             consider(large, middle)

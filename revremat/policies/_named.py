@@ -8,9 +8,9 @@ results go, so that untagged programs have the same sets.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._errors import UserError
 from revremat._graph import Operation, Unit
-from revremat._plan import RECOMPUTE, SAVE, Action
 from revremat.policies._bans import bans
 from revremat.policies._joint import Joint, is_kernel
 from revremat.policies._mincut import Weights, cut
@@ -74,7 +74,7 @@ def named(unit: Unit, name: str) -> Action | None:
     The names are those of MaxText's `remat_policy`; `selective`, which keeps everything
     but attention's inside (Korthikanti et al., "Reducing Activation Recomputation in
     Large Transformer Models", 2022; None where attention is a kernel, with nothing left
-    to drop); and `balanced`, which rebuilds only what is elementwise: norms'
+    to drop); and `balanced`, which recomputes only what is elementwise: norms'
     results and products of activations (Yuan et al., "Accelerating the Training of
     Large Language Models using Efficient Activation Rematerialization and Optimal
     Hybrid Parallelism", 2024).
@@ -97,7 +97,7 @@ def named_sets(unit: Unit) -> dict[str, Action]:
 def _named(unit: Unit, name: str, parts: Roles) -> Action | None:
     if name == "balanced":
         joint = Joint(unit)
-        banned = bans(joint, ("dear", "reduction"))
+        banned = bans(joint, ("compute-intensive", "reduction"))
         found = cut(joint, Weights(1.0, 0.0, 0.0), banned)
         made = (unit.values[k] for k in found.kept if unit.values[k].role == "made")
         return RECOMPUTE(save=(value.name for value in made))
@@ -111,7 +111,7 @@ def _named(unit: Unit, name: str, parts: Roles) -> Action | None:
 
 
 def layers(unit: Unit, method: str, num_layers: int) -> tuple[Action, ...]:
-    """Megatron's ways to choose layers: which of them rebuild everything.
+    """Megatron's ways to choose layers: which of them recompute everything.
 
     Args:
       unit: A stack.
@@ -134,8 +134,8 @@ def layers(unit: Unit, method: str, num_layers: int) -> tuple[Action, ...]:
         raise UserError(
             f"unit {unit.name!r} has {unit.num_layers} layers, not {num_layers}."
         )
-    rebuilt = unit.num_layers if method == "uniform" else num_layers
-    return (RECOMPUTE,) * rebuilt + (SAVE,) * (unit.num_layers - rebuilt)
+    recomputed = unit.num_layers if method == "uniform" else num_layers
+    return (RECOMPUTE,) * recomputed + (SAVE,) * (unit.num_layers - recomputed)
 
 
 def _selective(unit: Unit, parts: Roles) -> Action | None:

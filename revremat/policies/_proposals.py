@@ -1,6 +1,6 @@
 """Proposals: sets to keep and other ways back, before anything judges them.
 
-Minimum cuts, subsets of what is dear to rebuild or tagged, and what a model of bytes
+Minimum cuts, subsets of what is expensive to recompute or tagged, and what a model of bytes
 against time cannot judge: offloading, inversion, segments and chunks.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, zip_longest
 
+from revremat._action import INVERT, RECOMPUTE, SAVE, Action
 from revremat._format import format_bytes
 from revremat._graph import Unit
-from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
 from revremat.policies._bans import bans
 from revremat.policies._candidate import Candidate, dots
 from revremat.policies._joint import Joint
@@ -21,9 +21,9 @@ _MOST_NAMES = 10
 _MOST_STEPS = 200_000
 _LEAST_GAIN = 0.01
 _MOST_LISTED = 6
-_LIGHT = 1.05
+_NEARLY_SMALLEST = 1.05
 _CHEAP = 0.01
-"""Of what rebuilding everything costs."""
+"""Of what recomputing everything costs."""
 _NUM_CHUNKINGS = 3
 _LONG = 16
 _MOST_SENT = 6
@@ -31,23 +31,23 @@ _WORTH_SENDING = 0.03
 """Of what a layer keeps."""
 
 
-def light_names(unit: Unit, corners: Sequence[Cut]) -> list[str]:
+def cheap_names(unit: Unit, corners: Sequence[Cut]) -> list[str]:
     """What is small enough to be kept beside anything."""
     smallest = corners[-1].cost.bytes
-    light = (c for c in corners if c.cost.bytes <= _LIGHT * smallest)
-    return [unit.values[k].name for k in max(light, key=lambda c: c.cost.bytes).kept]
+    cheap = (c for c in corners if c.cost.bytes <= _NEARLY_SMALLEST * smallest)
+    return [unit.values[k].name for k in max(cheap, key=lambda c: c.cost.bytes).kept]
 
 
 def cuts(
     joint: Joint, names: Sequence[str], corners: Sequence[Cut], beside: Sequence[str]
 ) -> list[Candidate]:
-    """Minimum cuts, then subsets of dear names with what is light beside them.
+    """Minimum cuts, then subsets of compute-intensive names with what is cheap beside them.
 
-    Where nothing is dear, single values: what fusion makes of them no model foresees,
+    Where nothing is compute-intensive, single values: what fusion makes of them no model foresees,
     and some take the place of an input, for no bytes at all.
     """
     unit = joint.unit
-    partitioner = cut(joint, Weights(rebuilding=0.0), bans(joint))
+    partitioner = cut(joint, Weights(recomputing=0.0), bans(joint))
     found = [Candidate("min-cut", _keep(joint, partitioner))]
     found += [Candidate(title(unit, c.kept), _keep(joint, c)) for c in corners]
     subsets = _best_subsets(unit, names) or [[name] for name in _cheap_names(unit)]
@@ -60,16 +60,20 @@ def cuts(
 
 
 def cuts_by_rules(joint: Joint) -> list[Candidate]:
-    """Minimum cuts with fewer and fewer rules against rebuilding.
+    """Minimum cuts with fewer and fewer rules against recomputing.
 
-    Rebuilding whatever no rule is against costs nothing there.
+    Recomputing whatever no rule is against costs nothing there.
     """
     return [
         Candidate(
             f"min-cut, {' and '.join(rules)} kept",
-            _keep(joint, cut(joint, Weights(rebuilding=0.0), bans(joint, rules))),
+            _keep(joint, cut(joint, Weights(recomputing=0.0), bans(joint, rules))),
         )
-        for rules in (("dear", "reduction", "whole"), ("dear", "reduction"), ("dear",))
+        for rules in (
+            ("compute-intensive", "reduction", "whole"),
+            ("compute-intensive", "reduction"),
+            ("compute-intensive",),
+        )
     ]
 
 
@@ -101,7 +105,7 @@ def title(unit: Unit, kept: Iterable[int]) -> str:
     values = [unit.values[k] for k in kept if unit.values[k].role != "input"]
     if not values:
         return "nothing"
-    least = max(v.num_bytes for v in values) * (1 - 1 / _LIGHT)
+    least = max(v.num_bytes for v in values) * (1 - 1 / _NEARLY_SMALLEST)
     large = [v for v in values if v.num_bytes > least]
     more = len(values) - len(large)
     if len(large) > _MOST_LISTED:
@@ -111,17 +115,23 @@ def title(unit: Unit, kept: Iterable[int]) -> str:
     return f"{text} and {more} more" if more else text
 
 
-def dear_names(unit: Unit) -> tuple[str, ...]:
-    """Names of values that are tagged or cost a matrix product to rebuild.
+def compute_intensive_names(unit: Unit) -> tuple[str, ...]:
+    """Names of values that are tagged or cost a matrix product to recompute.
 
     Those that save most FLOPs per byte come first; at most ten. Untagged values whose
-    rebuilding is less than a hundredth of all are not worth a name.
+    recomputing is less than a hundredth of all are not worth a name.
     """
     listed = []
     for k, value in enumerate(unit.values):
         maker = unit.maker.get(k)
-        dear = maker is not None and (maker.dear or maker.kind == "dot_general")
-        if value.name and (value.given or dear) and not (maker and maker.pinned):
+        compute_intensive = maker is not None and (
+            maker.compute_intensive or maker.kind == "dot_general"
+        )
+        if (
+            value.name
+            and (value.given or compute_intensive)
+            and not (maker and maker.effectful)
+        ):
             flops = maker.num_flops / max(1, value.num_bytes) if maker else 0.0
             listed.append((not value.given, -flops, value.name))
     return _worth_keeping(unit, [n for *_, n in sorted(listed)[: 4 * _MOST_NAMES]])
@@ -135,12 +145,12 @@ def _cheap_names(unit: Unit) -> tuple[str, ...]:
 
 def _worth_keeping(unit: Unit, names: Iterable[str]) -> tuple[str, ...]:
     """Those that save a hundredth of all FLOPs, most of them per byte first."""
-    bare = unit.kept(RECOMPUTE).rebuild_flops
+    bare = unit.kept(RECOMPUTE).recompute_flops
     gains = []
     for name in names:
         together = [name, *companions(unit, [name])]
         kept = unit.kept(RECOMPUTE(save=together))
-        saved = bare - kept.rebuild_flops
+        saved = bare - kept.recompute_flops
         if name in kept.saved and saved >= _LEAST_GAIN * bare:
             sizes = [unit.values[unit.position[n]].num_bytes for n in together]
             rank = (-saved / max(1, sum(sizes)), -sizes[0], name)
@@ -171,14 +181,14 @@ def companions(unit: Unit, names: Iterable[str]) -> list[str]:
 def _best_subsets(unit: Unit, names: Sequence[str]) -> list[list[str]]:
     """Subsets that no other beats in both bytes and FLOPs."""
     most = int(math.log2(max(2, _MOST_STEPS // max(1, len(unit.operations)))))
-    names, priced = names[:most], []
+    names, costed = names[:most], []
     for alone in _subsets(names):
         subset = (*alone, *companions(unit, alone))
         kept = unit.kept(RECOMPUTE(save=subset))
         if not set(subset) & set(kept.unused):
-            priced.append((kept.device_bytes, kept.rebuild_flops, sorted(subset)))
+            costed.append((kept.device_bytes, kept.recompute_flops, sorted(subset)))
     front: list[tuple[int, int, list[str]]] = []
-    for size, flops, subset in sorted(priced):
+    for size, flops, subset in sorted(costed):
         if not front or flops < front[-1][1]:
             front.append((size, flops, subset))
     return [subset for *_, subset in front if subset]
@@ -232,17 +242,20 @@ def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
     """
     if not unit.chained or unit.num_layers < _LONG:
         return []
-    if any(op.pinned for op in unit.operations):
+    if any(op.effectful for op in unit.operations):
         return []
     found = []
     handed = sum(v.num_bytes for v in unit.values if v.role == "input")
-    light = _without_unused(unit, RECOMPUTE(save=beside))
-    for name, action in (("light" if light.save else "full", light), ("none", SAVE)):
+    cheap = _without_unused(unit, RECOMPUTE(save=beside))
+    for name, action in (
+        ("cheap" if cheap.save else "recompute all", cheap),
+        ("save all", SAVE),
+    ):
         kept = max(1, unit.kept(action).device_bytes)
         best = math.sqrt(unit.num_layers * handed / kept)
         every = 2 ** max(1, round(math.log2(max(best, 1))))
         if 4 * every <= unit.num_layers:
-            label = f"{name}, every {every}"
+            label = f"{name}, segments of {every}"
             found.append(Candidate(label, replace(action, every=every)))
     return found
 
@@ -251,13 +264,13 @@ def _is_made_of(unit: Unit, name: str, other: str) -> bool:
     """Whether a value costs next to nothing once there is another."""
     others = [other, *companions(unit, [other])]
     all_of_it = [*others, name, *companions(unit, [name])]
-    with_it = unit.kept(RECOMPUTE(save=all_of_it)).rebuild_flops
-    without = unit.kept(RECOMPUTE(save=others)).rebuild_flops
-    return without - with_it <= _CHEAP * unit.kept(RECOMPUTE).rebuild_flops
+    with_it = unit.kept(RECOMPUTE(save=all_of_it)).recompute_flops
+    without = unit.kept(RECOMPUTE(save=others)).recompute_flops
+    return without - with_it <= _CHEAP * unit.kept(RECOMPUTE).recompute_flops
 
 
 def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
-    """The inputs; the dearest value, other products saved; all products; and so on.
+    """The inputs; the most expensive value, other products saved; all products; and so on.
 
     With a layer's inputs on the host nothing of it is left on the device, and they have
     all of the forward pass to get there and all of the backward pass to come back.
@@ -265,7 +278,7 @@ def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
     inputs, products = sorted(_inputs(unit)), sorted(dots(unit, with_batch=False))
     first, found, alone = [], [], []
     if inputs:
-        name = f"full, offload {'+'.join(inputs)}"
+        name = f"recompute all, offload {'+'.join(inputs)}"
         first.append(Candidate(name, RECOMPUTE(offload=inputs)))
     for name in names[:2]:
         others = [n for n in names if n in products and not _is_made_of(unit, name, n)]

@@ -15,7 +15,7 @@ from revremat.program._ops import Op
 from revremat.program._repeats import Repeat, find_loop, same_flow
 from revremat.program._stretch import Stretch
 
-_LEAST_TURNS = 3
+_LEAST_ITERATIONS = 3
 _LEAST_PART = 0.5
 """Of what groups give back, by their layers."""
 
@@ -28,7 +28,7 @@ def layers_alike(
     Args:
       stretch: Where.
       least_bytes: What they have to make without a product of matrices.
-      within: A loop whose turns may be groups of such layers: these hand on no more
+      within: A loop whose iterations may be groups of such layers: these hand on no more
         than the groups do.
 
     Returns:
@@ -36,25 +36,27 @@ def layers_alike(
     """
     where, period, place = stretch.ops, len(stretch), stretch.place
     if within is not None:
-        start, stop = within.turns[0].ops[0], within.turns[-1].ops[-1]
+        start, stop = within.iterations[0].ops[0], within.iterations[-1].ops[-1]
         where = where[place[start] : place[stop] + 1]
         period = len(within.body.ops) // 2
     forms = Stretch(where, stretch.leaving(where), describe_form)
     found = find_loop(forms, least_bytes, period)
-    if found is None or len(found.turns) < _LEAST_TURNS:
+    if found is None or len(found.iterations) < _LEAST_ITERATIONS:
         return []
-    turns = [turn.ops for turn in found.turns]
-    if within is not None and not _hand_on_as_little(stretch, turns, within):
+    iterations = [iteration.ops for iteration in found.iterations]
+    if within is not None and not _carry_as_little(stretch, iterations, within):
         return []
     kinds: dict[tuple[int, ...], list[Sequence[Op]]] = {}
-    for turn in turns:
-        tokens = tuple(stretch.tokens[[place[op] for op in turn]].tolist())
-        kinds.setdefault(tokens, []).append(turn)
+    for iteration in iterations:
+        tokens = tuple(stretch.tokens[[place[op] for op in iteration]].tolist())
+        kinds.setdefault(tokens, []).append(iteration)
     if len(kinds) < 2:
         return []
     layers = []
     for equal in kinds.values():
-        layer = same_flow(equal, stretch.leaving(op for turn in equal for op in turn))
+        layer = same_flow(
+            equal, stretch.leaving(op for iteration in equal for op in iteration)
+        )
         if layer is None:
             return []
         layers.append(layer)
@@ -64,10 +66,12 @@ def layers_alike(
     return layers
 
 
-def _hand_on_as_little(
-    stretch: Stretch, turns: Sequence[Sequence[Op]], groups: Repeat
+def _carry_as_little(
+    stretch: Stretch, iterations: Sequence[Sequence[Op]], groups: Repeat
 ) -> bool:
     """Whether layers hand on what groups do, the first apart: it may read anything."""
     place, passed = stretch.place, stretch.passed_on
-    most = passed[place[groups.turns[1].ops[0]]]
-    return bool(np.median([passed[place[turn[0]]] for turn in turns[1:]]) <= most)
+    most = passed[place[groups.iterations[1].ops[0]]]
+    return bool(
+        np.median([passed[place[iteration[0]]] for iteration in iterations[1:]]) <= most
+    )

@@ -33,7 +33,7 @@ def alone(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     parts = [sites] if len(steps) < len(sites) else [(site,) for site in sites]
     used = {atom for site in sites for atom in site.inputs}
     known = {out for site in sites for out in site.outputs}
-    differentiated, turns = set[Value](), []
+    differentiated, iterations = set[Value](), []
     for step, part in zip(steps, parts, strict=True):
         taken = [one for site in part for one in _taken(site)]
         differentiated.update(value for value, on, _ in taken if on)
@@ -43,23 +43,25 @@ def alone(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         results = [out for site in part for out in site.outputs if out not in used]
         fresh = [v for v in new if v not in held and is_floating(v.aval)]
         results = [out for out in results if is_floating(out.aval)]
-        turns.append(_Turn(step, list(new), fresh, results))
-    given = [value for turn in turns for value in turn.given]
+        iterations.append(_Iteration(step, list(new), fresh, results))
+    given = [value for iteration in iterations for value in iteration.given]
     wanted = [v for v in given if v in differentiated and is_floating(v.aval)]
     others = [v for v in given if v not in differentiated or not is_floating(v.aval)]
-    results = [out for turn in turns for out in turn.results]
+    results = [out for iteration in iterations for out in iteration.results]
 
     def loss(arrays: Any, beside: Any, cotangents: Any, one: jax.Array) -> jax.Array:
         env = dict(zip((*wanted, *others), (*arrays, *beside), strict=True))
         by_result = dict(zip(results, cotangents, strict=True))
         total = jnp.zeros(())
-        for turn in turns:
-            made = [env[value] * one.astype(value.aval.dtype) for value in turn.fresh]
-            # The turn before is over, and its gradients wait for this one's.
+        for iteration in iterations:
+            made = [
+                env[value] * one.astype(value.aval.dtype) for value in iteration.fresh
+            ]
+            # The iteration before is over, and its gradients wait for this one's.
             made, total = jax.lax.optimization_barrier((made, total))
-            env.update(zip(turn.fresh, made, strict=True))
-            turn.step(env)
-            for out in turn.results:
+            env.update(zip(iteration.fresh, made, strict=True))
+            iteration.step(env)
+            for out in iteration.results:
                 product = jnp.sum(env[out] * by_result[out]).real
                 total += product.astype(total.dtype)
         return total * total  # its derivative is not known before it is
@@ -72,7 +74,7 @@ def alone(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Turn:
+class _Iteration:
     """One layer, or all of a chain.
 
     Attributes:

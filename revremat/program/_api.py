@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat.program._inverse import inverse_label
 from revremat.program._ops import BLOCK_PREFIX
 from revremat.program._rewrite import act
@@ -20,7 +20,7 @@ def name(x: Any, name: str) -> Any:
     """Tag an array, so that plans can say how it comes back.
 
     The identity, at no cost. A plan that keeps the tagged value keeps that very value:
-    whatever else the derivative needs is rebuilt from it. `jax.checkpoint` policies see
+    whatever else the derivative needs is recomputed from it. `jax.checkpoint` policies see
     the same name.
 
     Args:

@@ -105,7 +105,7 @@ class _Backward:
         """What the last one of unrolled layers has on the host."""
         if (
             segment.group
-            or segment.turn > 1
+            or segment.iteration > 1
             or self.engine.kept[segment.pattern[0]].ahead
         ):
             return None
@@ -117,28 +117,28 @@ class _Backward:
     def segment(self, segment: Segment, kept, waiting, state: _Gradients):
         if self.engine.kept[segment.pattern[0]].ahead:
             return self._ahead(segment, kept, state)
-        turns = range(segment.repeats)
+        iterations = range(segment.repeats)
         if segment.group:
             step = partial(self._group, segment, kept)
-            return self.engine.loop(segment, step, state, turns, reverse=True)[0]
+            return self.engine.loop(segment, step, state, iterations, reverse=True)[0]
         step = partial(self._step, segment, kept, waiting)
         if self.engine.is_unrolled(segment, segment.repeats):
-            return self.engine.loop(segment, step, state, turns, reverse=True)[0]
-        fetched, carry = self._fetch_first(kept, turns[-1], state.carry)
+            return self.engine.loop(segment, step, state, iterations, reverse=True)[0]
+        fetched, carry = self._fetch_first(kept, iterations[-1], state.carry)
         state = replace(state, carry=carry, fetched=fetched)
-        state, _ = self.engine.loop(segment, step, state, turns, reverse=True)
+        state, _ = self.engine.loop(segment, step, state, iterations, reverse=True)
         return replace(state, fetched=None)
 
     def _fetch_first(self, kept, t: int, cotangents):
-        """What the first turn of a backward loop begins with, once it is wanted."""
+        """What the first iteration of a backward loop begins with, once it is wanted."""
         on_host = kept[-1][1]
         if not on_host:
             return [], cotangents
-        turn, cotangents = barrier((jnp.int32(t), cotangents))
-        return [fetch(array, turn) for array in on_host], cotangents
+        iteration, cotangents = barrier((jnp.int32(t), cotangents))
+        return [fetch(array, iteration) for array in on_host], cotangents
 
     def _step(self, segment: Segment, kept, waiting, state: _Gradients, t):
-        last, unrolled, turn = len(segment.pattern) - 1, isinstance(t, int), t
+        last, unrolled, iteration = len(segment.pattern) - 1, isinstance(t, int), t
         for j in reversed(range(len(segment.pattern))):
             plan = self.engine.kept[segment.pattern[j]]
             if j < last and not unrolled:
@@ -153,9 +153,9 @@ class _Backward:
                 own = at_all(on_host, t)
                 fetched, state, cotangents = self._fetch(own, below, state, cotangents)
             elif j < last:  # While the layer above is differentiated.
-                fetched = [fetch(array, turn) for array in on_host]
-            else:  # The turn before has fetched it; this one does for the next.
-                fetched, after = state.fetched, jnp.maximum(turn - 1, 0)
+                fetched = [fetch(array, iteration) for array in on_host]
+            else:  # The iteration before has fetched it; this one does for the next.
+                fetched, after = state.fetched, jnp.maximum(iteration - 1, 0)
                 coming = [fetch(array, after) for array in on_host]
                 state = replace(state, fetched=coming)
             env = self._recall(plan, index, (at_all(on_device, t), fetched))
@@ -184,7 +184,7 @@ class _Backward:
         return fetched, replace(state, fetched=coming), cotangents
 
     def _ahead(self, segment: Segment, kept, state: _Gradients):
-        """While one layer's gradients are computed, rebuild part of the layer below."""
+        """While one layer's gradients are computed, recompute part of the layer below."""
         plan, last = self.engine.kept[segment.pattern[0]], segment.repeats - 1
         inverts, kept = segment.pattern[0].kind == "invert", kept[0]
 
@@ -198,13 +198,13 @@ class _Backward:
             if inverts:
                 self._start_from(output, env)
             _layer.tie(env, plan.early, cotangents)
-            _layer.rebuild(plan.early, env)
+            _layer.recompute(plan.early, env)
             return [env[v] for v in plan.ahead]
 
-        def known(t, rebuilt):
+        def known(t, recomputed):
             """What a layer has, and what it was given: the output of the one below."""
             index, env = at(t)
-            env.update(zip(plan.ahead, rebuilt, strict=True))
+            env.update(zip(plan.ahead, recomputed, strict=True))
             return (
                 index,
                 env,
@@ -218,16 +218,18 @@ class _Backward:
             return replace(state, output=given)
 
         def step(both, t):
-            state, rebuilt = both
-            index, env, given = known(t, rebuilt)
+            state, recomputed = both
+            index, env, given = known(t, recomputed)
             below = early(t - 1, state.carry, given)
             return (differentiate(index, env, given, state), below), None
 
-        rebuilt = early(last, state.carry, state.output)
-        turns = range(1, segment.repeats)
-        both = (state, rebuilt)
-        (state, rebuilt), _ = self.engine.loop(segment, step, both, turns, reverse=True)
-        return differentiate(*known(0, rebuilt), state)
+        recomputed = early(last, state.carry, state.output)
+        iterations = range(1, segment.repeats)
+        both = (state, recomputed)
+        (state, recomputed), _ = self.engine.loop(
+            segment, step, both, iterations, reverse=True
+        )
+        return differentiate(*known(0, recomputed), state)
 
     def _group(self, segment: Segment, kept, state: _Gradients, t):
         """Run a segment forward again, its layers keeping as said, then backward."""
@@ -247,9 +249,9 @@ class _Backward:
             ]
             return _layer.advance(self.engine.layer, plan, inputs)
 
-        turns = range(segment.group)
+        iterations = range(segment.group)
         with jax.named_scope("rematted_computation"):
-            _, saved = self.engine.loop(segment, again, first, turns)
+            _, saved = self.engine.loop(segment, again, first, iterations)
 
         def back(state, j):
             index = self.engine.index(segment, t, j)
@@ -260,7 +262,7 @@ class _Backward:
                 cotangents = _layer.tie(env, plan.late, cotangents)
             return self._differentiate(plan, index, env, cotangents, state), None
 
-        return self.engine.loop(segment, back, state, turns, reverse=True)
+        return self.engine.loop(segment, back, state, iterations, reverse=True)
 
     def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
         held = dict(zip(self.engine.const_values, self.consts, strict=True))

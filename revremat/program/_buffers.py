@@ -27,7 +27,7 @@ class Each:
 def again(x: Any) -> Any:
     """The same array; keys may be used once more, as far as JAX checks that.
 
-    Rebuilding draws the same numbers again, from the same keys.
+    Recomputing draws the same numbers again, from the same keys.
     """
     dtype = getattr(x, "dtype", None)
     is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)

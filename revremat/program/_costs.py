@@ -78,7 +78,7 @@ def num_flops(op: Op) -> int:
 def _kernel_flops(op: Op) -> int:
     """What its author says of a kernel; else its program's, for each piece of its grid.
 
-    A loop whose turns only the kernel knows counts once, so that is the least.
+    A loop whose iterations only the kernel knows counts once, so that is the least.
     """
     if estimate := op.eqn.params.get("cost_estimate"):
         return int(estimate.flops)

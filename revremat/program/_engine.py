@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat.program._buffers import Each
-from revremat.program._keep import Kept, Layer, cannot_rebuild, resolve
+from revremat.program._keep import Kept, Layer, cannot_recompute, resolve
 from revremat.program._layout import as_in_a_loop, is_turned
 from revremat.program._ops import Value
 from revremat.program._segments import Segment, segments
@@ -29,7 +29,7 @@ class Engine:
         at once, on the device until then.
       num_sent: Under each, how many of the last ones are sent when all layers are done.
       segments: The loops that serve the layers.
-      lay: Lays arrays between unrolled layers as they lie between a loop's turns.
+      lay: Lays arrays between unrolled layers as they lie between a loop's iterations.
     """
 
     stack: Stack
@@ -98,26 +98,26 @@ class Engine:
         segment: Segment,
         step,
         state: Any,
-        turns: range,
+        iterations: range,
         reverse: bool = False,
     ) -> tuple[Any, Any]:
-        """`lax.scan` over the turns, or the same unrolled."""
-        if not self.is_unrolled(segment, len(turns)):
-            numbers = jnp.arange(turns.start, turns.stop)
+        """`lax.scan` over the iterations, or the same unrolled."""
+        if not self.is_unrolled(segment, len(iterations)):
+            numbers = jnp.arange(iterations.start, iterations.stop)
             return lax.scan(step, state, numbers, reverse=reverse)
         outs: list[Any] = []
-        for t in reversed(turns) if reverse else turns:
+        for t in reversed(iterations) if reverse else iterations:
             state, out = step(state, t)
             outs.append(out)
         if reverse:
             outs.reverse()
         return state, jax.tree.map(lambda *each: Each(each), *outs) if outs else []
 
-    def is_unrolled(self, segment: Segment, num_turns: int) -> bool:
-        return self.stack.unrolled or segment.unroll or num_turns <= 1
+    def is_unrolled(self, segment: Segment, num_iterations: int) -> bool:
+        return self.stack.unrolled or segment.unroll or num_iterations <= 1
 
     def index(self, segment: Segment, t, j: int):
-        run_index = segment.start + t * segment.turn + j
+        run_index = segment.start + t * segment.iteration + j
         return self.stack.length - 1 - run_index if self.stack.reverse else run_index
 
     def keeps_output(self, segment: Segment) -> bool:
@@ -130,5 +130,5 @@ class Engine:
 
 def _check_repeatable(layer: Layer, unit: str) -> None:
     for op in layer.passes.forward.ops:
-        if why := cannot_rebuild(op):
+        if why := cannot_recompute(op):
             raise UserError(f"{unit} cannot be run twice, as `every` would: {why}.")

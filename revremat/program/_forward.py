@@ -26,9 +26,9 @@ def forward(engine: Engine, consts, init, xs):
         if not engine.is_unrolled(segment, segment.repeats):
             carry, sent = _layer.wait_for(sent, carry), []
         step = _group if segment.group else _step
-        turn = partial(step, engine, segment, consts, xs)
+        iteration = partial(step, engine, segment, consts, xs)
         first = (carry, ys, _room(engine, segment), sent)
-        state, kept = engine.loop(segment, turn, first, range(segment.repeats))
+        state, kept = engine.loop(segment, iteration, first, range(segment.repeats))
         carry, ys, room, sent = state
         pairs = zip(room, kept, strict=True)
         kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
@@ -51,7 +51,7 @@ def _send_all(engine: Engine, segment: Segment, kept: list[Any]) -> list[Any]:
 def _room(engine: Engine, segment: Segment) -> list[list[Any]]:
     """Buffers for what the layers of a pattern save, where there are several.
 
-    What a loop gives out is only written when a turn ends; written to buffers, it
+    What a loop gives out is only written when an iteration ends; written to buffers, it
     is out of the way before the pattern's next layer begins.
     """
     if len(segment.pattern) == 1:

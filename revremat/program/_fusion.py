@@ -7,14 +7,14 @@ of kernel sizes: this is for explaining and for pruning, the compiler decides.
 """
 
 from revremat.program._costs import MOVES
-from revremat.program._keep import is_dear
+from revremat.program._keep import is_compute_intensive
 from revremat.program._linearize import Linearized
 from revremat.program._ops import Atom, Op, Value
 
 
 def takes_fused(op: Op) -> bool:
     """Whether it computes its operands on the fly, where their makers allow that."""
-    return not is_dear(op) or op.kind.startswith("reduce")
+    return not is_compute_intensive(op) or op.kind.startswith("reduce")
 
 
 def read_whole(passes: Linearized) -> tuple[Atom, ...]:

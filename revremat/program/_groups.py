@@ -1,6 +1,6 @@
 """Layers of unrolled groups: four of one kind and one of another, several times over.
 
-Such a group is a turn of a loop, but its layers are what a person would checkpoint:
+Such a group is an iteration of a loop, but its layers are what a person would checkpoint:
 computed again one at a time, they take less than all of them together. Equal layers of
 all groups are one unit, wherever they stand.
 """
@@ -16,7 +16,7 @@ _LEAST_PART = 0.25
 
 
 def layers_of_groups(stretch: Stretch, groups: Repeat) -> Repeat | None:
-    """The equal layers in a loop's turns, if these are groups of layers.
+    """The equal layers in a loop's iterations, if these are groups of layers.
 
     What groups hand on, layers do, too. A loop over a layer's experts is none over
     layers: it passes on what they have in common, and a sum besides.
@@ -26,7 +26,7 @@ def layers_of_groups(stretch: Stretch, groups: Repeat) -> Repeat | None:
       groups: An unrolled loop in it.
     """
     # What the first group is given may be made before all of this, and not be seen.
-    seen = groups.turns[min(1, len(groups.turns) - 2)]
+    seen = groups.iterations[min(1, len(groups.iterations) - 2)]
     start, period = stretch.place[seen.ops[0]], len(groups.body.ops)
     # A row of equal layers may go on from one group to the next.
     stop = min(start + 2 * period, len(stretch))
@@ -45,8 +45,10 @@ def layers_of_groups(stretch: Stretch, groups: Repeat) -> Repeat | None:
     if not options:
         return None
     _, _, places = min(options)
-    turns = [stretch.ops[k : k + layer] for k in places]
-    layers = same_flow(turns, stretch.leaving(op for turn in turns for op in turn))
+    iterations = [stretch.ops[k : k + layer] for k in places]
+    layers = same_flow(
+        iterations, stretch.leaving(op for iteration in iterations for op in iteration)
+    )
     if layers is None or given_back(layers) < _LEAST_PART * given_back(groups):
         return None
     return layers

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from revremat._plan import RECOMPUTE
+from revremat._action import RECOMPUTE
 from revremat.program._api import block
 from revremat.program._rewrite import act
 

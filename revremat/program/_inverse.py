@@ -115,20 +115,24 @@ def undone(
     known: dict[Value, Atom] = dict(zip(flat.inputs, arguments, strict=True))
     supplied = [forward.inputs[k] for k in carried]
     wanted = dict(zip(flat.outputs, supplied, strict=True))
-    twins = {same_result(op, op.inputs): op for op in forward.ops}
+    duplicates = {same_result(op, op.inputs): op for op in forward.ops}
     ops: dict[Op, None] = {}
     for op in flat.ops:
         inputs = tuple(
             known.get(a, a) if isinstance(a, Value) else a for a in op.inputs
         )
         if op.kind == "stop_gradient" and wanted.keys().isdisjoint(op.outputs):
-            # Nothing here is differentiated, and behind it twins are not known as such.
+            # Nothing here is differentiated, and behind it duplicates are not known as such.
             known.update(zip(op.outputs, inputs, strict=True))
             continue
         key = same_result(op, inputs)
-        if key in twins and key is not None and wanted.keys().isdisjoint(op.outputs):
-            ops[twins[key]] = None
-            known.update(zip(op.outputs, twins[key].outputs, strict=True))
+        if (
+            key in duplicates
+            and key is not None
+            and wanted.keys().isdisjoint(op.outputs)
+        ):
+            ops[duplicates[key]] = None
+            known.update(zip(op.outputs, duplicates[key].outputs, strict=True))
             continue
         outputs = tuple(wanted.get(out, out) for out in op.outputs)
         known.update(zip(op.outputs, outputs, strict=True))

@@ -1,12 +1,12 @@
-"""What a layer keeps under an action, and how the rest is rebuilt from it."""
+"""What a layer keeps under an action, and how the rest is recomputed from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from revremat import _resolve
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat._resolve import Flow, check_names
 from revremat.program._attention import PREFIX as ATTENTION
 from revremat.program._inverse import undone
@@ -15,12 +15,12 @@ from revremat.program._ops import Atom, Op, Program, Value
 
 INPUT = "input"
 
-# Worth more than a pass over memory to rebuild; all else is cheap, often fused.
-DEAR_PREFIXES = (
+# Worth more than a pass over memory to recompute; all else is cheap, often fused.
+COMPUTE_INTENSIVE_PREFIXES = (
     *("dot_general", "conv_general", "ragged_dot", "reduce", "cum", "scan"),
     ATTENTION,
 )
-DEAR = {
+COMPUTE_INTENSIVE = {
     *("while", "cond", "sort", "top_k", "custom_jvp_call", "custom_vjp_call", "gather"),
     *("scatter", "scatter-add", "random_bits", "threefry2x32", "rng_bit_generator"),
     *("psum", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "argmax"),
@@ -32,11 +32,13 @@ DEAR = {
 MATMULS = ("dot_general", "conv_general", "ragged_dot")
 
 
-def is_dear(op: Op) -> bool:
-    return op.kind in DEAR or op.kind.startswith(DEAR_PREFIXES)
+def is_compute_intensive(op: Op) -> bool:
+    return op.kind in COMPUTE_INTENSIVE or op.kind.startswith(
+        COMPUTE_INTENSIVE_PREFIXES
+    )
 
 
-def cannot_rebuild(op: Op) -> str | None:
+def cannot_recompute(op: Op) -> str | None:
     """Why running an operation twice would not give the same, or None if it would."""
     if op.kind == "rng_uniform":
         return "draws from the device's own random state"
@@ -57,7 +59,7 @@ class Layer:
       held: The inputs that are there in the backward pass anyway: weights.
       names: From name to value, in program order; `input` names are the other inputs.
       given: The names that the user gave.
-      free: Values rebuilt from weights alone at next to no cost; never kept.
+      free: Values recomputed from weights alone at next to no cost; never kept.
       inverse: Where there is one: from what the layer takes, with what is carried out
         in place of what is carried in, to the latter.
       carried: Which of the layer's inputs are carried.
@@ -94,17 +96,17 @@ class Layer:
     def flow(self) -> Flow[Atom, Op]:
         """What of the layer decides what it keeps."""
         forward = self.passes.forward
-        pinned = (op for op in forward.ops if cannot_rebuild(op))
+        effectful = (op for op in forward.ops if cannot_recompute(op))
         return Flow(
             operations=forward.ops,
             residuals=self.passes.residuals,
             plain=frozenset(self.residuals),
             inputs=tuple(v for v in forward.inputs if v not in self.held),
             names=self.names,
-            unrepeatable=frozenset(out for op in pinned for out in op.outputs),
+            unrepeatable=frozenset(out for op in effectful for out in op.outputs),
             free=self.free,
             handed_in=self.carried_in,
-            handed_on=tuple(v for v in self.carried_out if isinstance(v, Value)),
+            carried_out=tuple(v for v in self.carried_out if isinstance(v, Value)),
             inverse=lambda: self.backwards,
         )
 
@@ -122,10 +124,10 @@ class Kept:
     Attributes:
       saved: Values kept on the device, forward to backward; may hold layer inputs.
       offloaded: Values kept in host memory.
-      ahead: Values rebuilt one layer early; for INVERT, the layer's inputs and whatever
+      ahead: Values recomputed one layer early; for INVERT, the layer's inputs and whatever
         else comes of undoing it.
-      early: The operations that rebuild those.
-      late: The operations that rebuild all other residuals; for INVERT, those of the
+      early: The operations that recompute those.
+      late: The operations that recompute all other residuals; for INVERT, those of the
         layer's inverse among them.
       inverted: Inputs that the layer's inverse supplies.
       unused: Names that the action lists and that nothing needs, given the rest.
@@ -207,14 +209,14 @@ def name_values(
 def _free_values(passes: Linearized, held: frozenset[Value]) -> frozenset[Value]:
     free = set(held)
     for op in passes.forward.ops:
-        cheap = not is_dear(op) and cannot_rebuild(op) is None
+        cheap = not is_compute_intensive(op) and cannot_recompute(op) is None
         if cheap and all(a in free or not isinstance(a, Value) for a in op.inputs):
             free.update(op.outputs)
     return frozenset(free - held)
 
 
 def resolve(layer: Layer, action: Action, unit: str = "the layer") -> Kept:
-    """What the layer keeps under an action, and the operations that rebuild the rest.
+    """What the layer keeps under an action, and the operations that recompute the rest.
 
     Raises:
       UserError: A name that the layer does not have, or one both saved and offloaded.

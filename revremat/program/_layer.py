@@ -44,7 +44,7 @@ def advancing(layer: Layer, kept: Kept) -> tuple[Op, ...]:
 
 
 def recall(kept: Kept, held: dict[Value, Any], saved: Saved) -> dict[Value, Any]:
-    """The values a layer has in the backward pass before anything is rebuilt.
+    """The values a layer has in the backward pass before anything is recomputed.
 
     All that it kept is on the device by now.
     """
@@ -55,7 +55,7 @@ def recall(kept: Kept, held: dict[Value, Any], saved: Saved) -> dict[Value, Any]
     return {v: None if x is None else again(x) for v, x in env.items()}
 
 
-def rebuild(ops: Sequence[Op], env: dict[Value, Any]) -> None:
+def recompute(ops: Sequence[Op], env: dict[Value, Any]) -> None:
     """Run operations of the forward pass again, under the scope compilers report."""
     if ops:
         with jax.named_scope("rematted_computation"):
@@ -66,7 +66,7 @@ def pull_back(
     layer: Layer, kept: Kept, env: dict[Value, Any], cotangents: Sequence[Any]
 ) -> list[Any]:
     """One cotangent per differentiated input, from one per differentiable output."""
-    rebuild(kept.late, env)
+    recompute(kept.late, env)
     residuals = [read(env, residual) for residual in layer.passes.residuals]
     return layer.passes.backward(*residuals, *cotangents)
 
@@ -76,7 +76,7 @@ def tie(
 ) -> list[Any]:
     """Make operations on values of `env` wait for the cotangents; returns those, tied.
 
-    Outside a loop nothing else stops a compiler from finding that the rebuilding
+    Outside a loop nothing else stops a compiler from finding that the recomputing
     repeats the forward pass, and from keeping the forward pass's values instead.
     """
     used = {atom for op in ops for atom in op.inputs}

@@ -14,9 +14,9 @@ from revremat._errors import UserError, arguments_told
 from revremat._problem import check_sizes, check_value
 from revremat._sources import source_line
 from revremat.program._avals import is_differentiable
-from revremat.program._chosen import FoundChoice, choices_of
 from revremat.program._costs import every_op
 from revremat.program._fingerprint import describe, fingerprint
+from revremat.program._fixed_units import FoundActions, actions_in
 from revremat.program._linearize import depends
 from revremat.program._ops import Program, flatten
 from revremat.program._rewrite import Decision, rewrite
@@ -68,9 +68,9 @@ class TracedLoss:
         return [*outs[:count], *(v if on else stop(v) for v, on in written)]
 
     @property
-    def choices(self) -> tuple[FoundChoice, ...]:
+    def fixed_units(self) -> tuple[FoundActions, ...]:
         """What the program has decided by itself, in program order."""
-        return choices_of(self.found)
+        return actions_in(self.found)
 
 
 def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:

@@ -26,8 +26,9 @@ _LARGEST = 0.5
 def given_back(layer: Repeat) -> float:
     """Bytes that layers make and do not hand on."""
     return sum(
-        sum(map(made_by, turn.ops)) - sum(num_bytes(out.aval) for out in turn.outputs)
-        for turn in layer.turns
+        sum(map(made_by, iteration.ops))
+        - sum(num_bytes(out.aval) for out in iteration.outputs)
+        for iteration in layer.iterations
     )
 
 
@@ -52,13 +53,13 @@ def _at(depth: int, stretch: Stretch, least_bytes: float) -> list[Repeat]:
     found = []
     end = 0
     for path, run in groupby(stretch.ops, lambda op: _path(op, depth)):
-        turn = list(run)
-        begin, end = end, end + len(turn)
+        iteration = list(run)
+        begin, end = end, end + len(iteration)
         if len(path) < depth or stretch.made[end] - stretch.made[begin] < least_bytes:
             continue
         if stretch.heavy[end] == stretch.heavy[begin]:
             continue
-        layer = same_flow([turn], stretch.leaving(turn))
+        layer = same_flow([iteration], stretch.leaving(iteration))
         if layer is not None and given_back(layer) >= least_bytes:
             found.append(replace(layer, module=_label(path[-1])))
     return found

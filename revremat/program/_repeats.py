@@ -2,9 +2,9 @@
 
 The operations of a program are compared as tokens (what they do, on which shapes); the
 longest stretch that equals itself shifted by some period is a loop, if the values flow
-in the same way in every turn. Turns are layers if they have a product of matrices, or
-if they make a good part of what the program makes. Where in the period a turn begins is
-chosen so that the least is handed from turn to turn, which for a residual network is
+in the same way in every iteration. Turns are layers if they have a product of matrices, or
+if they make a good part of what the program makes. Where in the period an iteration begins is
+chosen so that the least is carried from iteration to iteration, which for a residual network is
 the residual stream.
 
 A few passes through a network of many layers, as a loss of pairs has them, are
@@ -25,18 +25,18 @@ from revremat.program._runs import Runs, find_runs
 from revremat.program._stretch import Stretch, used_by
 
 MOST_OPS = 100_000
-_FEWEST_LIGHT_TURNS = 3
+_FEWEST_LIGHT_ITERATIONS = 3
 _LEAST_PART = 0.25
 _MOST_PASSES = 4
 _MOST_LOOP = 0.5
 """Of what a pass makes, by a loop within it."""
 _LACKING = 0.1
-"""Of two turns: what the first layer reads may need no operation that others have."""
+"""Of two iterations: what the first layer reads may need no operation that others have."""
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
-    """One turn of an unrolled loop: its operations, and what goes in and out."""
+class Iteration:
+    """One iteration of an unrolled loop: its operations, and what goes in and out."""
 
     ops: tuple[Op, ...]
     inputs: tuple[Atom, ...]
@@ -45,16 +45,16 @@ class Turn:
 
 @dataclass(frozen=True, eq=False)
 class Repeat:
-    """An unrolled loop: the body of all turns, and the turns.
+    """An unrolled loop: the body of all iterations, and the iterations.
 
     Attributes:
-      body: What every turn computes.
-      turns: Where it does.
+      body: What every iteration computes.
+      iterations: Where it does.
       module: What the user's library calls it, if it is one of a network's modules.
     """
 
     body: Program
-    turns: tuple[Turn, ...]
+    iterations: tuple[Iteration, ...]
     module: str = ""
 
 
@@ -90,7 +90,7 @@ def find_repeats(
 def find_loop(stretch: Stretch, least_bytes: float, most_period: int) -> Repeat | None:
     """The longest loop of a stretch, by what is said of its operations.
 
-    Its body is the first turn's, which speaks for all only if no more can be said.
+    Its body is the first iteration's, which speaks for all only if no more can be said.
     """
     best = longest_loop(stretch, 0, len(stretch), least_bytes, most_period)
     return best and _best_rotation(stretch, best)[0]
@@ -139,7 +139,7 @@ def longest_loop(
       begin: From which operation on.
       end: Up to which one.
       least_bytes: What it has to make without a product of matrices.
-      most_period: Operations of a turn.
+      most_period: Operations of an iteration.
     """
     return _Piece(stretch, begin, end).longest_loop(least_bytes, most_period)
 
@@ -148,22 +148,22 @@ def _longest(
     stretch: Stretch, runs: Runs, least_bytes: float, most_period: int
 ) -> Loop | None:
     starts, periods = runs.starts, runs.periods
-    turns = runs.matched // periods + 1
+    iterations = runs.matched // periods + 1
     stops = starts + runs.matched + periods
-    enough = turns >= _FEWEST_LIGHT_TURNS
+    enough = iterations >= _FEWEST_LIGHT_ITERATIONS
     enough &= stretch.made[stops] - stretch.made[starts] >= least_bytes
     enough |= stretch.heavy[starts + periods] > stretch.heavy[starts]
     enough &= periods <= most_period
     if not enough.any():
         return None
-    # Of those that cover as much, the one with the shortest turns, then the first.
-    best = int(np.argmax(np.where(enough, turns * periods, 0)))
+    # Of those that cover as much, the one with the shortest iterations, then the first.
+    best = int(np.argmax(np.where(enough, iterations * periods, 0)))
     start, period = int(starts[best]), int(periods[best])
     return Loop(start, period, int(stops[best]) - start)
 
 
 def _within_passes(piece: _Piece, best: Loop, least_bytes: float) -> Loop | None:
-    """The longest loop within passes through a network, if turns are such passes."""
+    """The longest loop within passes through a network, if iterations are such passes."""
     start, period, length = best
     if (passes := length // period) > _MOST_PASSES:
         return None
@@ -190,25 +190,25 @@ def loop_part(stretch: Stretch, begin: int, end: int) -> float:
 
 
 def _best_rotation(stretch: Stretch, loop: Loop) -> tuple[Repeat | None, int, int]:
-    """The loop whose turns hand the least on, and the operations it covers."""
+    """The loop whose iterations hand the least on, and the operations it covers."""
     start, period, length = loop
     flows = _same_rotations(stretch, loop)
     options = []
-    for offset, cost in enumerate(_handed_on(stretch, loop)):
+    for offset, cost in enumerate(_carried_bytes(stretch, loop)):
         begin, count = start + offset, (length - offset) // period
         if count >= 2 and flows[offset]:
             options.append((cost, -count, begin))
     for _, count, begin in sorted(options):
         end = begin - count * period
-        turns = [stretch.ops[k : k + period] for k in range(begin, end, period)]
-        repeat = same_flow(turns, stretch.leaving(stretch.ops[begin:end]))
+        iterations = [stretch.ops[k : k + period] for k in range(begin, end, period)]
+        repeat = same_flow(iterations, stretch.leaving(stretch.ops[begin:end]))
         if repeat is not None:
             return repeat, begin, end
     return None, start, start + length
 
 
-def _handed_on(stretch: Stretch, loop: Loop) -> list[int]:
-    """Bytes that the first turn hands on, for each operation it may begin with."""
+def _carried_bytes(stretch: Stretch, loop: Loop) -> list[int]:
+    """Bytes that the first iteration hands on, for each operation it may begin with."""
     start, period, _ = loop
     steps = [0] * (period + 1)
     for k in range(start, start + 2 * period - 1):
@@ -216,7 +216,7 @@ def _handed_on(stretch: Stretch, loop: Loop) -> list[int]:
             used = stretch.last_use.get(out, -1)
             if used >= len(stretch):
                 used = k + period
-            # The turn begins at the maker or before, ends after it and before the use.
+            # The iteration begins at the maker or before, ends after it and before the use.
             first, last = max(start, k - period + 1), min(k, used - period)
             last = min(last, start + period - 1)
             if first <= last:
@@ -226,10 +226,10 @@ def _handed_on(stretch: Stretch, loop: Loop) -> list[int]:
 
 
 def _same_rotations(stretch: Stretch, loop: Loop) -> np.ndarray:
-    """With which operations turns may begin so that values flow alike in all of them.
+    """With which operations iterations may begin so that values flow alike in all of them.
 
-    Where a value comes from only has to be the same if it is made in the turn: the
-    later in its turn an operation stands, the more of what it takes is.
+    Where a value comes from only has to be the same if it is made in the iteration: the
+    later in its iteration an operation stands, the more of what it takes is.
     """
     start, period, length = loop
     steps = np.zeros(period + 1, np.int64)
@@ -252,9 +252,9 @@ def _same_rotations(stretch: Stretch, loop: Loop) -> np.ndarray:
             else:
                 places = [(k, one), (k + period, other)]
                 nearest = min(at - made[0] for at, made in places if made)
-            # The turn of the second one has to be whole for it to count.
+            # The iteration of the second one has to be whole for it to count.
             least = max(nearest, k + 2 * period - start - length)
-            if k < start + period:  # turns begin at or before the first one
+            if k < start + period:  # iterations begin at or before the first one
                 rule_out(0, k - least - start)
             elif least < period:
                 first = (k - period + 1 - start) % period
@@ -264,21 +264,21 @@ def _same_rotations(stretch: Stretch, loop: Loop) -> np.ndarray:
     return np.cumsum(steps[:-1]) == 0
 
 
-def same_flow(turns: Sequence[Sequence[Op]], leaving: set[Value]) -> Repeat | None:
-    """The loop, if values flow in the same way in every turn; None otherwise.
+def same_flow(iterations: Sequence[Sequence[Op]], leaving: set[Value]) -> Repeat | None:
+    """The loop, if values flow in the same way in every iteration; None otherwise.
 
     Args:
-      turns: The operations of each.
+      iterations: The operations of each.
       leaving: What all others use of what they make.
     """
     made = [
         {out: (k, j) for k, op in enumerate(ops) for j, out in enumerate(op.outputs)}
-        for ops in turns
+        for ops in iterations
     ]
     slots: dict[tuple[int, ...], tuple[Value, tuple[Atom, ...]]] = {}
     env: dict[tuple[int, int], Value] = {}
     body = []
-    for k, row in enumerate(zip(*turns, strict=True)):
+    for k, row in enumerate(zip(*iterations, strict=True)):
         inputs: list[Atom] = []
         for atoms in zip(*(op.inputs for op in row), strict=True):
             places = {
@@ -298,13 +298,13 @@ def same_flow(turns: Sequence[Sequence[Op]], leaving: set[Value]) -> Repeat | No
         outputs = tuple(Value(out.aval) for out in op.outputs)
         env.update({(k, j): out for j, out in enumerate(outputs)})
         body.append(Op(op.eqn, tuple(inputs), outputs, op.scope))
-    last_turn = {a: n for n, ops in enumerate(turns) for a in used_by(ops)}
+    last_iteration = {a: n for n, ops in enumerate(iterations) for a in used_by(ops)}
     places = sorted(
         {
             place
             for n, inside in enumerate(made)
             for value, place in inside.items()
-            if value in leaving or last_turn.get(value, n) > n
+            if value in leaving or last_iteration.get(value, n) > n
         }
     )
     program = Program(
@@ -314,13 +314,13 @@ def same_flow(turns: Sequence[Sequence[Op]], leaving: set[Value]) -> Repeat | No
     )
     return Repeat(
         body=program,
-        turns=tuple(
-            Turn(
+        iterations=tuple(
+            Iteration(
                 ops=tuple(ops),
                 inputs=tuple(atoms[n] for _, atoms in slots.values()),
                 outputs=tuple(ops[k].outputs[j] for k, j in places),
             )
-            for n, ops in enumerate(turns)
+            for n, ops in enumerate(iterations)
         ),
     )
 

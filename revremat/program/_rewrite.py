@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from revremat import _compat
+from revremat._action import Action, check_sent
 from revremat._errors import UserError
-from revremat._plan import Action, UnitPlan, check_sent
+from revremat._plan import UnitPlan
 from revremat.program._avals import is_differentiable
 from revremat.program._buffers import Each
 from revremat.program._keep import Layer, resolve
@@ -52,8 +53,8 @@ class Decision:
     shortened: bool = False
     in_order: bool = False
 
-    def within_rebuilt(self) -> "Decision":
-        """The same where the layers around it are rebuilt, and nothing outlives one."""
+    def within_recomputed(self) -> "Decision":
+        """The same where the layers around it are recomputed, and nothing outlives one."""
         sites = tuple(replace(site, num_scans=0) for site in self.unit.sites)
         return replace(self, unit=replace(self.unit, sites=sites))
 
@@ -68,9 +69,11 @@ def rewrite(
     """
     chosen: dict[Op, Step] = {}
     covered: set[Op] = set()
-    rebuilt = {decision.unit.name for decision in decisions}
+    recomputed = {decision.unit.name for decision in decisions}
     decisions = [
-        decision.within_rebuilt() if decision.unit.inside in rebuilt else decision
+        decision.within_recomputed()
+        if decision.unit.enclosing in recomputed
+        else decision
         for decision in decisions
     ]
     for decision in decisions:

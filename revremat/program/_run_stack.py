@@ -16,10 +16,10 @@ from typing import Any
 import jax
 from jax import lax
 
+from revremat.program._actions_mark import write_actions
 from revremat.program._avals import is_differentiable
 from revremat.program._backward import backward as run_backward
 from revremat.program._buffers import take
-from revremat.program._choice import write_choice
 from revremat.program._engine import Engine
 from revremat.program._forward import forward as run_forward
 from revremat.program._forward import only_used
@@ -44,7 +44,7 @@ def run_stack(
     @jax.custom_vjp
     def call(consts, init, xs):
         if not stack.unrolled:
-            write_choice(stack.label, stack.actions)
+            write_actions(stack.label, stack.actions)
 
         def body(carry, x):
             outs = stack.body(*consts, *carry, *x)

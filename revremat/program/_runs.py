@@ -25,7 +25,7 @@ class Runs:
     matched: np.ndarray
 
     def within(self, begin: int, end: int) -> "Runs":
-        """What is left between two places of the runs that make two turns."""
+        """What is left between two places of the runs that make two iterations."""
         starts = np.maximum(self.starts, begin)
         stops = np.minimum(self.starts + self.matched, end - self.periods)
         kept = stops - starts >= self.periods
@@ -33,12 +33,12 @@ class Runs:
 
 
 def find_runs(tokens: np.ndarray, most_period: int, lacking: float = 0.0) -> Runs:
-    """The runs that make two turns, or nearly.
+    """The runs that make two iterations, or nearly.
 
     Args:
       tokens: Integers `[n]`.
       most_period: The longest period.
-      lacking: The part of a period that the second turn may be short of.
+      lacking: The part of a period that the second iteration may be short of.
 
     >>> runs = find_runs(np.array([5, 1, 2, 1, 2, 1, 7]), most_period=3)
     >>> list(zip(runs.starts.tolist(), runs.periods.tolist(), runs.matched.tolist()))

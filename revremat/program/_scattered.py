@@ -2,7 +2,7 @@
 
 The attention on a U-Net's way down comes again on its way up, between convolutions of
 other widths. Where loops written out leave much of a program uncovered, stretches that
-come several times anywhere are layers: first those whose rebuilding gives most back,
+come several times anywhere are layers: first those whose recomputing gives most back,
 then the next ones of what is left. A stretch begins and ends where little goes in and
 out.
 """
@@ -43,7 +43,7 @@ _ABOUT_AS_MUCH = 0.9
 """Of what the best layers give back: for that, more and smaller ones are better."""
 _MOST_LOOKED_AT = 50
 
-Turn = Sequence[Op]
+Iteration = Sequence[Op]
 Part = tuple[int, int]
 """From which operation of a stretch on, up to which."""
 
@@ -74,7 +74,7 @@ def find_layers(stretch: Stretch, made_bytes: float) -> list[Repeat]:
 
 
 def _of_groups(stretch: Stretch, groups: Repeat) -> list[Repeat]:
-    """The layers of a loop whose turns are groups of layers, by their kinds."""
+    """The layers of a loop whose iterations are groups of layers, by their kinds."""
     layers = layers_of_groups(stretch, groups)
     if layers is not None:
         return [layers]
@@ -83,8 +83,8 @@ def _of_groups(stretch: Stretch, groups: Repeat) -> list[Repeat]:
 
 def _covered(repeats: Iterable[Repeat]) -> int:
     """Bytes that layers make."""
-    turns = [turn for repeat in repeats for turn in repeat.turns]
-    return sum(made_by(op) for turn in turns for op in turn.ops)
+    iterations = [iteration for repeat in repeats for iteration in repeat.iterations]
+    return sum(made_by(op) for iteration in iterations for op in iteration.ops)
 
 
 def _find_anywhere(
@@ -95,8 +95,8 @@ def _find_anywhere(
     free = np.ones(len(stretch), bool)
 
     def take(repeat: Repeat) -> None:
-        for turn in repeat.turns:
-            free[[stretch.place[op] for op in turn.ops]] = False
+        for iteration in repeat.iterations:
+            free[[stretch.place[op] for op in iteration.ops]] = False
 
     for repeat in found:
         take(repeat)
@@ -127,17 +127,17 @@ def _best_apart(
         gain, begin, end = _trim(stretch, last, last + length)
         is_heavy = stretch.heavy[last + end] > stretch.heavy[last + begin]
         if len(places) * gain >= least_bytes and is_heavy:
-            turns = [stretch.ops[k + begin : k + end] for k in places]
-            options.append((len(places) * gain, turns))
+            iterations = [stretch.ops[k + begin : k + end] for k in places]
+            options.append((len(places) * gain, iterations))
     most = max((gain for gain, _ in options), default=0.0)
 
-    def order(option: tuple[float, list[Turn]]) -> tuple[bool, int, float]:
-        gain, turns = option
-        return gain < _ABOUT_AS_MUCH * most, -len(turns), -gain
+    def order(option: tuple[float, list[Iteration]]) -> tuple[bool, int, float]:
+        gain, iterations = option
+        return gain < _ABOUT_AS_MUCH * most, -len(iterations), -gain
 
     # Of one layer and one and a half, the former: there is more to choose.
-    for _, turns in sorted(options, key=order):
-        repeat = same_flow(turns, stretch.leaving(chain.from_iterable(turns)))
+    for _, iterations in sorted(options, key=order):
+        repeat = same_flow(iterations, stretch.leaving(chain.from_iterable(iterations)))
         if repeat is not None:
             return repeat
     return None
@@ -183,12 +183,12 @@ def _trim(stretch: Stretch, first: int, stop: int) -> tuple[float, int, int]:
     Returns:
       Bytes made between the ends that do not pass them; the ends, from `first` on.
     """
-    turn, n = stretch.ops[first:stop], stop - first
+    iteration, n = stretch.ops[first:stop], stop - first
     last_use = {
-        a: k for k, op in enumerate(turn) for a in op.inputs if a in stretch.maker
+        a: k for k, op in enumerate(iteration) for a in op.inputs if a in stretch.maker
     }
-    makers = {out: k for k, op in enumerate(turn) for out in op.outputs}
-    leaving = stretch.leaving(turn)
+    makers = {out: k for k, op in enumerate(iteration) for out in op.outputs}
+    leaving = stretch.leaving(iteration)
     comes_in, goes_out = np.zeros(n + 2), np.zeros(n + 2)
     for value, last in last_use.items():
         made_at = makers.get(value, -1) + 1  # the first place where it is passed on

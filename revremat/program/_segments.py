@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from revremat._plan import Action
+from revremat._action import Action
 
 LONGEST_PATTERN = 4
 
@@ -13,7 +13,7 @@ LONGEST_PATTERN = 4
 class Segment:
     """Layers from `start` on: the pattern, repeated.
 
-    With `group`, the pattern is one action, each turn is so many of its layers, and
+    With `group`, the pattern is one action, each iteration is so many of its layers, and
     only what the first one is given is kept.
     """
 
@@ -23,18 +23,18 @@ class Segment:
     group: int = 0
 
     @property
-    def turn(self) -> int:
-        """How many layers a turn has."""
+    def iteration(self) -> int:
+        """How many layers an iteration has."""
         return self.group or len(self.pattern)
 
     @property
     def unroll(self) -> bool:
-        """Whether its turns are written out."""
+        """Whether its iterations are written out."""
         return self.pattern[0].unroll
 
     @property
     def num_layers(self) -> int:
-        return self.repeats * self.turn
+        return self.repeats * self.iteration
 
 
 def segments(actions: Sequence[Action], *, loops: bool = True) -> tuple[Segment, ...]:
@@ -86,9 +86,9 @@ def _grouped(actions: tuple[Action, ...], start: int) -> tuple[Segment, ...]:
     while stop < len(actions) and actions[stop] == actions[start]:
         stop += 1
     every, pattern = actions[start].every, actions[start : start + 1]
-    turns, rest = divmod(stop - start, every)
+    iterations, rest = divmod(stop - start, every)
     found = (
-        Segment(start, turns, pattern, every),
+        Segment(start, iterations, pattern, every),
         Segment(stop - rest, 1, pattern, rest),
     )
     return tuple(s for s in found if s.repeats and s.group)

@@ -3,7 +3,7 @@
 The search for loops sets such operations apart, since the first layer may have them
 where others do not. Left outside, their results would be there all the time: weights
 in another precision, masks spread over heads and rows. What takes next to nothing stays
-outside, where a loop's turns and what is around them are fused as they were.
+outside, where a loop's iterations and what is around them are fused as they were.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,11 +13,11 @@ from functools import cache, cached_property
 from revremat.program._costs import num_bytes
 from revremat.program._fingerprint import describe_op
 from revremat.program._ops import Atom, Constant, Op, Value
-from revremat.program._repeats import Repeat, Turn, equal_numbers
+from revremat.program._repeats import Iteration, Repeat, equal_numbers
 from revremat.program._stretch import made_by
 
 _LEAST_PART = 1e-5
-"""Of what a turn makes: results smaller than that stay outside."""
+"""Of what an iteration makes: results smaller than that stay outside."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,24 +84,26 @@ class Moves:
 
 
 def sink(repeat: Repeat, moves: Moves) -> Repeat:
-    """The loop, with the moves that only one of its turns uses inside of that turn.
+    """The loop, with the moves that only one of its iterations uses inside of that iteration.
 
     Args:
       repeat: What was found.
       moves: Those of the program.
     """
-    turn_of: dict[Op | None, int] = {
-        op: n for n, turn in enumerate(repeat.turns) for op in turn.ops
+    iteration_of: dict[Op | None, int] = {
+        op: n for n, iteration in enumerate(repeat.iterations) for op in iteration.ops
     }
     own: dict[Value, Op] = {}
-    taken = {atom for turn in repeat.turns for atom in turn.inputs}
+    taken = {atom for iteration in repeat.iterations for atom in iteration.inputs}
     for op in reversed(moves.before(taken)):
-        users = (turn_of.get(user) for out in op.outputs for user in moves.users[out])
+        users = (
+            iteration_of.get(user) for out in op.outputs for user in moves.users[out]
+        )
         first = next(users, None)
-        if first is not None and all(turn == first for turn in users):
-            turn_of[op] = first
+        if first is not None and all(iteration == first for iteration in users):
+            iteration_of[op] = first
         for out in op.outputs if len(op.outputs) == 1 else ():
-            if out in moves.constant or op in turn_of:
+            if out in moves.constant or op in iteration_of:
                 own[out] = op
     return _with_inside(repeat, own, moves.makers)
 
@@ -109,16 +111,18 @@ def sink(repeat: Repeat, moves: Moves) -> Repeat:
 def _with_inside(
     repeat: Repeat, own: dict[Value, Op], makers: dict[Value, Op]
 ) -> Repeat:
-    """The loop whose turns make these values from what they are made of."""
+    """The loop whose iterations make these values from what they are made of."""
     slots: dict[tuple[int, ...], tuple[Value, tuple[Atom, ...]]] = {}
-    given = list(zip(*(turn.inputs for turn in repeat.turns), strict=True))
+    given = list(
+        zip(*(iteration.inputs for iteration in repeat.iterations), strict=True)
+    )
     least_bytes = _LEAST_PART * sum(map(made_by, repeat.body.ops))
     inside: list[Op] = []
     env: dict[Atom, Atom] = {}
 
     @cache
     def alike(atoms: tuple[Atom, ...]) -> list[Op]:
-        """The operation that makes it in every turn, if the turn can make all of it.
+        """The operation that makes it in every iteration, if the iteration can make all of it.
 
         Half a way inside would only trade one form outside for another one.
         """
@@ -130,7 +134,7 @@ def _with_inside(
         return ops if ends else []
 
     def enter(atoms: tuple[Atom, ...], least_bytes: float = 0.0) -> Atom:
-        """The value in the body for one input of every turn."""
+        """The value in the body for one input of every iteration."""
         if equal_numbers(atoms):
             return atoms[0]
         key = tuple(map(id, atoms))
@@ -157,8 +161,10 @@ def _with_inside(
             ops=(*inside, *body),
             outputs=tuple(map(rename, repeat.body.outputs)),
         ),
-        turns=tuple(
-            Turn(turn.ops, tuple(atoms[n] for _, atoms in kept), turn.outputs)
-            for n, turn in enumerate(repeat.turns)
+        iterations=tuple(
+            Iteration(
+                iteration.ops, tuple(atoms[n] for _, atoms in kept), iteration.outputs
+            )
+            for n, iteration in enumerate(repeat.iterations)
         ),
     )

@@ -57,7 +57,7 @@ class Site:
       chunks: The ways to split it, by number of chunks.
       layers: The body's two passes, for each mask that was asked for.
       within: Calls a function where the site stands, if that is inside `shard_map`.
-      num_scans: How many scans around it keep what it keeps, for all of their turns.
+      num_scans: How many scans around it keep what it keeps, for all of their iterations.
     """
 
     kind: str
@@ -146,7 +146,7 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
 
 
 def _takes_weights(op: Op, weights: set[Value]) -> bool:
-    """Whether a scan's turns are layers with weights of their own; else time or chunks.
+    """Whether a scan's iterations are layers with weights of their own; else time or chunks.
 
     Such a loop can be a part of a layer.
     """
@@ -220,18 +220,20 @@ def _repeat_sites(
     for stretch in _stretches(program, others, apart):
         for repeat in find_layers(stretch, made_bytes):
             repeat = sink(repeat, movable)
-            for turn in repeat.turns:
-                mask = tuple(atom in live for atom in turn.inputs)
+            for iteration in repeat.iterations:
+                mask = tuple(atom in live for atom in iteration.inputs)
                 if not any(mask):
                     continue
-                held = [isinstance(a, Constant) or a in weights for a in turn.inputs]
+                held = [
+                    isinstance(a, Constant) or a in weights for a in iteration.inputs
+                ]
                 sites.append(
                     Site(
                         kind="module" if repeat.module else "repeat",
                         label=repeat.module,
-                        ops=turn.ops,
-                        inputs=turn.inputs,
-                        outputs=turn.outputs,
+                        ops=iteration.ops,
+                        inputs=iteration.inputs,
+                        outputs=iteration.outputs,
                         body=repeat.body,
                         in_mask=mask,
                         held=tuple(held),
@@ -333,7 +335,7 @@ def _scan_site(op: Op, mask: Sequence[bool]) -> Site:
 
 
 def with_body(site: Site, closed: Any) -> Site:
-    """The site of a scan whose turns run another program of the same arguments."""
+    """The site of a scan whose iterations run another program of the same arguments."""
     assert site.in_mask is not None
     (op,) = site.ops
     changed = op.eqn.replace(params={**op.eqn.params, "jaxpr": closed})

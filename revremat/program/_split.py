@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat.program._avals import zeros
 from revremat.program._keep import INPUT
 from revremat.program._ops import (

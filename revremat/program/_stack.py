@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from revremat._action import Action
 from revremat._errors import UserError
-from revremat._plan import Action
 from revremat.program._keep import Layer, name_values
 from revremat.program._linearize import depends, linearize, pick
 from revremat.program._ops import Program
@@ -36,7 +36,7 @@ class Stack:
         are left out. Not the same function: only for pricing a layer.
       at_once: Whether what goes to the host goes there when all layers are done, and
         comes back before the first of them is differentiated. Where a loop around the
-        stack keeps it, compilers cannot fetch one layer of one turn.
+        stack keeps it, compilers cannot fetch one layer of one iteration.
     """
 
     body: Program
@@ -70,7 +70,7 @@ class Stack:
             if action.every != 1 and not action.can_group:
                 raise UserError(
                     f"{self.name}: {action!r} keeps every {action.every}th layer's "
-                    "input on the device and rebuilds the others from it; `every` goes "
+                    "input on the device and recomputes the others from it; `every` goes "
                     "with SAVE and RECOMPUTE, without `offload` and `ahead`."
                 )
             if action.chunks != 1:

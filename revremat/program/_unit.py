@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jax.custom_derivatives import SymbolicZero
 
-from revremat._plan import Action
+from revremat._action import Action
 from revremat.program import _layer
 from revremat.program._avals import instantiate, is_differentiable
 from revremat.program._buffers import barrier

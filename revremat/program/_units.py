@@ -27,7 +27,7 @@ class FoundUnit:
       chain: For several sites of which each one's outputs are the next one's inputs,
         and go nowhere else: the positions of those inputs, in order of the outputs.
         Empty otherwise.
-      inside: The unit whose layers it is a part of, "" if none.
+      enclosing: The unit whose layers it is a part of, "" if none.
       in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
     """
 
@@ -36,7 +36,7 @@ class FoundUnit:
     fingerprint: str
     sites: tuple[Site, ...]
     chain: tuple[int, ...] = ()
-    inside: str = ""
+    enclosing: str = ""
     in_branch: bool = False
 
     @property
@@ -85,7 +85,7 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
                 fingerprint=fingerprint(first.body, first.in_mask or (), about),
                 sites=alike,
                 chain=_chain(members[0][0], alike),
-                inside=owners[around[members[0][1]]],
+                enclosing=owners[around[members[0][1]]],
                 in_branch=in_branch[members[0][1]],
             )
         )

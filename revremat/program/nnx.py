@@ -5,14 +5,14 @@ from typing import Any
 
 from flax import nnx
 
-from revremat._plan import Action
+from revremat._action import Action
 from revremat.program._api import stack
 
 
 class Stack(nnx.Module):
     """Equal layers one after the other, as one module with stacked parameters.
 
-    Dropout draws the same numbers when a layer is rebuilt as it did the first time, and
+    Dropout draws the same numbers when a layer is recomputed as it did the first time, and
     running statistics move once: a layer's state before the call is an input of its,
     and the state after the call is taken from the forward pass alone.
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from revremat._action import INVERT, RECOMPUTE, SAVE, Action
 from revremat._errors import UserError
-from revremat._plan import INVERT, RECOMPUTE, SAVE, Action
+from revremat.program._actions_mark import write_actions
 from revremat.program._api import mark_block
 from revremat.program._avals import instantiate, is_differentiable
-from revremat.program._choice import write_choice
 from revremat.reversible._coupling import (
     Coupling,
     chosen,
@@ -95,7 +95,7 @@ def chain(
 
     @jax.custom_vjp
     def call(params: Any, x: Any, rest: Any) -> tuple[Any, Any]:
-        write_choice("chain", [Action(kind) for kind in kinds])
+        write_actions("chain", [Action(kind) for kind in kinds])
         auxes = []
         for k, coupling in enumerate(couplings):
             with jax.named_scope(f"coupling{k}"):

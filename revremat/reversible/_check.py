@@ -22,14 +22,14 @@ class InverseRow:
     Attributes:
       dtype: Of parameters and streams.
       depth: How many times the coupling is applied.
-      round_trip: Of the input rebuilt from the output.
+      round_trip: Of the input recomputed from the output.
       gradient: Of the gradient by inversion, against plain autodiff in the same dtype.
       noise_floor: Of plain autodiff in this dtype, against plain autodiff in float64:
         what the dtype costs anyhow.
 
     Example:
       >>> from revremat.reversible import InverseRow
-      >>> row = InverseRow("float32", 4, round_trip=1e-7, gradient=1e-7, noise_floor=2e-7)
+      >>> row = InverseRow("float32", 4, 1e-7, gradient=1e-7, noise_floor=2e-7)
       >>> row.is_within_noise
       True
     """

@@ -495,7 +495,7 @@ def _plus(a: Any, b: Any) -> Any:
 def in_order(*trees: Any) -> Any:
     """The same values, none of which is there before all of them are.
 
-    It keeps a compiler from rebuilding many steps before it differentiates one, which
+    It keeps a compiler from recomputing many steps before it differentiates one, which
     would hold all of their values at once, and from putting weights' gradients off.
     """
     leaves, treedef = jax.tree.flatten(trees)

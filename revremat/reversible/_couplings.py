@@ -53,8 +53,10 @@ def affine(
       >>> block, params = affine(half, half), {"f": 1.0, "g": 0.5}
       >>> x = (jnp.ones((2, 3)), jnp.zeros((2, 3)))
       >>> y = block.forward(params, x)
-      >>> bool(jnp.allclose(block.inverse(params, y)[0], x[0])), block.log_det(params, x).shape
-      (True, (2,))
+      >>> bool(jnp.allclose(block.inverse(params, y)[0], x[0]))
+      True
+      >>> block.log_det(params, x).shape
+      (2,)
     """
     return _two(f, g, Affine(clamp), first, has_aux)
 

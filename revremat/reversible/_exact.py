@@ -1,6 +1,6 @@
 """Exact mode: streams on a fixed-point grid, which addition never leaves.
 
-Rounding errors of a rebuilt stream grow with depth, however small they start: a last
+Rounding errors of a recomputed stream grow with depth, however small they start: a last
 bit that differs flips roundings inside the next map. Multiples of a step that are
 smaller than 2^24 steps are float32 numbers, and so are their sums: adding is exact, and
 subtracting the same value gives the very same stream back.
@@ -126,7 +126,8 @@ def exact(coupling: Coupling, step: float = STEP) -> Coupling:
     Example:
       >>> import jax.numpy as jnp
       >>> from revremat.reversible import additive, exact, to_grid
-      >>> block = exact(additive(lambda w, x: jnp.sin(w * x), lambda w, x: jnp.cos(w * x)))
+      >>> half = lambda w, x: jnp.sin(w * x)
+      >>> block = exact(additive(half, half))
       >>> params, x = {"f": 1.3, "g": 0.7}, (jnp.linspace(0, 1, 5), jnp.ones(5))
       >>> back = block.inverse(params, block.forward(params, x))
       >>> bool((back[0] == to_grid(x)[0]).all())
@@ -165,7 +166,7 @@ def _exact_step(one: Step, step: float) -> Step:
         return one
     if not isinstance(one.join, Add | AddOnGrid):
         raise UserError(
-            f"{one.join} multiplies, which loses bits that no grid brings back; exact "
+            f"{one.join} multiplies, which loses bits that no grid restores; exact "
             "mode takes sums only."
         )
     return replace(one, join=AddOnGrid(step))

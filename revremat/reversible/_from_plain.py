@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from revremat._action import INVERT, Action
 from revremat._errors import UserError
-from revremat._plan import INVERT, Action
 from revremat.program._ops import Value, flatten
 from revremat.reversible._chain import Sequential
 from revremat.reversible._coupling import Coupling, Step, Steps, described

@@ -386,7 +386,7 @@ class RevBiFPN(nnx.Module):
       config: Such as `REVBIFPN["S0"]`.
       rngs: For parameters, dropout and stochastic depth.
       reversible: Whether the stack is inverted in the backward pass and the neck
-        computed again; if not, this is the plain twin: the same function with all
+        computed again; if not, this is the plain counterpart: the same function with all
         activations stored.
 
     >>> from flax import nnx

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from revremat._action import INVERT
 from revremat._errors import UserError
-from revremat._plan import INVERT
 from revremat.reversible.nnx import RevBlock, RevScan
 
 _KAIMING = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -103,7 +103,7 @@ class RevNet(nnx.Module):
       config: The defaults are RevNet-38.
       rngs: For parameters.
       reversible: Whether stages are inverted in the backward pass; if not, this is the
-        plain twin: the same function by plain autodiff, unless a plan says otherwise.
+        plain counterpart: the same function by plain autodiff, unless a plan says otherwise.
 
     >>> from flax import nnx
     >>> import jax.numpy as jnp

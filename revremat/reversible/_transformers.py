@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from revremat._action import INVERT
 from revremat._errors import UserError
-from revremat._plan import INVERT
 from revremat.reversible.nnx import RevBlock, RevScan
 
 _NORMAL = nnx.initializers.normal(0.02)
@@ -186,7 +186,8 @@ class RevViT(nnx.Module):
       config: Shapes.
       rngs: For parameters and dropout.
       reversible: Whether layers are inverted in the backward pass; if not, this is the
-        plain twin: the same function by plain autodiff, unless a plan says otherwise.
+        plain counterpart: the same function by plain autodiff, unless a plan says
+        otherwise.
 
     Example:
       >>> from flax import nnx

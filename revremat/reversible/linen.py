@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from revremat._action import INVERT, Action
 from revremat._errors import UserError
-from revremat._plan import INVERT, Action
 from revremat.program._api import stack
 from revremat.reversible._chain import Repeat, Sequential, chain, check_nested
 from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
@@ -347,7 +347,8 @@ class RevSequence(_Blocks):
       >>> from flax import linen as nn
       >>> from revremat.reversible import linen
       >>> blocks = [linen.RevBlock(nn.Dense(2), nn.Dense(2)) for _ in range(2)]
-      >>> y, _ = linen.RevSequence(blocks).init_with_output(jax.random.key(0), jnp.ones((3, 4)))
+      >>> model = linen.RevSequence(blocks)
+      >>> y, _ = model.init_with_output(jax.random.key(0), jnp.ones((3, 4)))
       >>> y.shape
       (3, 4)
     """

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from revremat._action import INVERT, Action
 from revremat._errors import UserError
-from revremat._plan import INVERT, Action
 from revremat.program._api import stack
 from revremat.reversible._chain import Repeat, Sequential, chain, check_nested
 from revremat.reversible._coupling import Coupling, Halves, Map, Parallel
@@ -122,8 +122,8 @@ class RevSilo(RevModule):
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from revremat.reversible import RevSilo
-      >>> down, up = nnx.Linear(8, 4, rngs=nnx.Rngs(0)), nnx.Linear(4, 8, rngs=nnx.Rngs(1))
-      >>> silo = RevSilo({(0, 1): down}, {(1, 0): up})
+      >>> linear = lambda a, b: nnx.Linear(a, b, rngs=nnx.Rngs(0))
+      >>> silo = RevSilo({(0, 1): linear(8, 4)}, {(1, 0): linear(4, 8)})
       >>> [y.shape for y in silo((jnp.ones((2, 8)), jnp.ones((2, 4))))]
       [(2, 8), (2, 4)]
     """

@@ -28,7 +28,8 @@ def abstract_state(
       >>> import jax.numpy as jnp, revremat as rr
       >>> from revremat.sharding import FSDP, abstract_state
       >>> mesh = rr.target("h100:8").mesh({"data": 8})
-      >>> specs = abstract_state(lambda: jnp.ones((512, 1024)), [FSDP(axis="data")], mesh)
+      >>> init = lambda: jnp.ones((512, 1024))
+      >>> specs = abstract_state(init, [FSDP(axis="data")], mesh)
       >>> specs.shape, specs.sharding.spec
       ((512, 1024), P(None, 'data'))
     """

@@ -41,7 +41,7 @@ class Access:
     Attributes:
       number: How many there are.
       lines_bytes: All lines that the innermost loop touches, which it comes back to in
-        its next turn.
+        its next iteration.
       sets: Of the first-level cache, on which those fall that are too many for theirs;
         all of them if none are.
     """
@@ -51,10 +51,14 @@ class Access:
     sets: int = SETS
 
     @property
+    def on_all_sets(self) -> bool:
+        """Whether every set of the cache is used."""
+        return self.sets >= SETS
+
+    @property
     def crowded(self) -> bool:
         """Whether only some sets are used, and the lines are too many for those."""
-        few = self.sets < SETS
-        return few and self.lines_bytes > self.sets * WAYS * LINE_BYTES
+        return not self.on_all_sets and self.lines_bytes > self.sets * WAYS * LINE_BYTES
 
 
 @dataclass(frozen=True)

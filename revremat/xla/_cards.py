@@ -41,10 +41,10 @@ class Card:
       network_hop_us: The same from host to host.
       reserve_bytes: Needed on a device beside the program; see `cards.toml`.
       nccl_reserve_bytes: Needed on top of it on more than one device.
-      curves: Rates that were measured, by class of work and its size; see
-        `revremat.xla._roofline`. Where there is one it replaces peak and efficiency.
+      curves: Rates that were measured, by class of work and its size (see
+        `rate_at`). Where there is one it replaces peak and efficiency.
       kernels: Microseconds of single kernels that were measured, by what they do (see
-        `revremat.xla._kernel_key`); they count in place of what curves say.
+        `kernel_key`); they count in place of what curves say.
       measured: The factors and the reserve come from a run on such a card.
       description: XLA's own description, for cards that are compiled for unseen.
     """
@@ -110,7 +110,7 @@ def load_card(key: str) -> Card:
     else:
         known = " ".join((*GPU_CARDS, *TPU_CARDS))
         raise UserError(
-            f"unknown card {key!r}: write one of {known}, or 'cpu:N' or 'local'"
+            f"unknown device {key!r}: write one of {known}, or 'cpu:N' or 'local'"
         )
     return _with_measurement(card)
 
@@ -218,7 +218,7 @@ def _with_measurement(card: Card) -> Card:
         return with_changes(card, parse_json(text)["card"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"the measured card {place} cannot be read ({error}): measure again with "
+            f"the device figures in {place} cannot be read ({error}): measure again with "
             "'make card' or delete it"
         ) from None
 

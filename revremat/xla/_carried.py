@@ -78,7 +78,7 @@ class _Walk:
         if isinstance(one, jax.Device):
             return self.device(one)
         if isinstance(one, Format):
-            return self._rebuilt(one, one.sharding, lambda s: Format(one.layout, s))
+            return self._recomputed(one, one.sharding, lambda s: Format(one.layout, s))
         if isinstance(one, tuple | list):
             made = [self.value(item) for item in one]
             if all(a is b for a, b in zip(made, one, strict=True)):
@@ -90,7 +90,7 @@ class _Walk:
             return self.seen[id(one)][1]
         return one
 
-    def _rebuilt(self, one: Any, part: Any, build: Callable[[Any], Any]) -> Any:
+    def _recomputed(self, one: Any, part: Any, build: Callable[[Any], Any]) -> Any:
         made = self.value(part)
         return one if made is part else build(made)
 

@@ -86,6 +86,15 @@ class Matmul:
     rows: int = 0
     columns: int = 0
 
+    @property
+    def size(self) -> float:
+        """What its rate depends on most; the curves of a card are by that."""
+        if self.kind == "turned_dot":
+            return self.flops / max(1, 2 * self.batch * self.rows * self.columns)
+        if self.kind == "dot":
+            return float(self.rows * self.columns)
+        return self.flops / max(1, self.batch)
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -95,7 +104,7 @@ class Cost:
       matmul_flops: In matrix units, a multiply-add as two, by dtype of the operands.
       other_flops: Elsewhere.
       bytes: Read from and written to device memory.
-      cold_bytes: Of these, entries of what a loop carries for all its turns, and first
+      cold_bytes: Of these, entries of what a loop carries for all its iterations, and first
         writes: no cache has them.
       step_bytes: What the whole step has in memory beside its arguments.
       matmuls: What `matmul_flops` is made of.

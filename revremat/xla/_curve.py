@@ -9,9 +9,9 @@ from revremat._measurement import PHASES, categories
 from revremat._measurement._history import Curve
 from revremat.xla._hlo import Module
 from revremat.xla._liveness import Heap, Liveness
+from revremat.xla._occupants import occupants
 from revremat.xla._origin import Origins
 from revremat.xla._peak import fixed_buffers
-from revremat.xla._tenants import tenants
 
 _POSITIONS = 400
 
@@ -83,11 +83,11 @@ def _add_regions(
     """Makes of zeros the bytes in use after each event, by category."""
     events = len(heap.live_bytes)
     for region in heap.regions:
-        for tenant in tenants(region, origins):
-            o = tenant.origin
-            change = sums[category_of(tenant.phase, o.scope, o.op, o.source)]
-            change[min(tenant.start, events)] += region.size_bytes
-            change[min(tenant.end, events)] -= region.size_bytes
+        for occupant in occupants(region, origins):
+            o = occupant.origin
+            change = sums[category_of(occupant.phase, o.scope, o.op, o.source)]
+            change[min(occupant.start, events)] += region.size_bytes
+            change[min(occupant.end, events)] -= region.size_bytes
     for change in sums.values():
         np.cumsum(change, out=change)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from revremat._measurement import Buffer
 from revremat.xla._hlo import Module, kind_of, leaves
 from revremat.xla._liveness import HOST_SPACE, Fixed, Liveness, Region, Value
+from revremat.xla._occupants import occupant_at
 from revremat.xla._origin import Origin, Origins
-from revremat.xla._tenants import tenant_at
 
 
 def peak_buffers(
@@ -86,14 +86,14 @@ def _fixed_buffer(fixed: Fixed, module: Module, origins: Origins) -> Buffer:
 
 
 def _region_buffer(region: Region, event: int, space: int, origins: Origins) -> Buffer:
-    tenant = tenant_at(region, event, origins)
+    occupant = occupant_at(region, event, origins)
     return Buffer(
         region.size_bytes,
-        *_shape(tenant.value),
-        tenant.phase,
-        tenant.origin.scope,
-        tenant.origin.op,
-        tenant.origin.source,
+        *_shape(occupant.value),
+        occupant.phase,
+        occupant.origin.scope,
+        occupant.origin.op,
+        occupant.origin.source,
         _space(space),
     )
 

@@ -20,7 +20,7 @@ logarithmic axes:
 - `arithmetic`: FLOP/s outside of matrix units.
 - `function.NAME`: elements/s of a transcendental function, beyond its traffic.
 - `strided`, `scattered`: reads/s across the rows of an operand, writes/s across those
-  of the result, by bytes of the lines that a turn of the loop comes back to;
+  of the result, by bytes of the lines that an iteration of the loop comes back to;
   `strided.crowded`, `scattered.crowded`: where those are too many for the sets of the
   first-level cache that they fall on, by the number of sets.
 - `fresh`: bytes/s of memory that is used for the first time, by bytes of the piece
@@ -52,7 +52,7 @@ def arithmetic_us(cost: Cost, card: Card) -> float:
 def _functions_us(cost: Cost, card: Card) -> float:
     """Time of the functions that were measured, beyond traffic."""
     seconds = sum(
-        elements / rate(card.curves[f"function.{name}"], elements)
+        elements / rate_at(card.curves[f"function.{name}"], elements)
         for name, elements in cost.functions.items()
         if f"function.{name}" in card.curves
     )
@@ -72,7 +72,7 @@ def _plain_arithmetic_us(cost: Cost, card: Card) -> float:
         if f"function.{name}" in card.curves
     )
     curve = card.curves.get("arithmetic")
-    peak = rate(curve, other) if curve else card.peak_flops["float32"]
+    peak = rate_at(curve, other) if curve else card.peak_flops["float32"]
     return 1e6 * (seconds + max(0.0, other) / peak)
 
 
@@ -81,14 +81,14 @@ def traffic_us(cost: Cost, card: Card) -> float:
     stream = card.curves.get("stream")
     seconds = cost.bytes / card.stream_bandwidth
     if stream:
-        warm = rate(stream, cost.bytes)
-        cold = min(warm, rate(stream, max(cost.bytes, cost.step_bytes)))
+        warm = rate_at(stream, cost.bytes)
+        cold = min(warm, rate_at(stream, max(cost.bytes, cost.step_bytes)))
         cold_bytes = min(cost.cold_bytes, cost.bytes)
         seconds = (cost.bytes - cold_bytes) / warm + cold_bytes / cold
     for way, size in cost.reduced_bytes.items():
         curve = card.curves.get(f"reduce.{way}")
         if curve:
-            seconds = max(seconds, size / rate(curve, size))
+            seconds = max(seconds, size / rate_at(curve, size))
     for way, accesses in (("strided", cost.strided), ("scattered", cost.scattered)):
         seconds = max(seconds, sum(_across_seconds(a, way, card) for a in accesses))
     return 1e6 * seconds
@@ -97,9 +97,9 @@ def traffic_us(cost: Cost, card: Card) -> float:
 def _across_seconds(access: Access, way: str, card: Card) -> float:
     seconds = 0.0
     if curve := card.curves.get(way):
-        seconds = access.number / rate(curve, access.lines_bytes)
+        seconds = access.number / rate_at(curve, access.lines_bytes)
     if access.crowded and (curve := card.curves.get(f"{way}.crowded")):
-        seconds = max(seconds, access.number / rate(curve, access.sets))
+        seconds = max(seconds, access.number / rate_at(curve, access.sets))
     return seconds
 
 
@@ -110,13 +110,13 @@ def first_touch_us(num_bytes: float, card: Card) -> float:
     cards it is a pool's, and costs nothing.
     """
     curve = card.curves.get("fresh")
-    return 1e6 * num_bytes / rate(curve, num_bytes) if curve and num_bytes else 0.0
+    return 1e6 * num_bytes / rate_at(curve, num_bytes) if curve and num_bytes else 0.0
 
 
-def rate(curve: Sequence[tuple[float, float]], size: float) -> float:
+def rate_at(curve: Sequence[tuple[float, float]], size: float) -> float:
     """The rate at a size: between measured ones on logarithmic axes, else the nearest.
 
-    >>> round(rate([(1, 10), (100, 1000)], 10))
+    >>> round(rate_at([(1, 10), (100, 1000)], 10))
     100
     """
     size = max(size, 1e-30)
@@ -133,20 +133,11 @@ def matmul_rate(m: Matmul, card: Card) -> float:
     """FLOP/s that a card reaches in such a product."""
     curve = card.curves.get(f"{m.kind}.{m.dtype}")
     if curve:
-        return rate(curve, size_of_product(m))
+        return rate_at(curve, m.size)
     curve = card.curves.get(f"matmul.{m.dtype}")
     if curve:
-        return rate(curve, m.flops / max(1, m.batch))
+        return rate_at(curve, m.flops / max(1, m.batch))
     return matmul_peak(m.dtype, card) * card.matmul_efficiency * _filling(m, card)
-
-
-def size_of_product(m: Matmul) -> float:
-    """What a product's rate depends on most."""
-    if m.kind == "turned_dot":
-        return m.flops / max(1, 2 * m.batch * m.rows * m.columns)
-    if m.kind == "dot":
-        return float(m.rows * m.columns)
-    return m.flops / max(1, m.batch)
 
 
 _TILE = 128

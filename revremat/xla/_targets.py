@@ -16,7 +16,7 @@ from revremat._errors import UserError
 from revremat.xla import _platforms
 from revremat.xla._cards import GPU_CARDS, TPU_CARDS, Card, load_card
 
-FORMS = "'local', 'cpu:8', 'h100:8', 'a100:280x8' (hosts x cards) or 'v5e:4x4'"
+FORMS = "'local', 'cpu:8', 'h100:8', 'a100:280x8' (hosts x devices) or 'v5e:4x4'"
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def target(spec: "str | Target") -> Target:
     """The machine that `spec` names, whether or not it is there.
 
     Args:
-      spec: `local`, `cpu:8`, `h100:8`, `a100:280x8` (hosts x cards), `v5e:4x4`.
+      spec: `local`, `cpu:8`, `h100:8`, `a100:280x8` (hosts x devices), `v5e:4x4`.
 
     Returns:
       A `Target`; nothing is compiled or allocated.
@@ -216,7 +216,7 @@ def target(spec: "str | Target") -> Target:
     if card.platform == "cuda" and not match[1] and per_host > 8:
         if per_host % 8:
             raise UserError(
-                f"{spec!r} is more cards than a host holds: write hosts x cards, "
+                f"{spec!r} is more devices than a host holds: write hosts x devices, "
                 f"as in '{key}:{math.ceil(per_host / 8)}x8'"
             )
         hosts, per_host = per_host // 8, 8

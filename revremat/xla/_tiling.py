@@ -144,5 +144,5 @@ def way_around(
     return {_TRITON: False}, (
         "XLA could tile a product of matrices in no way, so all of them were compiled "
         f"as calls of the library ({_TRITON}=false): unlike otherwise, their "
-        "workspaces are in the total, and the card itself may take less"
+        "workspaces are in the total, and the device itself may take less"
     )

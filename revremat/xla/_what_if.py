@@ -10,8 +10,8 @@ import numpy as np
 from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
 from revremat.xla._hlo import Module, kind_of, leaves
 from revremat.xla._liveness import Heap, Liveness
+from revremat.xla._occupants import Occupant, occupants
 from revremat.xla._origin import Origin, Origins, phase_of
-from revremat.xla._tenants import Tenant, tenants
 
 _IN_REGION = re.compile(r"\bcheckpoint\b")
 _MOST_TRIED = 60
@@ -35,10 +35,10 @@ def what_if(module: Module, memory: Liveness, origins: Origins | None = None) ->
     if heap is None or not heap.traced:
         return WhatIf((), donations, ())
     kept = [
-        (region.size_bytes, tenant)
+        (region.size_bytes, occupant)
         for region in heap.regions
-        for tenant in tenants(region, origins)
-        if region.size_bytes and tenant.origin.phase == "forward"
+        for occupant in occupants(region, origins)
+        if region.size_bytes and occupant.origin.phase == "forward"
     ]
     return WhatIf(
         _residuals(heap, kept), donations, _checkpoints(module, heap, kept, origins)
@@ -54,12 +54,12 @@ def over_layers(scope: str) -> str:
     return re.sub(r"\d+", "*", scope)
 
 
-def _residuals(heap: Heap, kept: list[tuple[int, Tenant]]) -> tuple[Residual, ...]:
+def _residuals(heap: Heap, kept: list[tuple[int, Occupant]]) -> tuple[Residual, ...]:
     live = np.asarray(heap.live_bytes)
-    groups: dict[tuple[str, str], list[tuple[int, Tenant]]] = defaultdict(list)
-    for size, tenant in kept:
-        key = (over_layers(tenant.origin.scope), tenant.origin.op)
-        groups[key].append((size, tenant))
+    groups: dict[tuple[str, str], list[tuple[int, Occupant]]] = defaultdict(list)
+    for size, occupant in kept:
+        key = (over_layers(occupant.origin.scope), occupant.origin.op)
+        groups[key].append((size, occupant))
     at_peak = {
         key: [size for size, t in group if t.start <= heap.peak_event < t.end]
         for key, group in groups.items()
@@ -68,9 +68,9 @@ def _residuals(heap: Heap, kept: list[tuple[int, Tenant]]) -> tuple[Residual, ..
     found = []
     for scope, op in order[:_MOST_TRIED]:
         change = np.zeros(len(live) + 1, np.int64)
-        for size, tenant in groups[scope, op]:
-            change[min(tenant.start, len(live))] += size
-            change[min(tenant.end, len(live))] -= size
+        for size, occupant in groups[scope, op]:
+            change[min(occupant.start, len(live))] += size
+            change[min(occupant.end, len(live))] -= size
         left = live - np.cumsum(change)[:-1]
         sizes = at_peak[scope, op]
         saves = heap.peak_bytes - int(left.max())
@@ -114,7 +114,7 @@ def _donations(
 
 
 def _checkpoints(
-    module: Module, heap: Heap, kept: list[tuple[int, Tenant]], origins: Origins
+    module: Module, heap: Heap, kept: list[tuple[int, Occupant]], origins: Origins
 ) -> tuple[Checkpoint, ...]:
     made_again, regions = _regions(module, origins)
     backward = [
@@ -126,15 +126,15 @@ def _checkpoints(
     begins = np.asarray(backward)
     twice: dict[str, int] = defaultdict(int)
     others: dict[str, int] = defaultdict(int)
-    for size, tenant in kept:
-        if not tenant.start <= heap.peak_event < tenant.end:
+    for size, occupant in kept:
+        if not occupant.start <= heap.peak_event < occupant.end:
             continue
         # What the forward pass uses up by itself was never kept.
-        first = int(np.searchsorted(begins, tenant.start))
-        if first == len(begins) or begins[first] >= tenant.end:
+        first = int(np.searchsorted(begins, occupant.start))
+        if first == len(begins) or begins[first] >= occupant.end:
             continue
-        sums = twice if _mark(tenant.origin) in made_again else others
-        sums[over_layers(tenant.origin.scope)] += size
+        sums = twice if _mark(occupant.origin) in made_again else others
+        sums[over_layers(occupant.origin.scope)] += size
     again = {over_layers(scope) for scope, _, _ in made_again}
     found = [
         Checkpoint(scope, scope in again, twice[scope], others[scope])

@@ -58,9 +58,12 @@ def test_units_are_found_and_recomputing_them_changes_no_gradient(name):
     with jax.enable_x64(name not in FLOAT32):
         problem = PROGRAMS[name].make(CPU, "tiny")
         graph = rr.trace(problem.loss, *problem.specs)
-        outermost = [unit for unit in graph.units if not unit.inside]
+        outermost = [unit for unit in graph.units if not unit.enclosing]
         assert any(unit.residuals for unit in outermost)
-        full = {u.name: (preset(u, "full").action,) * u.num_layers for u in outermost}
+        full = {
+            u.name: (preset(u, "recompute all").action,) * u.num_layers
+            for u in outermost
+        }
         loss = rr.apply(problem.loss, graph.plan(full))
         args = values(problem.specs)
         expected, found = (gradients(f, *args) for f in (problem.loss, loss))

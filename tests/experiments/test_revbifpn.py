@@ -51,10 +51,10 @@ def test_inverting_costs_one_more_pass_through_stack_and_neck():
 def test_macs_of_known_programs():
     x, w = jnp.ones((2, 3)), jnp.ones((3, 5))
     assert num_macs(jnp.dot, x, w) == 2 * 3 * 5
-    turns = lambda w: jax.lax.scan(
+    iterations = lambda w: jax.lax.scan(
         lambda x, _: (x @ w, None), x[:, :1] * 0 + w[:2], None, 7
     )
-    assert num_macs(turns, jnp.ones((5, 5))) == 7 * 2 * 5 * 5
+    assert num_macs(iterations, jnp.ones((5, 5))) == 7 * 2 * 5 * 5
 
 
 def row(name, way, batch, total):

@@ -33,7 +33,7 @@ def rows(inverted, stored):
         ((0.80, 0.801, 0.802), (0.83, 0.831, 0.832), False),
     ],
 )
-def test_twins_are_equal_by_the_criterion_said_beforehand(inverted, stored, equal):
+def test_variants_are_equal_by_the_criterion_said_beforehand(inverted, stored, equal):
     found = accuracy.compare(rows(inverted, stored))
     assert found["equal"] is equal
     assert found["difference"] == pytest.approx(np.mean(inverted) - np.mean(stored))
@@ -116,7 +116,7 @@ def test_checkpoints_hold_the_models_state(tmp_path, model):
 
 
 @pytest.mark.slow
-def test_the_twins_are_one_function_with_one_gradient():
+def test_the_variants_are_one_function_with_one_gradient():
     """The whole classifier, as it is trained: loss, statistics, gradients."""
     specs = revbifpn.RevBiFPNClassifierConfig()
     params = jax.jit(lambda key: revbifpn.init(specs, key))(jax.random.key(0))

@@ -9,33 +9,33 @@ import jax
 import pytest
 
 import revremat as rr
-from experiments.bench import batches, clock, contest, measured_gain, versus
+from experiments.bench import batches, comparison, measured_gain, step_time, versus
+from experiments.bench.baselines import BASELINES
 from experiments.bench.programs import Entry
 from experiments.bench.programs import __main__ as table
-from experiments.bench.rivals import RIVALS
 from tests.experiments.small_stack import ROWS, WIDTH, problem
 
 
-def test_rivals_that_were_not_run_are_neither_beaten_nor_without_a_plan(
+def test_baselines_that_were_not_run_are_neither_beaten_nor_without_a_plan(
     whole, tmp_path, capsys
 ):
-    only = dataclasses.replace(whole, out=tmp_path, rivals=("uniform preset",))
+    only = dataclasses.replace(whole, out=tmp_path, baselines=("uniform preset",))
     assert versus.main(only) == 0
     (found,) = versus.read(tmp_path).values()
     assert len(versus.gains(found, "uniform preset")) == 2
     assert versus.gains(found, "greedy") == []
     assert "| small (cpu:1, 2) |" in (table := versus.markdown({"small": found}))
     assert table.splitlines()[2].endswith("| - |")
-    assert versus.main(dataclasses.replace(only, rivals=("gredy",))) == 2
-    assert "no rival 'gredy'; there are no remat" in capsys.readouterr().out
+    assert versus.main(dataclasses.replace(only, baselines=("gredy",))) == 2
+    assert "no baseline 'gredy'; there are no remat" in capsys.readouterr().out
 
 
 def test_programs_weigh_the_same_however_many_budgets_they_were_run_at():
-    def done(*gains):  # None: the rival has no plan
+    def done(*gains):  # None: the baseline has no plan
         rows = [
             {
                 "search": {"step_us": 1.0},
-                "rivals": {"greedy": gain and {"step_us": gain}},
+                "baselines": {"greedy": gain and {"step_us": gain}},
             }
             for gain in gains
         ]
@@ -95,7 +95,7 @@ def test_a_run_that_was_stopped_goes_on_and_writes_the_same(
     assert two.stat().st_mtime_ns == before
 
 
-def test_searched_again_what_rivals_took_stays(whole, tmp_path, capsys):
+def test_searched_again_what_baselines_took_stays(whole, tmp_path, capsys):
     done, path = (whole.out / "small.json").read_text(), tmp_path / "small.json"
     before = json.loads(done)
     for at in before["budgets"]:
@@ -122,7 +122,7 @@ def test_searched_again_each_budget_that_is_done_stays_if_it_is_stopped(
     path.write_text(json.dumps(before))
 
     def first_only(*args):
-        yield next(contest.search_again(*args))
+        yield next(comparison.search_again(*args))
         raise versus.Stopped
 
     monkeypatch.setattr(versus, "search_again", first_only)
@@ -151,18 +151,18 @@ def test_every_answer_is_within_its_budget_and_the_search_has_one(whole):
     (found,) = versus.read(whole.out).values()
     for at in found["budgets"]:
         assert at["search"] is not None
-        for row in [at["search"], *at["rivals"].values()]:
+        for row in [at["search"], *at["baselines"].values()]:
             assert row is None or row["bytes"] <= at["budget_bytes"]
-    assert found["budgets"][0]["rivals"]["no remat"] is None
+    assert found["budgets"][0]["baselines"]["no remat"] is None
     best = found["no_more_memory"]
     assert best["search"]["step_us"] <= best["fusion-aware"]["step_us"]
-    assert set(found["compiles"]) == {"search", *(r.name for r in RIVALS)}
+    assert set(found["compiles"]) == {"search", *(r.name for r in BASELINES)}
 
 
 def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsys):
     assert versus.main(dataclasses.replace(whole, markdown=True)) == 0
     head, rule, row, *means = capsys.readouterr().out.splitlines()
-    assert head.startswith("| program | as written | searched | with least memory |")
+    assert head.startswith("| program | baseline | searched | with least memory |")
     assert rule.count("---") == head.count("|") - 1
     assert row.startswith("| small (cpu:1, 2) | ")
     assert [mean.split("|")[1].strip() for mean in means] == list(
@@ -174,7 +174,7 @@ def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsy
 
 
 @pytest.mark.parametrize(
-    ("plan", "rival_us", "says"),
+    ("plan", "baseline_us", "says"),
     [
         ({"bytes": 998}, None, "within 0.3% 2, "),
         ({"bytes": 900}, 100.0, "the fastest plan there is takes no more 1, "),
@@ -190,22 +190,24 @@ def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsy
         ({"bytes": 1100, "bound_us": 99.9}, None, "budgets exceeded 1; "),
     ],
 )
-def test_what_is_left_of_a_budget_is_told_by_what_it_is_good_for(plan, rival_us, says):
+def test_what_is_left_of_a_budget_is_told_by_what_it_is_good_for(
+    plan, baseline_us, says
+):
     mine = {"step_us": 100.0, **plan}
-    larger = {"bytes": 2000, "step_us": 90.0 if rival_us != 100.0 else 100.0}
-    rival = rival_us and {"bytes": 990, "step_us": rival_us}
+    larger = {"bytes": 2000, "step_us": 90.0 if baseline_us != 100.0 else 100.0}
+    baseline = baseline_us and {"bytes": 990, "step_us": baseline_us}
     found = [
-        {"budget_bytes": 2000, "search": larger, "rivals": {}},
-        {"budget_bytes": 1000, "search": mine, "rivals": {"greedy": rival}},
+        {"budget_bytes": 2000, "search": larger, "baselines": {}},
+        {"budget_bytes": 1000, "search": mine, "baselines": {"greedy": baseline}},
     ]
     told = "\n".join(versus.closely_met({"moe": {"budgets": found}}))
     assert says in told
 
 
-def test_gains_leave_out_rivals_without_an_answer_and_not_the_search(capsys):
+def test_gains_leave_out_baselines_without_an_answer_and_not_the_search(capsys):
     at = lambda mine, theirs: {
         "search": mine and {"step_us": mine},
-        "rivals": {"greedy": theirs and {"step_us": theirs}},
+        "baselines": {"greedy": theirs and {"step_us": theirs}},
     }
     found = {"budgets": [at(2.0, 3.0), at(2.0, None), at(None, None), at(None, 1.0)]}
     *known, lost = versus.gains(found, "greedy")
@@ -219,9 +221,13 @@ def test_gains_leave_out_rivals_without_an_answer_and_not_the_search(capsys):
     [({"bound_us": 80.0}, "25.0%"), ({"bound_us": 0.0}, "-"), ({}, "-")],
 )
 def test_a_bound_is_told_where_there_is_one(found, says):
-    mine = {"name": "full", "bytes": 9, "step_us": 100.0, **found}
-    at = {"budget_bytes": 10, "search": mine, "rivals": {r.name: None for r in RIVALS}}
-    done = {"target": "cpu:1", "as_written": mine, "budgets": [at]}
+    mine = {"name": "recompute all", "bytes": 9, "step_us": 100.0, **found}
+    at = {
+        "budget_bytes": 10,
+        "search": mine,
+        "baselines": {r.name: None for r in BASELINES},
+    }
+    done = {"target": "cpu:1", "baseline": mine, "budgets": [at]}
     done |= {"compiles": {"search": 1}, "seconds": {"search": 1.0}}
     row = versus.rows_of("moe", done).splitlines()[2].split()
     assert row[:6] == ["10", "B", "100", "us", "10.0%", says]
@@ -233,7 +239,7 @@ def test_a_bound_is_told_where_there_is_one(found, says):
         (versus, versus.Options(programs=("nonsense",))),
         (versus, versus.Options(largest_batch="nonsense")),
         (measured_gain, measured_gain.Options(programs=("nonsense",))),
-        (clock, clock.Options(programs=("nonsense",))),
+        (step_time, step_time.Options(programs=("nonsense",))),
         (table, table.Options(names=("nonsense",))),
     ],
 )
@@ -285,7 +291,7 @@ def test_the_largest_batch_fits_at_no_more_than_five_percent_lost(
     monkeypatch.setattr(rr, "largest", lambda *_, **__: written)
     found = batches.largest(problem(), rr.target("cpu:1"))
     assert found["factor"] == factor
-    assert found["as_written"]["us_per_sample"] == 1.0
+    assert found["baseline"]["us_per_sample"] == 1.0
     tried = [one["batch"] for one in found["searched"]]
     assert tried == sorted(set(tried))
     assert len(tried) <= 4

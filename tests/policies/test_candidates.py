@@ -17,7 +17,7 @@ from revremat.policies import (
     preset,
     sent_to_host,
 )
-from revremat.policies._stakes import MOST_PRICED, shortlist
+from revremat.policies._shortlist import MOST_PROBED, shortlist
 from tests.policies.units import made_by, transformer
 
 
@@ -39,12 +39,12 @@ def mlp_graph():
 def test_presets_keep_what_their_names_say():
     unit = mlp_graph().units[0]
     kept = {name: unit.kept(preset(unit, name).action) for name in PRESETS}
-    assert kept["full"].saved == ("input",)
+    assert kept["recompute all"].saved == ("input",)
     assert "up" in kept["dots_no_batch"].saved
     assert set(kept["dots_no_batch"].saved) < set(kept["dots"].saved)
-    assert "dot_general" not in kept["dots"].rebuilt
-    assert "dot_general" in kept["dots_no_batch"].rebuilt
-    assert "dot_general" not in kept["none"].rebuilt
+    assert "dot_general" not in kept["dots"].recomputed
+    assert "dot_general" in kept["dots_no_batch"].recomputed
+    assert "dot_general" not in kept["save all"].recomputed
     with pytest.raises(KeyError):
         preset(unit, "everything")
 
@@ -55,7 +55,7 @@ def test_no_two_candidates_keep_the_same():
     kept = [unit.kept(c.action) for c in found]
     assert len({(k.saved, k.offloaded, k.ahead) for k in kept}) == len(kept)
     assert len({c.name for c in found}) == len(found)
-    assert {"none", "full"} <= {c.name for c in found}
+    assert {"save all", "recompute all"} <= {c.name for c in found}
 
 
 @pytest.mark.parametrize("tag", [*PRESETS, "min-cut"])
@@ -99,7 +99,7 @@ def test_each_of_a_sets_values_is_sent_once_and_nothing_else_changes():
         for kept in map(pool.kept, sent):
             (name,) = kept.offloaded
             assert {*kept.saved, name} == {*before.saved}
-            assert kept.rebuild_flops == before.rebuild_flops
+            assert kept.recompute_flops == before.recompute_flops
             assert kept.device_bytes + kept.host_bytes == before.device_bytes
         names = [pool.kept(c).offloaded for c in sent]
         assert len(set(names)) == len(names)
@@ -148,7 +148,9 @@ def test_so_many_and_no_more(most):
     unit = transformer()
     found = candidates(unit, offload=True, ahead=True, most=most)
     assert len(found) <= most
-    presets = ["full", "none", "dots", "dots_no_batch"][: 2 if most < 8 else 4]
+    presets = ["recompute all", "save all", "dots", "dots_no_batch"][
+        : 2 if most < 8 else 4
+    ]
     assert [c.name for c in found[: len(presets)]] == presets
 
 
@@ -177,23 +179,23 @@ def test_no_set_is_beaten_in_bytes_and_in_time():
     )
 
 
-@pytest.mark.parametrize("price", [0.1, 1.0, 3.0, 10.0, 30.0])
-def test_without_tags_sets_are_as_good_as_with(price):
+@pytest.mark.parametrize("byte_weight", [0.1, 1.0, 3.0, 10.0, 30.0])
+def test_without_tags_sets_are_as_good_as_with(byte_weight):
     def best(unit):
         joint = Joint(unit)
         kept = [unit.kept(c.action).saved for c in candidates(unit)]
         costs = [joint.cost(map(unit.position.get, names)) for names in kept]
-        return min(c.traffic + price * c.bytes for c in costs)
+        return min(c.traffic + byte_weight * c.bytes for c in costs)
 
     plain, tagged = best(transformer()), best(transformer(tags=TAGS))
     assert plain == pytest.approx(tagged, rel=0.05)
 
 
-def test_some_sets_keep_a_few_products_and_rebuild_others():
+def test_some_sets_keep_a_few_products_and_recompute_others():
     unit = transformer()
     products = made_by(unit, "dot_general")
     counts = {
-        unit.kept(c.action).rebuilt.count("dot_general")
+        unit.kept(c.action).recomputed.count("dot_general")
         for c in candidates(unit)
         if c.name not in PRESETS
     }
@@ -212,7 +214,7 @@ def test_a_unit_without_any_product_has_sets_too():
     (unit,) = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x).units
     found = [c for c in candidates(unit) if c.name not in PRESETS]
     assert found
-    plain = unit.kept(preset(unit, "none").action).device_bytes
+    plain = unit.kept(preset(unit, "save all").action).device_bytes
     assert all(unit.kept(c.action).device_bytes < plain for c in found)
 
 
@@ -229,7 +231,7 @@ def test_one_value_may_take_the_place_of_an_input():
     full = unit.kept(RECOMPUTE)
     found = [unit.kept(c.action) for c in candidates(unit) if c.name not in PRESETS]
     assert any(
-        k.device_bytes == full.device_bytes and k.rebuild_flops < full.rebuild_flops
+        k.device_bytes == full.device_bytes and k.recompute_flops < full.recompute_flops
         for k in found
     )
 
@@ -245,7 +247,7 @@ def test_a_head_that_can_be_split_is_proposed_in_chunks():
     assert found["32 chunks"] == RECOMPUTE(chunks=32)
 
 
-def test_rebuilding_ahead_is_proposed_for_stacks():
+def test_recomputing_ahead_is_proposed_for_stacks():
     unit = transformer()
     ahead = [c for c in candidates(unit, ahead=True) if c.action.ahead]
     assert ahead
@@ -266,16 +268,18 @@ class Small:
 
 
 @pytest.mark.parametrize(
-    ("menu", "left"),
+    ("unit_options", "left"),
     [
-        ({"full": 4, "some": 6, "none": 9}, ["full", "none"]),
-        ({"full": 4, "more": 6, "less": 1}, ["full", "less"]),
+        ({"recompute all": 4, "some": 6, "save all": 9}, ["recompute all", "save all"]),
+        ({"recompute all": 4, "more": 6, "less": 1}, ["recompute all", "less"]),
     ],
     ids=["all or nothing", "all is nothing"],
 )
-def test_units_beyond_the_six_largest_have_two_ways_back(menu, left):
-    units: Any = [Small(f"unit {k}") for k in range(MOST_PRICED + 2)]
-    few: Any = [SimpleNamespace(name=n, action=size) for n, size in menu.items()]
+def test_units_beyond_the_six_largest_have_two_ways_back(unit_options, left):
+    units: Any = [Small(f"unit {k}") for k in range(MOST_PROBED + 2)]
+    few: Any = [
+        SimpleNamespace(name=n, action=size) for n, size in unit_options.items()
+    ]
     found = shortlist({u.name: few for u in units}, units)
-    names = [[c.name for c in menu] for menu in found.values()]
-    assert names == [[*menu]] * MOST_PRICED + [left] * 2
+    names = [[c.name for c in unit_options] for unit_options in found.values()]
+    assert names == [[*unit_options]] * MOST_PROBED + [left] * 2

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from revremat.policies import Menu, Price, choose, predict_bytes
-from revremat.policies._silence import without_lines
+from revremat.policies import LayerCost, UnitOptions, choose, predict_bytes
+from revremat.policies._quiet import without_lines
 
-prices = st.builds(
-    Price,
+costs = st.builds(
+    LayerCost,
     name=st.just(""),
     kept_bytes=st.integers(0, 50).map(float),
     base_bytes=st.integers(0, 100).map(float),
@@ -24,45 +24,47 @@ prices = st.builds(
 
 
 @st.composite
-def menus(draw):
+def all_options(draw):
     found = []
     for unit in range(draw(st.integers(1, 2))):
-        drawn = draw(st.lists(prices, min_size=1, max_size=3))
+        drawn = draw(st.lists(costs, min_size=1, max_size=3))
         named = [dataclasses.replace(p, name=f"c{k}") for k, p in enumerate(drawn)]
-        found.append(Menu(f"u{unit}", draw(st.integers(1, 4)), tuple(named)))
+        found.append(UnitOptions(f"u{unit}", draw(st.integers(1, 4)), tuple(named)))
     return found
 
 
-def mixes(menu):
+def mixes(unit_options):
     """Every count of layers per candidate, those that keep least running first."""
-    ordered = sorted(menu.prices, key=lambda p: (p.kept_bytes, -p.base_bytes))
+    ordered = sorted(unit_options.costs, key=lambda p: (p.kept_bytes, -p.base_bytes))
     for counts in itertools.product(
-        range(menu.num_layers + 1), repeat=len(menu.prices)
+        range(unit_options.num_layers + 1), repeat=len(unit_options.costs)
     ):
         shortest = [p.shortest_run for p in ordered]
         runs = zip(counts, shortest, strict=True)
-        if sum(counts) == menu.num_layers and all(n == 0 or n >= k for n, k in runs):
+        if sum(counts) == unit_options.num_layers and all(
+            n == 0 or n >= k for n, k in runs
+        ):
             yield tuple((p.name, n) for p, n in zip(ordered, counts, strict=True) if n)
 
 
-def brute_force(menus, budget, host_budget=math.inf):
+def brute_force(all_options, budget, host_budget=math.inf):
     best = None
-    for parts in itertools.product(*(list(mixes(m)) for m in menus)):
-        counts = {m.unit: part for m, part in zip(menus, parts, strict=True)}
-        lookup = {m.unit: {p.name: p for p in m.prices} for m in menus}
+    for parts in itertools.product(*(list(mixes(m)) for m in all_options)):
+        counts = {m.unit: part for m, part in zip(all_options, parts, strict=True)}
+        lookup = {m.unit: {p.name: p for p in m.costs} for m in all_options}
         rows = [(lookup[u][name], n) for u, part in counts.items() for name, n in part]
         host = sum(p.host_bytes * n for p, n in rows)
-        if predict_bytes(menus, counts) <= budget and host <= host_budget:
+        if predict_bytes(all_options, counts) <= budget and host <= host_budget:
             time = sum(p.time_us * n for p, n in rows)
             best = time if best is None else min(best, time)
     return best
 
 
 @settings(max_examples=150, deadline=None)
-@given(menus(), st.integers(0, 500), st.integers(0, 20))
-def test_the_choice_is_the_fastest_of_all_mixes(menus, budget, host_budget):
-    best = brute_force(menus, budget, host_budget)
-    found = choose(menus, budget, host_budget_bytes=host_budget)
+@given(all_options(), st.integers(0, 500), st.integers(0, 20))
+def test_the_choice_is_the_fastest_of_all_mixes(all_options, budget, host_budget):
+    best = brute_force(all_options, budget, host_budget)
+    found = choose(all_options, budget, host_budget_bytes=host_budget)
     if best is None:
         assert found is None
         return
@@ -70,27 +72,27 @@ def test_the_choice_is_the_fastest_of_all_mixes(menus, budget, host_budget):
     assert found.bytes <= budget + 1e-6
     assert found.host_bytes <= host_budget + 1e-6
     # Equal up to what is given away for fewer different candidates.
-    assert found.time_us <= best * (1 + 1e-3) + 1e-2 * len(menus)
+    assert found.time_us <= best * (1 + 1e-3) + 1e-2 * len(all_options)
     assert found.bound_us <= best + 1e-6
 
 
 @settings(max_examples=50, deadline=None)
-@given(menus(), st.integers(100, 500))
-def test_a_pure_choice_gives_all_layers_of_a_unit_one_action(menus, budget):
-    found = choose(menus, budget, pure=True)
+@given(all_options(), st.integers(100, 500))
+def test_a_pure_choice_gives_all_layers_of_a_unit_one_action(all_options, budget):
+    found = choose(all_options, budget, pure=True)
     if found is not None:
         assert all(len(runs) == 1 for runs in found.counts.values())
-        mixed = choose(menus, budget)
+        mixed = choose(all_options, budget)
         assert mixed is not None
-        assert mixed.time_us <= found.time_us * (1 + 1e-3) + 1e-2 * len(menus)
+        assert mixed.time_us <= found.time_us * (1 + 1e-3) + 1e-2 * len(all_options)
 
 
 @settings(max_examples=50, deadline=None)
-@given(menus(), st.integers(100, 500))
-def test_an_excluded_mix_does_not_come_again(menus, budget):
+@given(all_options(), st.integers(100, 500))
+def test_an_excluded_mix_does_not_come_again(all_options, budget):
     seen = []
     for _ in range(3):
-        found = choose(menus, budget, excluding=seen)
+        found = choose(all_options, budget, excluding=seen)
         if found is None:
             return
         assert found.support not in seen
@@ -98,56 +100,60 @@ def test_an_excluded_mix_does_not_come_again(menus, budget):
 
 
 @settings(max_examples=50, deadline=None)
-@given(menus(), st.integers(50, 400), st.integers(1, 200))
-def test_more_memory_is_never_slower(menus, budget, more):
-    small, large = choose(menus, budget), choose(menus, budget + more)
+@given(all_options(), st.integers(50, 400), st.integers(1, 200))
+def test_more_memory_is_never_slower(all_options, budget, more):
+    small, large = choose(all_options, budget), choose(all_options, budget + more)
     if small is not None:
         assert large is not None
-        assert large.time_us <= small.time_us * (1 + 1e-3) + 1e-2 * len(menus)
+        assert large.time_us <= small.time_us * (1 + 1e-3) + 1e-2 * len(all_options)
 
 
 def test_what_keeps_least_runs_first():
-    save = Price("save", 10.0, 0.0, 0.0, 1.0)
-    rebuild = Price("rebuild", 1.0, 30.0, 0.0, 2.0)
-    found = choose([Menu("u", 4, (save, rebuild))], 45.0)
-    # All four kept need 40; rebuilding needs 30 beside what is still kept.
+    save = LayerCost("save", 10.0, 0.0, 0.0, 1.0)
+    recompute = LayerCost("recompute", 1.0, 30.0, 0.0, 2.0)
+    found = choose([UnitOptions("u", 4, (save, recompute))], 45.0)
+    # All four kept need 40; recomputing needs 30 beside what is still kept.
     assert found is not None
     assert found.counts["u"] == (("save", 4),)
-    tight = choose([Menu("u", 4, (save, rebuild))], 33.0)
+    tight = choose([UnitOptions("u", 4, (save, recompute))], 33.0)
     assert tight is not None
-    # While the first layers are rebuilt, the saved ones above are gone.
-    assert tight.counts["u"] == (("rebuild", 1), ("save", 3))
+    # While the first layers are recomputed, the saved ones above are gone.
+    assert tight.counts["u"] == (("recompute", 1), ("save", 3))
     assert tight.bytes == 31.0
 
 
 def test_one_dear_layer_does_not_drown_what_the_others_gain():
-    dear = Menu("dear", 1, (Price("a", 0, 0, 0, 1e6),))
-    cheap = Menu("u", 24, (Price("b", 9, 0, 0, 95.0), Price("c", 1, 0, 0, 100.0)))
-    found = choose([dear, cheap], 1000)
+    expensive = UnitOptions("compute-intensive", 1, (LayerCost("a", 0, 0, 0, 1e6),))
+    cheap = UnitOptions(
+        "u", 24, (LayerCost("b", 9, 0, 0, 95.0), LayerCost("c", 1, 0, 0, 100.0))
+    )
+    found = choose([expensive, cheap], 1000)
     assert found is not None
     assert found.counts["u"] == (("b", 24),)
     assert found.bound_us == pytest.approx(1e6 + 24 * 95, abs=1.0 + 1e-4 * 1e6)
 
 
-def test_prices_may_be_of_differences():
-    """Units priced alone are told against rebuilding all, which takes nothing then."""
-    menu = Menu("u", 4, (Price("a", 0, 0, 0, 0.0), Price("b", 9, 0, 0, -50.0)))
-    found = choose([menu], 20)
+def test_costs_may_be_of_differences():
+    """Units costed alone are told against recomputing all, which takes nothing then."""
+    unit_options = UnitOptions(
+        "u", 4, (LayerCost("a", 0, 0, 0, 0.0), LayerCost("b", 9, 0, 0, -50.0))
+    )
+    found = choose([unit_options], 20)
     assert found is not None
     assert found.counts["u"] == (("a", 2), ("b", 2))
     assert -100.1 < found.bound_us <= -100
 
 
 def test_ninety_six_layers_and_twelve_candidates_take_moments():
-    menu = Menu(
+    unit_options = UnitOptions(
         "u",
         96,
         tuple(
-            Price(f"c{k}", 1e9 / (k + 1), 2e10 + 1e8 * k, 0.0, 900.0 + 40.0 * k)
+            LayerCost(f"c{k}", 1e9 / (k + 1), 2e10 + 1e8 * k, 0.0, 900.0 + 40.0 * k)
             for k in range(12)
         ),
     )
-    found = choose([menu], 6e10)
+    found = choose([unit_options], 6e10)
     assert found is not None
     assert found.bytes <= 6e10
     assert found.time_us == pytest.approx(found.bound_us, rel=0.01)
@@ -169,12 +175,12 @@ def test_a_long_recurrence_is_chosen_for_without_a_word_of_the_solver(capfd):
         (38084104, 63880516396, 0, 683.584),
         (128262749, 63944625601, 0, 966.441),
     ]
-    prices = [Price(f"c{n}", *p, 2) for n, p in enumerate(kept_base_host_time)]
-    menu = Menu("steps", 1024, tuple(prices))
-    choice = choose([menu], 83_332_366_336, host_budget_bytes=64e9)
-    assert choice is not None
-    assert choice.time_us == pytest.approx(718_600, rel=1e-3)
-    assert choice.bytes <= 83_332_366_336 * (1 + 1e-6)
+    costs = [LayerCost(f"c{n}", *p, 2) for n, p in enumerate(kept_base_host_time)]
+    unit_options = UnitOptions("steps", 1024, tuple(costs))
+    assignment = choose([unit_options], 83_332_366_336, host_budget_bytes=64e9)
+    assert assignment is not None
+    assert assignment.time_us == pytest.approx(718_600, rel=1e-3)
+    assert assignment.bytes <= 83_332_366_336 * (1 + 1e-6)
     assert capfd.readouterr().out == ""
 
 

@@ -13,14 +13,14 @@ from revremat.policies import Joint, Rates, Weights, bans, cut, front
 from revremat.policies._bans import RULES
 from tests.policies.units import drawn_units, made_by, transformer
 
-BYTES = Weights(bytes=1.0, keeping=0.0, rebuilding=0.0)
+BYTES = Weights(bytes=1.0, keeping=0.0, recomputing=0.0)
 RATES = Rates(product_flops=50.0, other_flops=10.0)
 
 
 def every_set(joint, banned):
-    """Costs of all kept sets that rebuild allowed operations only."""
+    """Costs of all kept sets that recompute allowed operations only."""
     unit = joint.unit
-    fixed = {n for n, op in enumerate(unit.operations) if op.pinned} | set(banned)
+    fixed = {n for n, op in enumerate(unit.operations) if op.effectful} | set(banned)
     made = [k for k in joint.wanted if unit.values[k].role == "made"]
     for size in range(len(made) + 1):
         for kept in itertools.combinations(made, size):
@@ -35,20 +35,20 @@ def weigh(weights, cost):
 
 @settings(max_examples=150, deadline=None)
 @given(drawn_units(), st.sets(st.integers(0, 11)))
-def test_of_the_sets_that_rebuild_what_is_allowed_it_keeps_the_fewest_bytes(
+def test_of_the_sets_that_recompute_what_is_allowed_it_keeps_the_fewest_bytes(
     unit, banned
 ):
     joint = Joint(unit, RATES)
     found = cut(joint, BYTES, banned)
-    fixed = {n for n, op in enumerate(unit.operations) if op.pinned} | banned
+    fixed = {n for n, op in enumerate(unit.operations) if op.effectful} | banned
     assert fixed.isdisjoint(joint.needed(found.kept)[1])
     assert found.cost.bytes == min(c.bytes for c in every_set(joint, banned))
 
 
 @settings(max_examples=150, deadline=None)
 @given(drawn_units(), st.sampled_from([0.0, 0.1, 1.0, 3.0, 50.0]))
-def test_at_any_price_of_a_byte_no_set_is_cheaper(unit, price):
-    joint, weights = Joint(unit, RATES), Weights(bytes=price)
+def test_at_any_cost_of_a_byte_no_set_is_cheaper(unit, byte_weight):
+    joint, weights = Joint(unit, RATES), Weights(bytes=byte_weight)
     found = weigh(weights, cut(joint, weights).cost)
     assert found == pytest.approx(
         min(weigh(weights, c) for c in every_set(joint, ())), abs=1e-6
@@ -64,11 +64,11 @@ def test_the_front_is_the_hull_of_all_sets(unit):
     assert sizes == sorted(sizes, reverse=True)
     spread = max(c.traffic for c in all_costs) - min(c.traffic for c in all_costs)
     room = max(c.bytes for c in all_costs) - min(c.bytes for c in all_costs)
-    for price in (0.01, 0.3, 1.0, 4.0, 30.0):
-        weights = Weights(bytes=price)
+    for byte_weight in (0.01, 0.3, 1.0, 4.0, 30.0):
+        weights = Weights(bytes=byte_weight)
         best = min(weigh(weights, c) for c in all_costs)
         mine = min(weigh(weights, c.cost) for c in found)
-        assert mine <= best + 0.02 * (spread + price * room) + 1e-6
+        assert mine <= best + 0.02 * (spread + byte_weight * room) + 1e-6
 
 
 @settings(max_examples=100, deadline=None)
@@ -80,13 +80,13 @@ def test_what_a_cut_costs_is_what_the_unit_says_of_keeping_it(unit):
     assert {unit.position[name] for name in kept.saved} == found.kept
     assert kept.device_bytes == found.cost.bytes
     _, again = joint.needed(found.kept)
-    rebuilt = [unit.operations[n].num_flops for n in again]
-    assert kept.rebuild_flops >= sum(rebuilt)  # beside what weights alone make
+    recomputed = [unit.operations[n].num_flops for n in again]
+    assert kept.recompute_flops >= sum(recomputed)  # beside what weights alone make
 
 
-def test_a_value_without_a_name_that_cannot_be_rebuilt_is_an_error():
+def test_a_value_without_a_name_that_cannot_be_recomputed_is_an_error():
     unit = transformer()
-    noisy = replace(unit.operations[-1], pinned="draws")
+    noisy = replace(unit.operations[-1], effectful="draws")
     nameless = replace(unit.values[-1], name="")
     unit = replace(
         unit,
@@ -107,18 +107,18 @@ def test_untagged_cuts_are_those_of_the_tagged_program():
 
 
 def test_balanced_checkpointing_comes_out_by_itself():
-    """Products stay; what is elementwise, norms and gates, is rebuilt (Yuan 2024)."""
+    """Products stay; what is elementwise, norms and gates, is recomputed (Yuan 2024)."""
     unit = transformer()
     joint = Joint(unit)
-    found = cut(joint, BYTES, bans(joint, ("dear", "reduction")))
+    found = cut(joint, BYTES, bans(joint, ("compute-intensive", "reduction")))
     kept = {unit.values[k].name for k in found.kept}
     products = made_by(unit, "dot_general")
     for elementwise in ("exp", "logistic", "mul", "div", "rsqrt", "add"):
         assert made_by(unit, elementwise).isdisjoint(kept)
     assert len(kept & products) >= 6  # q, k, v, out, gate, up
-    rebuilt = [unit.operations[n].kind for n in joint.needed(found.kept)[1]]
-    assert "dot_general" not in rebuilt
-    assert {"mul", "exp", "logistic"} <= set(rebuilt)
+    recomputed = [unit.operations[n].kind for n in joint.needed(found.kept)[1]]
+    assert "dot_general" not in recomputed
+    assert {"mul", "exp", "logistic"} <= set(recomputed)
     # The layer's input and the products: half of what plain autodiff keeps.
     assert found.cost.bytes < 0.7 * unit.plain_bytes
 
@@ -127,12 +127,12 @@ def test_the_fastest_cut_moves_less_than_plain_autodiff_and_keeps_less():
     unit = transformer()
     joint = Joint(unit)
     plain = joint.cost(k for k in unit.residuals_of if joint.counts(k))
-    for found in (front(joint)[0], cut(joint, Weights(rebuilding=0.0), bans(joint))):
+    for found in (front(joint)[0], cut(joint, Weights(recomputing=0.0), bans(joint))):
         assert found.cost.bytes < plain.bytes
         assert found.cost.traffic < plain.traffic
 
 
-def test_products_become_rebuildable_one_by_one():
+def test_products_become_recomputable_one_by_one():
     unit = transformer()
     joint = Joint(unit)
     products = [n for n, op in enumerate(unit.operations) if op.kind == "dot_general"]
@@ -144,10 +144,10 @@ def test_products_become_rebuildable_one_by_one():
 
 def test_every_ban_has_its_reason():
     joint = Joint(transformer())
-    kinds = {n: joint.unit.operations[n].kind for n in joint.rebuilding}
+    kinds = {n: joint.unit.operations[n].kind for n in joint.recomputing}
     reasons = {rule: bans(joint, [rule]) for rule in RULES}
-    assert {kinds[n] for n in reasons["dear"]} == {"dot_general"}
-    assert "FLOPs" in next(iter(reasons["dear"].values()))
+    assert {kinds[n] for n in reasons["compute-intensive"]} == {"dot_general"}
+    assert "FLOPs" in next(iter(reasons["compute-intensive"].values()))
     assert all(kinds[n].startswith("reduce") for n in reasons["reduction"])
     assert "512 KiB of 512 MiB" in " ".join(reasons["reduction"].values())
     assert all("backward" in text for text in reasons["whole"].values())

@@ -20,7 +20,7 @@ def test_products_tell_what_tags_would():
         kept = [u.kept(way) for u, way in zip((tagged, plain), ways, strict=True)]
         assert kept[0].device_bytes == kept[1].device_bytes
         assert kept[0].host_bytes == kept[1].host_bytes
-        again = [k.rebuilt.count("dot_general") for k in kept]
+        again = [k.recomputed.count("dot_general") for k in kept]
         assert again[0] == again[1]
 
 
@@ -38,12 +38,12 @@ def test_maxtext_policies_keep_what_they_say():
         named(unit, "save_everything")
 
 
-def test_selective_rebuilds_attention_and_nothing_else():
+def test_selective_recomputes_attention_and_nothing_else():
     unit = transformer()
     kept = unit.kept(named(unit, "selective"))
-    assert kept.rebuilt.count("dot_general") == 1  # the scores
-    assert "exp" in kept.rebuilt
-    assert "logistic" not in kept.rebuilt
+    assert kept.recomputed.count("dot_general") == 1  # the scores
+    assert "exp" in kept.recomputed
+    assert "logistic" not in kept.recomputed
     assert made_by(unit, "exp").isdisjoint(kept.saved)
     assert kept.device_bytes < unit.kept(SAVE).device_bytes
 

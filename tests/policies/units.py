@@ -31,8 +31,8 @@ def drawn_units(draw, most_values=12):
                 inputs=tuple(inputs),
                 outputs=tuple(outputs),
                 num_flops=draw(st.integers(0, 5000)),
-                dear=kind in ("dot_general", "reduce_sum"),
-                pinned="draws" if draw(st.integers(0, 9)) == 0 else "",
+                compute_intensive=kind in ("dot_general", "reduce_sum"),
+                effectful="draws" if draw(st.integers(0, 9)) == 0 else "",
                 source="",
             )
         )

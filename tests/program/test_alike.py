@@ -101,7 +101,7 @@ def test_gradients_are_those_of_plain_autodiff(dilations):
     )
 
 
-def test_rebuilding_layer_by_layer_takes_what_checkpoint_around_each_does():
+def test_recomputing_layer_by_layer_takes_what_checkpoint_around_each_does():
     loss = lambda params, x: network(params, x, DILATIONS["in cycles"])
     by_hand = lambda params, x: network(
         params, x, DILATIONS["in cycles"], jax.checkpoint

@@ -118,7 +118,7 @@ def every_action(unit):
     ]
     if unit.chained:
         cycles.append([RECOMPUTE(ahead=names[-1:])])
-        if not any(op.pinned for op in unit.operations):
+        if not any(op.effectful for op in unit.operations):
             cycles.append([RECOMPUTE(every=2)])
     return [cycled(unit, cycle) for cycle in cycles]
 
@@ -134,7 +134,7 @@ def cycled(unit, cycle):
 def check(kind, loss, plans_of):
     """The gradients of a loss under some plans of its units are its own."""
     graph = rr.trace(loss, types_of(kind))
-    units = [unit for unit in graph.units if not unit.inside]
+    units = [unit for unit in graph.units if not unit.enclosing]
     plans = [
         dict(zip([u.name for u in units], one, strict=True))
         for one in zip(*map(plans_of, units), strict=False)

@@ -115,7 +115,7 @@ def test_gradients_are_those_of_plain_autodiff(name, every_other):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_rebuilt_layers_take_what_checkpointed_ones_do(name):
+def test_recomputed_layers_take_what_checkpointed_ones_do(name):
     loss, _, _ = PROGRAMS[name]
     args = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(tuple(128 * n for n in a.shape), jnp.bfloat16),

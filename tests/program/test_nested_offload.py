@@ -10,19 +10,19 @@ import pytest
 import revremat as rr
 from revremat import OFFLOAD, RECOMPUTE, SAVE, UserError
 
-LAYERS, TURNS, WIDTH = 3, 2, 16
+LAYERS, ITERATIONS, WIDTH = 3, 2, 16
 
 
-def turn(x, w):
+def iteration(x, w):
     return x + jnp.tanh(x @ w), None
 
 
 def scan(x, w):
-    return jax.lax.scan(turn, x, w)[0], None
+    return jax.lax.scan(iteration, x, w)[0], None
 
 
 def stack(x, w):
-    return rr.stack(lambda w, x: turn(x, w)[0], w, x), None
+    return rr.stack(lambda w, x: iteration(x, w)[0], w, x), None
 
 
 def branch(x, w):
@@ -43,7 +43,9 @@ def over(layer):
         return (jax.lax.scan(layer, x, w)[0] ** 2).mean()
 
     rng = np.random.default_rng(0)
-    w = jnp.asarray(rng.normal(size=(LAYERS, TURNS, WIDTH, WIDTH)) / 8, jnp.float32)
+    w = jnp.asarray(
+        rng.normal(size=(LAYERS, ITERATIONS, WIDTH, WIDTH)) / 8, jnp.float32
+    )
     return loss, w, jnp.asarray(rng.normal(size=(WIDTH, WIDTH)), jnp.float32)
 
 
@@ -53,7 +55,7 @@ def inner_unit(graph):
 
 @pytest.mark.parametrize("actions", [[OFFLOAD] * 2, [OFFLOAD, SAVE]], ids=str)
 @pytest.mark.parametrize("layer", [scan, stack])
-def test_a_loop_in_a_loop_sends_all_of_a_turn_at_once(layer, actions):
+def test_a_loop_in_a_loop_sends_all_of_an_iteration_at_once(layer, actions):
     loss, w, x = over(layer)
     graph = rr.trace(loss, w, x)
     planned = rr.apply(loss, graph.plan({inner_unit(graph): actions}))
@@ -69,7 +71,7 @@ def test_a_card_compiles_a_loop_in_a_loop_that_offloads(layer):
     planned = rr.apply(loss, graph.plan({name: OFFLOAD}))
     memory = rr.measure(jax.grad(planned), w, x, target="h100:1").memory
     kept = graph[name].kept(OFFLOAD).host_bytes
-    assert memory.host_bytes == LAYERS * TURNS * kept
+    assert memory.host_bytes == LAYERS * ITERATIONS * kept
 
 
 @pytest.mark.parametrize("layer", [branch, marked_branch])
@@ -91,7 +93,7 @@ def test_a_branch_without_a_loop_around_it_does_not_offload():
         graph.plan({inner_unit(graph): OFFLOAD})
 
 
-def test_three_loops_offload_where_all_but_one_is_rebuilt():
+def test_three_loops_offload_where_all_but_one_is_recomputed():
     loss, w, x = over(thrice)
     graph = rr.trace(loss, w, x)
     name, middle = inner_unit(graph), graph.units[-2].name

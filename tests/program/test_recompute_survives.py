@@ -1,7 +1,7 @@
 """Recompute that a plan asks for is there after compiling, and no more than that.
 
 Matrix products are counted in the compiled programs: those in a loop's body once for
-each turn, as the loop's known trip count says.
+each iteration, as the loop's known trip count says.
 """
 
 import re
@@ -94,7 +94,7 @@ def test_the_compiled_program_recomputes_what_the_plan_says(loss, target):
         actions = PLANS[name]
         plan = graph.plan({unit.name: actions})
         expected[name] = sum(
-            unit.kept(action).rebuilt.count("dot_general") for action in actions
+            unit.kept(action).recomputed.count("dot_general") for action in actions
         )
         step = jax.grad(rr.apply(loss, plan), argnums=(0, 1))
         module = Module.from_bytes(compile_step(step, specs(), rr.target(target)).hlo)

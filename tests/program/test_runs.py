@@ -73,9 +73,9 @@ def spec(*shape):
     [
         ("ststst", Loop(0, 2, 6)),
         ("cststst", Loop(1, 2, 6)),
-        ("ssssss", Loop(0, 1, 6)),  # of what covers as much, the shortest turns
+        ("ssssss", Loop(0, 1, 6)),  # of what covers as much, the shortest iterations
         ("sctstststs", Loop(2, 2, 8)),
-        ("stcstc", None),  # two turns are too few without a product
+        ("stcstc", None),  # two iterations are too few without a product
         ("mtcmtc", Loop(0, 3, 6)),
         ("mtcmt", None),
     ],
@@ -142,7 +142,7 @@ def test_eight_times_as_many_operations_take_not_much_more_than_eight_times(prog
     assert took[1] < 24 * max(took[0], 0.05)
 
 
-def test_a_loop_of_many_turns_inside_a_long_program_is_found():
+def test_a_loop_of_many_iterations_inside_a_long_program_is_found():
     """Longer than what was searched before."""
     codes = np.random.default_rng(0).integers(0, 4, 21_000)
 
@@ -154,7 +154,7 @@ def test_a_loop_of_many_turns_inside_a_long_program_is_found():
 
     found = stretch(loss, spec(64, 64), spec(512, 64))
     (layers,) = find_layers(found, float(found.made[-1]))
-    assert len(layers.turns) == 5
+    assert len(layers.iterations) == 5
 
 
 def test_a_program_of_many_small_loops_is_traced_however_many_they_are():

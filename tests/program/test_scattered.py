@@ -37,18 +37,18 @@ def looks(number):
     return loss, params_of(number, number)
 
 
-def loops_apart(places, turns):
+def loops_apart(places, iterations):
     """Python loops of `look`s at several places."""
 
     def loss(params, x):
         own = iter(params["look"])
         for k in range(places):
             x = odd(params["odd"][k], x, k + 1)
-            for _ in range(turns):
+            for _ in range(iterations):
                 x = look(next(own), x)
         return (x**2).sum()
 
-    return loss, params_of(places, places * turns)
+    return loss, params_of(places, places * iterations)
 
 
 def params_of(num_odd, num_looks):

@@ -57,14 +57,16 @@ def with_dropout(w, x):
 
 def with_a_key_carried(w, x):
     def step(state, w):
-        x, key, turn = state
+        x, key, iteration = state
         key, own = jax.random.split(key)
-        x = layer(w, jnp.where(jax.random.bernoulli(own, 0.7, x.shape), x, x / turn))
-        return (x, key, turn + 1), (turn, x[0])
+        x = layer(
+            w, jnp.where(jax.random.bernoulli(own, 0.7, x.shape), x, x / iteration)
+        )
+        return (x, key, iteration + 1), (iteration, x[0])
 
     init = (x, jax.random.key(3), jnp.asarray(1))
-    (x, _, turn), (turns, ys) = jax.lax.scan(step, init, w)
-    return (x**2).sum() * turn + (turns[:, None] * ys**2).sum()
+    (x, _, iteration), (iterations, ys) = jax.lax.scan(step, init, w)
+    return (x**2).sum() * iteration + (iterations[:, None] * ys**2).sum()
 
 
 def closing_over(w, x):
@@ -154,15 +156,17 @@ def kept_shapes(loss, *args):
     return [leaf.shape for leaf in jax.tree.leaves(pullback)]
 
 
-@pytest.mark.parametrize(("every", "turns"), [(2, 5), (4, 2), (5, 2)])
-def test_only_the_inputs_of_segments_are_kept(every, turns):
+@pytest.mark.parametrize(("every", "iterations"), [(2, 5), (4, 2), (5, 2)])
+def test_only_the_inputs_of_segments_are_kept(every, iterations):
     """By JAX's own account: the leaves of its pullback."""
     args = arguments()
     plan = rr.trace(simple, *args).plan({"scan_0": SAVE(every=every)})
     shapes = kept_shapes(rr.apply(simple, plan), *args)
     kept = [shape for shape in shapes if shape[-2:] == (ROWS, WIDTH)]
-    # All turns but the last, which is shorter; and the stack's output, for the loss.
-    assert sorted(kept) == sorted([(turns, ROWS, WIDTH), (ROWS, WIDTH), (ROWS, WIDTH)])
+    # All iterations but the last, which is shorter; and the stack's output, for the loss.
+    assert sorted(kept) == sorted(
+        [(iterations, ROWS, WIDTH), (ROWS, WIDTH), (ROWS, WIDTH)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +196,7 @@ def test_a_unit_knows_what_segments_keep():
     whole = unit.kept(RECOMPUTE)
     kept = unit.kept(RECOMPUTE(every=4))
     assert kept.device_bytes == whole.device_bytes // 4
-    assert kept.rebuild_flops == whole.rebuild_flops + unit.forward_flops
+    assert kept.recompute_flops == whole.recompute_flops + unit.forward_flops
 
 
 def test_a_plan_with_segments_is_read_back(tmp_path):

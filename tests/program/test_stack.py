@@ -182,12 +182,12 @@ def test_gradient_accumulation_around_a_stack():
 
     @partial(jax.jit, static_argnums=0)
     def accumulate(actions):
-        def turn(total, x):
+        def iteration(total, x):
             gradient = jax.grad(loss)(params, scale, x, keys, actions)
             return jax.tree.map(jnp.add, total, gradient), None
 
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return jax.lax.scan(turn, zeros, batches)[0]
+        return jax.lax.scan(iteration, zeros, batches)[0]
 
     assert_close(accumulate(MIXTURES["alternating"]), accumulate(None))
 

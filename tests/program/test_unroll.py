@@ -1,4 +1,4 @@
-"""Layers that are written out, not turns of a loop: same gradients, other programs."""
+"""Layers that are written out, not iterations of a loop: same gradients, other programs."""
 
 import jax
 import jax.numpy as jnp

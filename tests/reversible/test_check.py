@@ -55,7 +55,7 @@ def test_the_first_example_of_the_docs_comes_back_with_its_gradients():
 
 
 def test_bfloat16_drifts_and_the_grid_does_not():
-    """Functions in bfloat16: rebuilt streams drift, but not on a grid."""
+    """Functions in bfloat16: recomputed streams drift, but not on a grid."""
     half = jnp.bfloat16
     f = lambda w, x: jnp.tanh(x.astype(half) @ w.astype(half))
     e = examples.additive()

@@ -57,20 +57,20 @@ def test_without_the_grid_it_is_not():
 
 
 @pytest.mark.parametrize("f", [in_float32, in_bfloat16])
-def test_what_the_backward_pass_rebuilds_is_exact_too(f):
+def test_what_the_backward_pass_recomputes_is_exact_too(f):
     coupling, params, x = make(f, DEPTH)
     y = jax.jit(coupling.forward)(params, x)
     ct = jax.tree.map(jnp.ones_like, y)
-    rebuilt, _, _ = jax.jit(coupling.pull_back)(params, y, ct)
-    assert_close(rebuilt, reversible.to_grid(x), 0)
+    recomputed, _, _ = jax.jit(coupling.pull_back)(params, y, ct)
+    assert_close(recomputed, reversible.to_grid(x), 0)
 
 
 def test_gradients_are_those_of_the_same_program_with_its_activations_stored():
     coupling, params, x = make(in_bfloat16, 64)
     stored = lambda p, x: square_sum(coupling.forward(p, x))
-    rebuilt = lambda p, x: square_sum(reversible.chain([coupling], [p], x))
+    recomputed = lambda p, x: square_sum(reversible.chain([coupling], [p], x))
     gradient = lambda f: jax.jit(jax.grad(f, argnums=(0, 1)))(params, x)
-    found, expected = gradient(rebuilt), gradient(stored)
+    found, expected = gradient(recomputed), gradient(stored)
     # The noise floor of these functions: the same gradient, summed in float32.
     reference, _, _ = make(in_float32, 64)
     other = gradient(lambda p, x: square_sum(reference.forward(p, x)))

@@ -1,4 +1,4 @@
-"""The models that ship: each computes what its plain twin does, and says so."""
+"""The models that ship: each computes what its plain counterpart does, and says so."""
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +69,7 @@ def loss_of(graph):
 @pytest.mark.parametrize(
     "name", ["RevNet", "RevGPT", pytest.param("RevViT", marks=pytest.mark.slow)]
 )
-def test_gradients_and_state_are_those_of_the_plain_twin(name, float64):
+def test_gradients_and_state_are_those_of_the_plain_counterpart(name, float64):
     make, config, inputs = MODELS[name]
 
     def gradient(reversible):

@@ -254,7 +254,7 @@ def test_stochastic_depth_drops_whole_examples():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute_head", [False, True])
-def test_revbifpn_has_the_gradients_of_its_plain_twin(recompute_head, float64):
+def test_revbifpn_has_the_gradients_of_its_plain_counterpart(recompute_head, float64):
     config = RevBiFPNConfig(
         32, 1 / 3, 0, stochastic_depth=0.2, num_classes=5, recompute_head=recompute_head
     )

@@ -58,7 +58,7 @@ def test_a_stack_under_mixed_actions_shows_each():
 
 def test_a_stack_without_actions_is_still_to_be_decided():
     graph = rr.trace(stacked(None), *SPECS)
-    assert graph.choices == ()
+    assert graph.fixed_units == ()
     assert graph["stack"].invertible
     assert DEPTH * graph["stack"].plain_bytes == PLAIN_BYTES
 
@@ -173,12 +173,12 @@ def test_a_search_mixes_inverted_layers_with_stored_ones():
 
 
 def test_a_mix_that_needs_copies_of_weights_gives_way_to_one_that_fits():
-    """By its prices it fits, and it does not as it comes out."""
+    """By its costs it fits, and it does not as it comes out."""
     weights = jax.ShapeDtypeStruct((DEPTH, 2048, 2048), jnp.float32)
     streams = (jax.ShapeDtypeStruct((256, 2048), jnp.float32),) * 2
     specs, loss = ({"f": weights, "g": weights}, streams), stacked(None)
     graph = rr.trace(loss, *specs)
-    inverted, rebuilt = (
+    inverted, recomputed = (
         rr.measure(
             jax.grad(rr.apply(loss, graph.plan({"stack": action}))),
             *specs,
@@ -186,7 +186,7 @@ def test_a_mix_that_needs_copies_of_weights_gives_way_to_one_that_fits():
         )
         for action in (INVERT, RECOMPUTE)
     )
-    budget = (inverted.memory.total_bytes + rebuilt.memory.total_bytes) // 2
+    budget = (inverted.memory.total_bytes + recomputed.memory.total_bytes) // 2
     found = rr.fit(loss, *specs, budget=budget, target="h100:1", unroll=False)
     expected = [row for row in found.rows if row.predicted_bytes is not None]
     assert any(row.predicted_bytes <= budget < row.bytes for row in expected)

@@ -10,8 +10,8 @@ import re
 import zlib
 from typing import Any
 
+from revremat._action import Action
 from revremat._graph import Graph
-from revremat._plan import Action
 
 
 def off(text: str, most: float) -> float:
@@ -49,7 +49,7 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
       on_host: Whether offloaded values leave the device.
     """
     text, *marks = key.split(" | ")
-    has_barrier = "in order" in marks
+    has_barrier = "gradient barrier" in marks
     taken: dict[str, list[Action]] = {}
     rest = 1.0
     if text.startswith("first of "):
@@ -59,22 +59,24 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
         for name in marks[0].removeprefix("beside ").split(","):
             if rest == 1.0 and name != "nothing":
                 taken[name] = [Action("recompute")] * graph[name].num_layers
-    elif text != "as written":
+    elif text != "baseline":
         for part in text.split("; "):
             unit, _, runs = part.partition(": ")
             taken[unit] = runs_of(runs)
     units = [u for u in graph.units if rest == 1.0 or u.name in taken]
-    inside = {u.inside for u in graph.units}
-    argument = sum(u.num_layers * u.weight_bytes for u in graph.units if not u.inside)
+    inside = {u.enclosing for u in graph.units}
+    argument = sum(
+        u.num_layers * u.weight_bytes for u in graph.units if not u.enclosing
+    )
     argument = int(rest * (argument + max(u.plain_bytes for u in graph.units)))
     kept, work, host, time_us, put_off = 0.0, 0.0, 0.0, 40.0, 0.0
     for unit in units:
-        enclosed = [taken[n] for n in graph.around(unit.name) if n in taken]
+        enclosed = [taken[n] for n in graph.enclosing(unit.name) if n in taken]
         if unit.name not in taken and (unit.name in inside or enclosed):
             continue
         default = [Action("save")] * unit.num_layers
         flops = unit.forward_flops + unit.backward_flops
-        outer = graph.around(unit.name)
+        outer = graph.enclosing(unit.name)
         times = math.prod(graph[name].num_layers for name in outer)
         alive = 1 if enclosed or not outer else times
         for action in taken.get(unit.name, default):
@@ -86,11 +88,11 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
             kept += alive * one.device_bytes * (1.12 if stacked else 1.0)
             kept += 0 if on_host else alive * one.host_bytes
             host += alive * one.host_bytes if on_host else 0
-            again = 2 * one.rebuild_flops if action.every > 1 else one.rebuild_flops
+            again = 2 * one.recompute_flops if action.every > 1 else one.recompute_flops
             moved = 2e-6 * one.host_bytes + 4e-7 * loop * one.device_bytes
             time_us += times * (2e-6 * loop * (flops + again) + moved)
-            rebuilt = unit.plain_bytes - one.device_bytes
-            peak = unit.plain_bytes / action.chunks + 0.3 * max(0, rebuilt)
+            recomputed = unit.plain_bytes - one.device_bytes
+            peak = unit.plain_bytes / action.chunks + 0.3 * max(0, recomputed)
             work = max(work, peak * (action.every if action.every > 1 else 1))
             if unit.kind == "block" and action.kind == "recompute":
                 put_off += 0.0 if has_barrier else 0.4 * unit.plain_bytes

@@ -67,7 +67,7 @@ def microbatches(layers: int = 8) -> rr.Problem:
 
 
 def time_steps() -> rr.Problem:
-    """A scan over time in a scan over layers: both may be rebuilt at once."""
+    """A scan over time in a scan over layers: both may be recomputed at once."""
 
     def step(h, x, w):
         h = h / 2 + jnp.tanh((x + h) @ w["up"]) @ w["down"]
@@ -187,9 +187,9 @@ class Case:
     Attributes:
       make: The program.
       target: Where it would run.
-      shares: Budgets, of what it takes as it was written; by the last nothing fits.
+      shares: Budgets, of what the baseline takes; by the last nothing fits.
       limits: Most compiles, by the second budget.
-      alone: Whether units are priced without the program around them, whatever its
+      alone: Whether units are costed without the program around them, whatever its
         size.
       repeats_loss: Whether the program has a step of its own.
       is_modelled: Whether measurements are made up (`tests/search/model.py`), where

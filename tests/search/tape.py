@@ -19,9 +19,9 @@ from typing import Any
 
 import revremat as rr
 from revremat import _search
+from revremat._action import Action
 from revremat._graph import Graph, Operation, Unit, Value
 from revremat._measurement import Buffer, Measurement, Memory, Time
-from revremat._plan import Action
 from revremat._search import (
     BASELINE,
     Asking,
@@ -58,7 +58,7 @@ def runs_text(actions: Sequence[Action]) -> str:
 def plan_text(actions: Mapping[str, Sequence[Action]], in_order: bool) -> str:
     """A whole program."""
     text = "; ".join(f"{unit}: {runs_text(few)}" for unit, few in actions.items())
-    return text + (" | in order" if in_order else "")
+    return text + (" | gradient barrier" if in_order else "")
 
 
 def probe_text(
@@ -68,9 +68,9 @@ def probe_text(
     in_order: bool,
     is_alone: bool,
 ) -> str:
-    """A shortened program: a unit's first layers, others rebuilding everything."""
+    """A shortened program: a unit's first layers, others recomputing everything."""
     beside = "alone" if is_alone else f"beside {','.join(sorted(others)) or 'nothing'}"
-    order = " | in order" if in_order else ""
+    order = " | gradient barrier" if in_order else ""
     return f"first of {unit}: {runs_text(actions)} | {beside}{order}"
 
 
@@ -102,7 +102,7 @@ def measurement(data: Sequence[Any]) -> Measurement:
 
 
 def graph_data(graph: Graph) -> dict[str, Any]:
-    return dataclasses.asdict(dataclasses.replace(graph, choices=()))
+    return dataclasses.asdict(dataclasses.replace(graph, fixed_units=()))
 
 
 def graph_of(data: dict[str, Any]) -> Graph:
@@ -178,7 +178,7 @@ def text_of(key: ProbeKey | ProgramKey, graph: Graph) -> str:
         others, barrier = key.recomputed, key.gradient_barrier
         return probe_text(key.unit, key.actions, others, barrier, key.is_isolated)
     if key.actions is None:
-        return "as written"
+        return "baseline"
     return plan_text(dict(key.actions), key.gradient_barrier)
 
 
@@ -238,7 +238,7 @@ def state_of(case: Case, tape: Tape, most: int | None = None, **fixed: Any) -> S
 
 def budgets_of(case: Case, tape: Tape) -> list[int]:
     """Bytes."""
-    plain = measurement(tape.measured["as written"]).memory.total_bytes
+    plain = measurement(tape.measured["baseline"]).memory.total_bytes
     return [int(share * plain) for share in case.shares]
 
 
@@ -269,14 +269,14 @@ def record(case: Case) -> None:
     if case.alone:
         heuristics = _search.Heuristics(isolate_operations=0, isolate_part=2)
     small = small_units(compiler.traced, graph, heuristics)
-    ours = {unit.name for unit in graph.units if not unit.inside}
+    ours = {unit.name for unit in graph.units if not unit.enclosing}
     tape = Tape(graph, share_of(problem.specs[1:]), sorted(small & ours), {})
     path = HERE / "recorded" / f"{case.name}.json.gz"
     if path.exists() and Tape.load(case.name).graph.units == graph.units:
         tape.measured.update(Tape.load(case.name).measured)
     on_host = target.platform != "cpu"
     other = Model(graph, on_host) if case.is_modelled else compiler
-    TapeOracle(tape, other).measure([Request(BASELINE, "as written")])
+    TapeOracle(tape, other).measure([Request(BASELINE, "baseline")])
     found = run(case, tape, other)
     tape.save(case.name)
     text = json.dumps(found, indent=1)

@@ -9,12 +9,14 @@ FULL, SAVE = Cost(0.0, 10.0, base=50.0), Cost(10.0, 1.0, base=0.0)
 
 
 def runs(saved):
-    return tuple(run for run in (("full", 10 - saved), ("none", saved)) if run[1])
+    return tuple(
+        run for run in (("recompute all", 10 - saved), ("save all", saved)) if run[1]
+    )
 
 
 def searched(budget, error, saved):
     """A state that knows one program, and how fast the fastest that fits is."""
-    how = {"full": FULL, "none": SAVE, "layers": 10, "kind": "repeat"}
+    how = {"recompute all": FULL, "save all": SAVE, "layers": 10, "kind": "repeat"}
     world = World({}, lambda _: error, **how)
     state, ask = world.state(budget)
     state = world.tried(state, ask, *runs(saved))
@@ -42,5 +44,5 @@ def test_what_takes_as_much_as_it_costs_has_a_close_bound():
 def test_where_nothing_fits_there_is_no_bound():
     world = World()
     state, ask = world.state(5)
-    state = bound(world.tried(state, ask, ("full", 8)), ask)
+    state = bound(world.tried(state, ask, ("recompute all", 8)), ask)
     assert (state.bound_us, state.greedy_us) == (0.0, None)

@@ -11,7 +11,7 @@ from revremat._search.passes._column_generation import (
     exposed_us,
     without_cost,
 )
-from revremat.policies import Pool, Price
+from revremat.policies import LayerCost, Pool
 from tests.policies.units import transformer
 from tests.search.programs import CASES
 from tests.search.tape import Model, Tape, TapeOracle, measurement, state_of
@@ -49,12 +49,12 @@ def searched(share, name="reversible-cpu", **how):
     oracle = TapeOracle(tape, Model(tape.graph, on_host=not name.endswith("cpu")))
     heuristics = Heuristics(most_candidates=FEW, **how)
     state, ask = state_of(case, tape, heuristics=heuristics), Asking(oracle)
-    plain = measurement(tape.measured["as written"]).memory.total_bytes
+    plain = measurement(tape.measured["baseline"]).memory.total_bytes
     return decide(state.within(int(share * plain)), ask), ask
 
 
 def names(options):
-    return {price.name for price in options.prices}
+    return {cost.name for cost in options.costs}
 
 
 @pytest.mark.parametrize("share", [0.5, 0.75])
@@ -121,7 +121,7 @@ def test_what_no_device_holds_fits_with_inputs_on_the_host():
 def test_a_wait_for_the_host_is_what_no_pass_hides():
     unit = transformer()  # its backward pass has twice the work of the forward pass
     kept = unit.kept(rr.SAVE)
-    us = lambda size: exposed_us(unit, kept, Price("", 0, 0, size, 300.0), 1e6)
+    us = lambda size: exposed_us(unit, kept, LayerCost("", 0, 0, size, 300.0), 1e6)
     share = unit.forward_flops / (unit.forward_flops + unit.backward_flops)
     forward_us = 300.0 * share
     assert us(forward_us) == pytest.approx(0.0)

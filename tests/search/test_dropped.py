@@ -76,7 +76,7 @@ def test_where_nothing_but_the_program_compiles_it_stays_as_it_is(monkeypatch):
     assert len(found.dropped) == found.num_compiles - 1
 
 
-def test_a_unit_that_cannot_be_rebuilt_leaves_the_others_theirs(monkeypatch):
+def test_a_unit_that_cannot_be_recomputed_leaves_the_others_theirs(monkeypatch):
     layer = lambda w, x: x + jnp.tanh(jnp.sin(x @ w)) @ w
     other = lambda w, x: x + jnp.cos(jnp.exp(-jnp.abs(x @ w))) @ w
 
@@ -87,7 +87,7 @@ def test_a_unit_that_cannot_be_rebuilt_leaves_the_others_theirs(monkeypatch):
 
     array = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
     two_kinds = rr.Problem(two, ([array(32, 32)] * 4, array(2048, 32)))
-    # Of what is rebuilt, the exponential comes twice in a layer.
+    # Of what is recomputed, the exponential comes twice in a layer.
     exponentials = lambda text: text.count("stablehlo.exponential")
     plain = exponentials(text_of(Request(jax.grad(two), two_kinds.specs)))
     failing(monkeypatch, lambda request: exponentials(text_of(request)) > plain)

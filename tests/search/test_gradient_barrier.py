@@ -82,7 +82,7 @@ def test_over_microbatches_gradients_are_held_together_where_they_were_put_off()
     step, specs = accumulated(rr.apply(loss, held.plan))
     again = rr.measure(step, *specs, target="h100:1")
     assert again.memory.total_bytes == held.bytes
-    assert held.name.endswith("; gradients in order")
+    assert held.name.endswith("; gradient barrier")
 
     state, kept = alike(state, ask, rr.RECOMPUTE(save=["dot_general_0"]))
     state = state.within(state.rows[BASELINE].bytes - 1)

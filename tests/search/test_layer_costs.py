@@ -39,7 +39,7 @@ def program(request):
         return Probe(len(actions), host_bytes, 1.0)
 
     moved = Candidate("moved", rr.RECOMPUTE(offload=["dot_general_0", "cos_0"]))
-    few = (preset(unit, "full"), preset(unit, "none"), moved)
+    few = (preset(unit, "recompute all"), preset(unit, "save all"), moved)
     return unit, few, probe
 
 
@@ -54,10 +54,10 @@ def known(unit, few, probe, names=()):
 
 
 def test_what_a_program_has_on_the_host_of_its_own_is_no_cost_of_a_layer(program):
-    expected = {"full": 0, "none": 0, "moved": 2}
+    expected = {"recompute all": 0, "save all": 0, "moved": 2}
     for names in ((), expected):
         options = known(*program, names).options
-        assert {p.name: p.host_bytes for p in options.prices} == expected
+        assert {p.name: p.host_bytes for p in options.costs} == expected
 
 
 def scanned(layers=32):
@@ -78,16 +78,16 @@ def test_segments_have_longer_probes_of_their_own():
         return Probe(size, 0, took_us)
 
     segments = Candidate("segments", rr.RECOMPUTE(every=4))
-    few = (preset(unit, "full"), preset(unit, "none"), segments)
+    few = (preset(unit, "recompute all"), preset(unit, "save all"), segments)
     costs = known(unit, few, probe)
     assert {len(cut) for cut in costs.first_probes} == {4, 8, 16}
-    (price,) = (p for p in costs.options.prices if p.name == "segments")
-    assert (price.kept_bytes, price.base_bytes, price.time_us) == (2, 100, 9)
+    (cost,) = (p for p in costs.options.costs if p.name == "segments")
+    assert (cost.kept_bytes, cost.base_bytes, cost.time_us) == (2, 100, 9)
 
 
 def test_peeled_layers_are_those_with_a_cost_outside_of_the_loop():
     unit = scanned()
-    few = [preset(unit, name) for name in ("full", "none", "dots")]
+    few = [preset(unit, name) for name in ("recompute all", "save all", "dots")]
     full, none, dots = (c.action for c in few)
     asked = {peeled_cut(none, full, False), peeled_cut(dots, none, True)}
 
@@ -96,11 +96,15 @@ def test_peeled_layers_are_those_with_a_cost_outside_of_the_loop():
         return None if is_peeled and actions not in asked else Probe(1, 0, 1.0)
 
     costs = LayerCosts(unit, tuple(few), probe, lambda actions: False)
-    first, last = ("none", 1), ("dots", 1)
-    assert costs.peel([first, ("full", 3)]) == ((first,), (("full", 3),), ())
-    runs = (("full", 3), ("none", 4), last)
+    first, last = ("save all", 1), ("dots", 1)
+    assert costs.peel([first, ("recompute all", 3)]) == (
+        (first,),
+        (("recompute all", 3),),
+        (),
+    )
+    runs = (("recompute all", 3), ("save all", 4), last)
     assert costs.peel(runs) == ((), runs[:2], runs[2:])
-    runs = (("full", 1), ("none", 4))
+    runs = (("recompute all", 1), ("save all", 4))
     assert costs.peel(runs) == ((), runs, ())
 
 
@@ -113,20 +117,20 @@ def test_peeled_is_what_a_single_layer_can_be():
         Candidate("on the host", rr.RECOMPUTE(offload=["input"])),
         Candidate("unrolled", rr.RECOMPUTE(unroll=True)),
     ]
-    few = [preset(unit, name) for name in ("full", "dots", "none")]
+    few = [preset(unit, name) for name in ("recompute all", "dots", "save all")]
     offered = (*few, *others)
     found = LayerCosts(unit, offered, lambda _: None, lambda _: False)
-    assert sorted(found.least_recomputed("full", 9)) == ["dots", "none"]
-    assert found.least_recomputed("dots", 1) == ["none"]
+    assert sorted(found.least_recomputed("recompute all", 9)) == ["dots", "save all"]
+    assert found.least_recomputed("dots", 1) == ["save all"]
 
 
 def test_what_does_not_compile_has_no_cost_and_is_not_offered_again():
     unit = scanned()
-    few = tuple(preset(unit, name) for name in ("full", "dots", "none"))
+    few = tuple(preset(unit, name) for name in ("recompute all", "dots", "save all"))
     fails = lambda actions: actions[0] == few[1].action
     probe = lambda actions: None if fails(actions) else Probe(1, 0, 1.0)
     costs = LayerCosts(unit, few, probe, fails)
-    assert [*costs.choices] == ["full", "none"]
+    assert [*costs.candidates] == ["recompute all", "save all"]
     assert few[1].action in costs.known_actions
 
 
@@ -135,10 +139,14 @@ def test_costs_are_held_to_the_program_where_a_unit_has_nothing_to_keep(
     kept_us, they_hold
 ):
     four = SimpleNamespace(num_layers=4)
-    by_price = lambda name: (10, -5.0)
-    prices: Any = [
-        SimpleNamespace(unit=four, choices={"full", "none"}, difference=by_price),
-        SimpleNamespace(unit=four, choices={"full", "full, offload input"}),
+    by_cost = lambda name: (10, -5.0)
+    costs: Any = [
+        SimpleNamespace(
+            unit=four, candidates={"recompute all", "save all"}, difference=by_cost
+        ),
+        SimpleNamespace(
+            unit=four, candidates={"recompute all", "recompute all, offload input"}
+        ),
     ]
-    found = hold(prices, (140, kept_us), (100, 100.0), Heuristics())
+    found = hold(costs, (140, kept_us), (100, 100.0), Heuristics())
     assert found == they_hold

@@ -1,4 +1,4 @@
-"""Loops within loops: the search decides at the level where that is better."""
+"""Loops within loops: the search decides at the nesting where that is better."""
 
 import dataclasses
 import functools
@@ -11,9 +11,8 @@ import pytest
 
 import revremat as rr
 from revremat._search import answer, begin, decide
-from revremat._search._space import units_at
+from revremat._search._space import nested_units
 from revremat._search._state import OutOfCompiles
-from revremat._search.passes._nested import nested
 from tests.search.world import World, unit_of
 
 LAYERS, WIDTH, ROWS, BATCHES = 8, 256, 4096, 4
@@ -52,7 +51,7 @@ def test_units_of_a_level_are_those_with_so_many_around_them():
         return both + jnp.square(jax.lax.scan(layer, xs[0], w)[0]).mean()
 
     graph = rr.trace(loss, *specs())
-    names = lambda level: [unit.name for unit in units_at(graph, level)]
+    names = lambda nesting: [unit.name for unit in nested_units(graph, nesting)]
     assert names(0) == ["scan_0", "scan_1"]
     assert names(1) == ["scan_0/scan_0", "scan_1"]
     assert names(2) == names(1)
@@ -65,14 +64,14 @@ def around(kind, budget, room=None):
     """
     world = World(unit_names=("layers", "loops"))
     both, ask = world.state(budget)
-    outer, inner = unit_of("layers", kind=kind), unit_of("loops", inside="layers")
+    outer, inner = unit_of("layers", kind=kind), unit_of("loops", enclosing="layers")
     most = None if room is None else both.num_compiles + room
     fixed = {
         "graph": dataclasses.replace(both.space.graph, units=(outer, inner)),
         "most_compiles": most,
     }
     inside = dataclasses.replace(
-        both.space, **fixed, units=(inner,), enclosing=(outer,), level=1
+        both.space, **fixed, units=(inner,), enclosing=(outer,), nesting=1
     )
     space = dataclasses.replace(both.space, **fixed, units=(outer,))
     deeper = both.but(space=inside, units=(inner,), is_profiled=room is None)
@@ -90,7 +89,7 @@ def test_where_outer_layers_are_unrolled_and_may_gain_no_bound_is_known(
 ):
     state, ask = around(kind, budget)
     searched = lambda state, ask: pytest.fail("loops of unrolled layers are all alike")
-    state = nested(searched)(state, ask)
+    state = nested_actions(searched)(state, ask)
     assert state.bound_us == bound_us
     assert state.skipped == ()
 
@@ -100,7 +99,7 @@ def test_where_compiles_end_inside_what_is_known_there_counts_outside(kind):
     state, ask = around(kind, 20, room=0)
     searched = lambda state, ask: pytest.fail("there is no room")
     with pytest.raises(OutOfCompiles) as cut:
-        nested(searched)(state, ask)
+        nested_actions(searched)(state, ask)
     known = cut.value.state
     assert known.units == state.units
     assert known.num_compiles == state.num_compiles
@@ -150,7 +149,7 @@ def abstract():
     return sequences(lambda *s: jax.ShapeDtypeStruct(s, jnp.float32))
 
 
-def levels(outer, inner):
+def nested_actions(outer, inner):
     return {"scan_0": outer, "scan_0/scan_0": inner}
 
 
@@ -168,7 +167,7 @@ def test_gradients_are_the_same_where_both_levels_are_decided(outer, inner):
     rng = np.random.default_rng(0)
     make = lambda *s: jnp.asarray(rng.normal(size=s) / 4, jnp.float32)
     args = sequences(make, layers=4, steps=8, rows=2, width=8)
-    plan = rr.trace(time_steps, *args).plan(levels(outer, inner))
+    plan = rr.trace(time_steps, *args).plan(nested_actions(outer, inner))
     assert rr.Plan.from_json(plan.to_json()) == plan
     planned = rr.apply(time_steps, plan)
     ours, plain = (jax.value_and_grad(f)(*args) for f in (planned, time_steps))
@@ -198,19 +197,19 @@ def compiled_bytes(actions):
 
 
 def test_both_levels_take_less_than_either():
-    both = compiled_bytes(levels(rr.RECOMPUTE, rr.RECOMPUTE))
+    both = compiled_bytes(nested_actions(rr.RECOMPUTE, rr.RECOMPUTE))
     assert both < 0.6 * compiled_bytes({"scan_0": rr.RECOMPUTE})
     assert both < 0.8 * compiled_bytes({"scan_0/scan_0": rr.RECOMPUTE})
 
 
 def test_where_neither_level_fits_both_are_decided():
-    smallest = compiled_bytes(levels(rr.RECOMPUTE, rr.RECOMPUTE(every=8)))
+    smallest = compiled_bytes(nested_actions(rr.RECOMPUTE, rr.RECOMPUTE(every=8)))
     problem, target = rr.Problem(time_steps, abstract()), rr.target("h100:1")
     state, ask = begin(problem, target, unroll=False)
     state = decide(state.within(int(1.02 * smallest)), ask)
     found = answer(state, time_steps)
     assert found.plan.fits
-    assert set(found.plan.actions) == set(levels(0, 0))
+    assert set(found.plan.actions) == set(nested_actions(0, 0))
     assert set(found.plan.actions["scan_0"]) == {rr.RECOMPUTE}
     graph = rr.trace(time_steps, *abstract())
     text = rr.export(found.plan, graph, "jax").text
@@ -252,7 +251,7 @@ def test_layers_that_keep_something_leave_nothing_to_decide_inside():
     keeps_one = rr.RECOMPUTE(save=[graph["scan_0"].residuals[0].name])
     for outer in (rr.SAVE, rr.OFFLOAD, keeps_one):
         with pytest.raises(rr.UserError, match="or RECOMPUTE to 'scan_0'"):
-            graph.plan(levels(outer, rr.RECOMPUTE))
+            graph.plan(nested_actions(outer, rr.RECOMPUTE))
 
 
 # ---- Loops within unrolled layers ----------------------------------------------------
@@ -300,7 +299,7 @@ def chunked_specs(dtype=jnp.bfloat16):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=str)
 def test_loops_over_activations_are_parts_of_unrolled_layers(dtype):
     units = rr.trace(unrolled, *chunked_specs(dtype)).units
-    found = [(u.name, u.kind, u.num_layers, u.inside) for u in units]
+    found = [(u.name, u.kind, u.num_layers, u.enclosing) for u in units]
     assert found == [
         ("repeat_0", "repeat", 5, ""),
         ("scan_0", "scan", 5 * CHUNKS, "repeat_0"),
@@ -316,7 +315,7 @@ def test_loops_over_layers_are_no_parts_of_anything():
     w, xs = specs()
     x = jax.ShapeDtypeStruct(xs.shape[1:], xs.dtype)
     units = rr.trace(towers, w, x, x).units
-    assert [(u.kind, u.inside) for u in units] == [("scan", "")] * 2
+    assert [(u.kind, u.enclosing) for u in units] == [("scan", "")] * 2
 
 
 @pytest.mark.parametrize(

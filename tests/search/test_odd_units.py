@@ -1,4 +1,4 @@
-"""Units that are no plain chain of layers are found, priced and rewritten alike."""
+"""Units that are no plain chain of layers are found, costed and rewritten alike."""
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def test_layers_of_a_loop_may_share_what_was_computed(layer):
         same_gradients(rr.apply(loss, plan), loss, *args)
 
 
-def test_blocks_whose_results_are_used_again_are_mixed_by_true_prices():
+def test_blocks_whose_results_are_used_again_are_mixed_by_true_costs():
     def loss(ws, x):
         outs = []
         for w in ws:
@@ -87,7 +87,7 @@ def test_blocks_whose_results_are_used_again_are_mixed_by_true_prices():
     assert found.bound_us <= by_hand.time_us
 
 
-def test_the_best_plan_may_be_one_without_prices():
+def test_the_best_plan_may_be_one_without_costs():
     def loss(ws, x):
         for w in ws:
             x = rr.name(jnp.sin(rr.name(x @ w, "up")), "bent") @ w
@@ -104,7 +104,7 @@ def test_the_best_plan_may_be_one_without_prices():
     assert state.best.time_us <= row.time_us
 
 
-def test_prices_a_little_too_high_do_not_hide_what_is_faster():
+def test_costs_a_little_too_high_do_not_hide_what_is_faster():
     def loss(ws, x):
         for w in ws:
             x = rr.block(lambda w, x: jnp.tanh(jnp.sin(x @ w) @ w), "layer")(w, x)
@@ -125,9 +125,9 @@ def test_prices_a_little_too_high_do_not_hide_what_is_faster():
 
 def test_a_scan_of_no_layers_is_left_alone():
     def loss(w, x):
-        turn = lambda x, w: (jnp.tanh(x @ w), None)
+        iteration = lambda x, w: (jnp.tanh(x @ w), None)
         for part in (w[:0], w):
-            x = jax.lax.scan(turn, x, part)[0]
+            x = jax.lax.scan(iteration, x, part)[0]
         return (x**2).sum()
 
     w, x = arrays((LAYERS, WIDTH, WIDTH), (ROWS, WIDTH))

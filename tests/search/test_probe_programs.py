@@ -1,4 +1,4 @@
-"""A unit is priced without the program around it as it would be in it."""
+"""A unit is costed without the program around it as it would be in it."""
 
 import math
 
@@ -95,7 +95,7 @@ def test_layers_alone_are_those_of_the_program():
 
 
 def two_kinds(num_each):
-    """Layers of two kinds in turn, some of whose values are dear."""
+    """Layers of two kinds in turn, some of whose values are compute-intensive."""
 
     def wide(w, x):
         return x + jnp.sin(jnp.tanh(x @ w["up"])) @ w["down"]
@@ -130,7 +130,7 @@ def test_costs_are_those_within_the_program(name):
     state, ask = begin(two_kinds(4), rr.target("h100:1"), heuristics=ALONE)
     state = baseline(state, ask)
     (unit,) = [unit for unit in state.units if unit.name == name]
-    few = ("full", "none", "dots")
+    few = ("recompute all", "save all", "dots")
     chosen = tuple(c for c in state.candidates[name] if c.name in few)
     state = state.but(candidates={**state.candidates, name: chosen})
     found = []
@@ -141,10 +141,10 @@ def test_costs_are_those_within_the_program(name):
         state = probe(state, ask, unit, cuts)
         found.append({n: state.costs[name].cost(n) for n in few})
     layers_us = state.baseline.time_us / 4
-    for one in ("none", "dots"):
+    for one in ("save all", "dots"):
         alone_bytes, within_bytes = (p[one].kept_bytes for p in found)
         assert alone_bytes == pytest.approx(within_bytes, rel=0.02)
-        faster = [p["full"].time_us - p[one].time_us for p in found]
+        faster = [p["recompute all"].time_us - p[one].time_us for p in found]
         assert faster[0] == pytest.approx(faster[1], abs=0.05 * layers_us)
 
 
@@ -268,7 +268,7 @@ def test_layers_that_cost_as_much_as_passing_them_on_are_compiled_in_place(
     passed_us = 2 * 4 * (2 * 4 * 8 * 4) / 3.35e6  # twice, 4 layers, [4, 8] in and out
     state, _ = begin(problem, rr.target("h100:1"), heuristics=heuristics)
     nothing = lambda state, requests: state
-    request = Request(BASELINE, "as written")
+    request = Request(BASELINE, "baseline")
     state = state.with_measured(request, measured(10, times * passed_us))
     state = profile_layers(state, nothing)
     assert bool(state.isolated) == is_alone

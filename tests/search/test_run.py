@@ -51,7 +51,7 @@ def test_what_is_in_no_table_is_an_error(noted):
 
 def test_numbers_that_decide_may_be_others(noted):
     problem, target, _, fit = noted
-    heuristics = Heuristics(most_candidates=2, most_filled=0, num_runners_up=0)
+    heuristics = Heuristics(most_candidates=2, most_local_steps=0, num_runners_up=0)
     found = _search.run(problem, target, BUDGET, heuristics=heuristics)
     assert found.num_compiles < fit.num_compiles
     assert found.plan.fits

@@ -29,7 +29,7 @@ def tried(too_small=(), budget=7):
         ((), ["out"]),
         (("out",), ["out", "host"]),
         (("out", "host"), ["out", "host", "late"]),
-        (("out", "host", "late"), ["out", "host", "late", "full"]),
+        (("out", "host", "late"), ["out", "host", "late", "recompute all"]),
     ],
 )
 def test_what_needs_least_by_its_costs_and_then_what_holds_more_surely(

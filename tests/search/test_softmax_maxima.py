@@ -33,18 +33,18 @@ def prepared(length, most_compiles=None):
 @pytest.mark.parametrize("length", [1024, 577])
 def test_maxima_are_found_again_where_that_is_faster(length):
     state = prepared(length)
-    (prices,) = state.costs.values()
-    few = [c for c in prices.choices.values() if not c.action.unroll]
+    (costs,) = state.costs.values()
+    few = [c for c in costs.candidates.values() if not c.action.unroll]
     names = {c.action: c.name for c in few}
     kept = [c for c in few if "reduce_max_0" in c.action.save]
-    twins = [without_maxima(c, ["reduce_max_0"]).action for c in kept]
-    gain = lambda c, twin: prices.difference(c.name)[1] - prices.difference(twin)[1]
-    faster = gain(kept[0], names[twins[0]]) > 0
+    variants = [without_maxima(c, ["reduce_max_0"]).action for c in kept]
+    gain = lambda c, variant: costs.difference(c.name)[1] - costs.difference(variant)[1]
+    faster = gain(kept[0], names[variants[0]]) > 0
     assert faster == (length == 1024)  # XLA has no kernel for rows of 577
-    assert names.keys() >= set(twins) or not faster
-    assert prices.dominated == ({c.name for c in kept} if faster else ())
+    assert names.keys() >= set(variants) or not faster
+    assert costs.dominated == ({c.name for c in kept} if faster else ())
     for c in kept:
-        assert (f"{c.name}, unrolled" in prices.choices) != faster
+        assert (f"{c.name}, unrolled" in costs.candidates) != faster
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,6 @@ def test_of_two_softmaxes_each_is_judged_by_itself():
     x = jax.ShapeDtypeStruct((BATCH, 1024, WIDTH), jnp.bfloat16)
     problem = rr.Problem(loss, (w, x))
     state, ask = begin(problem, rr.target("h100:1"), unroll=False)
-    (prices,) = profile_all(state, ask).costs.values()
-    probes = {n.rsplit(", no ", 1)[1] for n in prices.choices if ", no " in n}
+    (costs,) = profile_all(state, ask).costs.values()
+    probes = {n.rsplit(", no ", 1)[1] for n in costs.candidates if ", no " in n}
     assert {"reduce_max_0", "reduce_max_1"} <= probes

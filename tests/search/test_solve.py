@@ -47,16 +47,18 @@ def test_what_does_not_compile_is_followed_by_another():
 
     def failing(request):
         found = measure(request)
-        is_first = request.label == "3 x full, 5 x none"
+        is_first = request.label == "3 x recompute all, 5 x save all"
         return Failure(RuntimeError("no")) if is_first else found
 
     world._measured = failing
     state, ask = world.state(63)
     state = solve(state, ask)
-    assert world.asked[0] == (("full", 3), ("none", 5))
+    assert world.asked[0] == (("recompute all", 3), ("save all", 5))
     assert len(world.asked) > 1
     assert state.fits
-    assert "3 x full, 5 x none" not in [row.name for row in state.rows.values()]
+    assert "3 x recompute all, 5 x save all" not in [
+        row.name for row in state.rows.values()
+    ]
 
 
 def test_where_the_host_turns_out_slow_the_best_without_it_is_tried():

@@ -52,9 +52,9 @@ class Unrolling(World):
 @pytest.mark.parametrize(
     ("chosen", "offered"),
     [
-        (None, ["full", "none", "small"]),
+        (None, ["recompute all", "save all", "small"]),
         (["small"], ["small"]),
-        (["none", "full"], ["full", "none"]),
+        (["save all", "recompute all"], ["recompute all", "save all"]),
         ([], []),
     ],
 )

@@ -69,7 +69,7 @@ class World:
     """What programs take.
 
     Attributes:
-      costs: From candidate to action and cost; `full` and `none` are there anyway.
+      costs: From candidate to action and cost; `recompute all` and `save all` are there anyway.
       error: From runs of candidates to the bytes that the whole takes more.
       slower_us: Likewise, to time.
       peeled: Of a first (False) or last (True) layer that differs from the run beside
@@ -96,8 +96,8 @@ class World:
 
     def __post_init__(self):
         self.all = {
-            "full": (rr.RECOMPUTE, self.full),
-            "none": (rr.SAVE, self.none),
+            "recompute all": (rr.RECOMPUTE, self.full),
+            "save all": (rr.SAVE, self.none),
             **self.costs,
         }
         self.names = {action: name for name, (action, _) in self.all.items()}
@@ -191,11 +191,11 @@ class World:
             **fixed,
         )
         state, ask = State.of(space), Asking(self)
-        requests = [Request(rr._search.BASELINE, "as written")]
+        requests = [Request(rr._search.BASELINE, "baseline")]
         for unit in units:
             for candidate in candidates:
                 few = cuts(unit, candidate.action)
-                is_full = candidate.name == "full"
+                is_full = candidate.name == "recompute all"
                 for actions in few if are_exact or is_full else few[-1:]:
                     requests.append(Request(state.probe_key(unit, actions), ""))
         state = ask(state, requests)
@@ -208,7 +208,7 @@ class World:
 
     def tried(self, state: State, ask: Asking, *runs: tuple[str, int]) -> State:
         """A state that knows a whole program, too; it is not among those asked."""
-        request = state.mix_request({u: runs for u in self.unit_names})
+        request = state.assignment_request({u: runs for u in self.unit_names})
         assert request is not None
         state = ask(state, [request])
         self.asked.clear()

@@ -36,7 +36,7 @@ def test_phases_at_the_curves_peak_are_those_of_the_buffers(name, spec):
     at_peak = {phase: series[curve.peak] for phase, series in curve.bytes}
     listed = {phase: size for (phase,), size in m.memory.by("phase").items()}
     assert {k: v for k, v in at_peak.items() if v} == listed
-    assert curve.holes_bytes[curve.peak] == m.memory.fragmentation_bytes
+    assert curve.fragmentation_bytes[curve.peak] == m.memory.fragmentation_bytes
 
 
 @pytest.mark.parametrize(("name", "spec"), CASES)
@@ -49,7 +49,7 @@ def test_positions_show_what_is_in_use_then(name, spec):
     assert list(curve.positions) == sorted(set(curve.positions))
     assert len(curve.positions) == len(curve.labels) <= 400
     for position, total, holes in zip(
-        curve.positions, curve.totals_bytes, curve.holes_bytes, strict=True
+        curve.positions, curve.totals_bytes, curve.fragmentation_bytes, strict=True
     ):
         alive = sum(r.size_bytes for r in heap.regions if r.start <= position < r.end)
         assert total == lasting + alive

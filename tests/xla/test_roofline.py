@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from revremat.xla import _access, estimate, load_card
 from revremat.xla._access import Access
 from revremat.xla._cost import Cost, Matmul, cost_of
-from revremat.xla._roofline import first_touch_us, matmul_rate, rate, roofline_us
+from revremat.xla._roofline import first_touch_us, matmul_rate, rate_at, roofline_us
 from tests.xla.modules import CARD, Program, machine
 
 
@@ -22,14 +22,14 @@ CURVE = ((1.0, 10.0), (100.0, 1000.0), (1e4, 500.0))
 
 
 def test_measured_points_are_met_and_ends_go_on():
-    assert [rate(CURVE, x) for x, _ in CURVE] == pytest.approx([y for _, y in CURVE])
-    assert (rate(CURVE, 0), rate(CURVE, 1e9)) == (10, 500)
+    assert [rate_at(CURVE, x) for x, _ in CURVE] == pytest.approx([y for _, y in CURVE])
+    assert (rate_at(CURVE, 0), rate_at(CURVE, 1e9)) == (10, 500)
 
 
 @given(st.floats(1, 1e4))
 def test_between_points_the_rate_is_between_theirs(size):
     low, high = (10, 1000) if size <= 100 else (500, 1000)
-    assert low - 1e-6 <= rate(CURVE, size) <= high + 1e-6
+    assert low - 1e-6 <= rate_at(CURVE, size) <= high + 1e-6
 
 
 def product(batch, rows, columns, depth, kind="matmul", dtype="bfloat16"):

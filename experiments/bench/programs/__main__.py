@@ -11,7 +11,7 @@ import tyro
 
 import revremat as rr
 from experiments.bench.programs import PROGRAMS, Entry, refusal
-from revremat._format import format_bytes, format_us
+from revremat import format_bytes, format_us
 
 
 @dataclass(frozen=True)

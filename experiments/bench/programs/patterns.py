@@ -142,7 +142,7 @@ def _optimizer_inside(target: Any, size: Size) -> rr.Problem:
     al. 2017, "Meta-SGD".
     """
     del target
-    turns, rows, width, depth = {
+    iterations, rows, width, depth = {
         "tiny": (3, 4, 4, 2),
         "cpu": (8, 64, 128, 2),
         "real": (48, 8192, 4096, 4),
@@ -159,7 +159,7 @@ def _optimizer_inside(target: Any, size: Size) -> rr.Problem:
         rate = jax.nn.softplus(params["rate"])
         decay = jax.nn.sigmoid(params["decay"])
 
-        def turn(state, examples):
+        def iteration(state, examples):
             weights, speed = state
             found = jax.grad(fit_of)(weights, *examples)
             speed = jax.tree.map(lambda v, g: decay * v + g, speed, found)
@@ -168,7 +168,7 @@ def _optimizer_inside(target: Any, size: Size) -> rr.Problem:
 
         still = jax.tree.map(jnp.zeros_like, params["weights"])
         state, examples = (params["weights"], still), (batch["x"], batch["y"])
-        (weights, _), _ = jax.lax.scan(turn, state, examples)
+        (weights, _), _ = jax.lax.scan(iteration, state, examples)
         return fit_of(weights, *batch["judged"])
 
     params = {
@@ -176,7 +176,7 @@ def _optimizer_inside(target: Any, size: Size) -> rr.Problem:
         "rate": spec(),
         "decay": spec(),
     }
-    many, x = spec(turns, rows, width), spec(rows, width)
+    many, x = spec(iterations, rows, width), spec(rows, width)
     given = {"x": many, "y": many, "judged": (x, x)}
     return training("unrolled_optimizer", loss, params, given)
 
@@ -227,11 +227,11 @@ def _kinetics(target: Any, size: Size) -> rr.Problem:
     """Reactions that oscillate, cell by cell: where they began, from where they are.
 
     The Brusselator (Prigogine and Lefever 1968) in steps of Runge and Kutta's fourth
-    order, four to a turn of the loop: some hundred elementwise functions one after the
+    order, four to an iteration of the loop: some hundred elementwise functions one after the
     other, of which plain autodiff keeps some forty.
     """
     del target
-    turns, cells = {
+    iterations, cells = {
         "tiny": (4, 16),
         "cpu": (64, 16_384),
         "real": (128, 3 * 2**20),
@@ -251,14 +251,14 @@ def _kinetics(target: Any, size: Size) -> rr.Problem:
         slopes = zip(first, second, third, last, strict=True)
         return move(pace / 6, [p + 2 * (q + r) + s for p, q, r, s in slopes])
 
-    def turn(state, _):
+    def iteration(state, _):
         for _ in range(4):
             state = step(state)
         return state, None
 
     def loss(params, batch):
         state = [jax.nn.softplus(params[name]) for name in ("x", "y")]
-        state, _ = jax.lax.scan(turn, state, length=turns)
+        state, _ = jax.lax.scan(iteration, state, length=iterations)
         return sum(
             ((s - batch[n]) ** 2).mean() for s, n in zip(state, "xy", strict=True)
         )

@@ -3,12 +3,12 @@
     python -m experiments.papers.revbifpn.accuracy
 
 Trains `configs/revbifpn_fashion.py` (S0's width, on Fashion-MNIST) with its stack
-inverted and as the plain twin, whose activations are stored: the same functions, the
+inverted and as the plain counterpart, whose activations are stored: the same functions, the
 same initial parameters, the same images in the same order. What differs is rounding.
 Each training is a run of `experiments/train.py`, one after the other; started again,
 the command goes on where it stopped.
 
-Said beforehand: the twins are equal if their mean accuracies differ by less than two
+Said beforehand: the variants are equal if their mean accuracies differ by less than two
 standard errors of that difference, or by less than one point.
 
 Writes results/revbifpn-accuracy.json and results/revbifpn-accuracy.txt.
@@ -95,7 +95,7 @@ def train(way: str, seed: int, paper: Accuracy) -> dict[str, Any]:
 
 
 def compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means, spreads and whether the twins are equal, of at least two seeds each."""
+    """Means, spreads and whether the variants are equal, of at least two seeds each."""
     by_way = {
         way: [row["accuracy"] for row in rows if row["way"] == way] for way in WAYS
     }

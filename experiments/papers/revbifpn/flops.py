@@ -7,7 +7,7 @@ traced, inverted and stored. With `--timed S0` that one's steps are timed as wel
 of each in turn: the fastest and the median of each, and of the rounds' ratios. On a
 machine that does other things they say little; its load is written beside them.
 
-Expected: 1.27 to 1.30 times the multiply-accumulates of the plain twin, to 1.34 where
+Expected: 1.27 to 1.30 times the multiply-accumulates of the plain counterpart, to 1.34 where
 the head is computed again as well.
 
 Writes results/revbifpn-flops.json.
@@ -53,7 +53,7 @@ class Cost:
       timed: Timed too, at `image_size` and `batch`.
       image_size: Of the timing; a multiple of 32.
       batch: Of the timing.
-      rounds: Of the timing; a round is one step of each twin, either first in turn.
+      rounds: Of the timing; a round is one step of each variant, either first in turn.
       depthwise: Depthwise convolutions are XLA's, or sums of products, which a CPU is
         faster at; of the timing.
       out: Folder for the results.
@@ -79,12 +79,12 @@ def counted(name: str) -> dict[str, Any]:
 
 
 def timed(name: str, cost: Cost) -> dict[str, Any]:
-    """Seconds a step of the twins, in turn on this CPU."""
+    """Seconds a step of the variants, in turn on this CPU."""
     load_before = os.getloadavg()[0]
     runs, args = {}, ()
     for way in (STORED, INVERTED):
         step = training_step(_prepared(network(name, way), cost), cost.batch)
-        # The twins take the same arrays.
+        # The variants take the same arrays.
         args = jax.tree.map(_filled, step.specs)
         runs[way] = jax.jit(step.function).lower(*args).compile()
         jax.block_until_ready(runs[way](*args))

@@ -10,7 +10,7 @@ NOT_COUNTED = ("bilinear_upsample",)
 
 
 def num_macs(f: Callable[..., Any], *specs: Any) -> int:
-    """Of the convolutions and matrix products of `f`; loops count every turn.
+    """Of the convolutions and matrix products of `f`; loops count every iteration.
 
     Up-sampling, which JAX writes as matrix products, counts as nothing, as everywhere.
     The transpose of a convolution with strides multiplies the zeros between its
@@ -24,8 +24,8 @@ def _of(jaxpr: Any) -> int:
     for eqn in jaxpr.eqns:
         if eqn.params.get("name") in NOT_COUNTED:
             continue
-        turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += _own(eqn) + turns * sum(map(_of, _inner(eqn)))
+        iterations = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        total += _own(eqn) + iterations * sum(map(_of, _inner(eqn)))
     return total
 
 

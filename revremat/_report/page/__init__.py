@@ -122,7 +122,7 @@ def _curve_legend(m: Measurement) -> dict[str, Any] | None:
     seen = 0.001 * max(curve.totals_bytes)
     return {
         "parts": [name for name, column in curve.bytes if max(column) >= seen],
-        "holes": max(curve.holes_bytes, default=0) >= seen,
+        "holes": max(curve.fragmentation_bytes, default=0) >= seen,
     }
 
 

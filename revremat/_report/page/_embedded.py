@@ -76,7 +76,7 @@ def _report(m: Measurement, strings: _Strings, share: int) -> dict[str, Any]:
     return {
         "total_bytes": m.memory.total_bytes,
         "usable_bytes": m.usable_bytes,
-        "holes_bytes": m.memory.fragmentation_bytes,
+        "fragmentation_bytes": m.memory.fragmentation_bytes,
         "time": {
             "step": _us(time.step_us),
             "compute": _us(time.compute_us),
@@ -184,7 +184,7 @@ def _curve(curve: Curve, strings: _Strings, share: int) -> dict[str, Any]:
     return {
         "positions": thin(curve.positions),
         "series": [[n, c] for n, c in _largest(series) if any(c)],
-        "holes": thin(curve.holes_bytes),
+        "holes": thin(curve.fragmentation_bytes),
         "labels": [strings(curve.labels[i] if curve.labels else "") for i in picked],
     }
 

@@ -72,7 +72,7 @@ def _dot(point: Point, x: float, y: float, best: bool) -> dict[str, Any]:
         "kind": point.kind.replace(" ", "-"),
         "best": best,
         "title": text,
-        "label": point.name if point.kind in ("as written", "preset") else "",
+        "label": point.name if point.kind in ("baseline", "preset") else "",
     }
 
 

@@ -42,8 +42,8 @@ def _residuals(noun: WhatIf) -> Part:
     )
     note = "No value of the forward pass is alive at the peak."
     if rows:
-        note = "Falls by: with nothing made in its place; holes are left out."
-    columns = ("if one residual went", "count", "bytes", "falls by")
+        note = "Falls by: without what recomputing it needs, and without fragmentation."
+    columns = ("if one residual were dropped", "count", "bytes", "falls by")
     return Part("residual", columns, ("count",), rows, note + _rest(noun.residuals))
 
 

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from revremat import policies
+from revremat._action import Action
 from revremat._graph import Unit
-from revremat._plan import Action
 from revremat._search._keys import Request
 from revremat._search._layer_costs import first_cuts
 from revremat._search._pass import Ask
 from revremat._search._result import Row
 from revremat._search._state import State, support_of
-from revremat.policies import Candidate, Choice, Counts, Support
+from revremat.policies import Assignment, Candidate, Counts, Support
 
 
 def probe(
@@ -28,7 +28,7 @@ def _probe_request(state: State, unit: Unit, actions: tuple[Action, ...]) -> Req
         name = names.get(action, repr(action))
         number = runs.pop()[1] if runs and runs[-1][0] == name else 0
         runs.append((name, number + 1))
-    text = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
+    text = " + ".join(f"{n} x {name}" if n > 1 else name for name, n in runs)
     if len(actions) == 1:
         text = f"1 x {text}"
     return Request(state.probe_key(unit, actions), f"{unit.name}: {text}")
@@ -46,7 +46,9 @@ def offer(state: State, ask: Ask, unit: Unit, more: Sequence[Candidate]) -> Stat
 def refine(state: State, ask: Ask, support: Support) -> State:
     """Second costs of what is chosen, where they are missing."""
     missing = {
-        unit: state.costs[unit.name].second_probes(support_of(support, unit.name))
+        unit: state.costs[unit.name].second_probes(
+            support_of(support, state.costs[unit.name])
+        )
         for unit in state.units
     }
     for unit, cuts in missing.items():
@@ -56,7 +58,7 @@ def refine(state: State, ask: Ask, support: Support) -> State:
 
 def assign(
     state: State, ask: Ask, limit: float | None, without: Sequence[str] = (), **how: Any
-) -> tuple[State, Choice | None]:
+) -> tuple[State, Assignment | None]:
     """An assignment whose costs come from two probes.
 
     Args:
@@ -70,16 +72,16 @@ def assign(
         options = state.options_without(without)
         if (within := limit) is None:
             within = policies.smallest_bytes(options, state.host_bytes)
-        choice = state.assign(options, within, **how)
-        if choice is None:
+        assignment = state.assign(options, within, **how)
+        if assignment is None:
             return state, None
         before = state.num_compiles
-        state = refine(state, ask, choice.support)
+        state = refine(state, ask, assignment.support)
         if state.num_compiles == before:
-            return state, choice
+            return state, assignment
 
 
-def try_mixes(
+def try_assignments(
     state: State, ask: Ask, mixes: Sequence[tuple[Counts, float | None]]
 ) -> tuple[State, list[Row | None]]:
     """Measures whole programs, each with the bytes expected of it.
@@ -87,7 +89,7 @@ def try_mixes(
     Returns:
       What is known then, and a row for each; None for one that does not compile.
     """
-    requests = [state.mix_request(counts, size) for counts, size in mixes]
+    requests = [state.assignment_request(counts, size) for counts, size in mixes]
     state = ask(state, [r for r in requests if r is not None])
     keys = [r and r.key for r in requests]
     return state, [state.rows.get(key) if key else None for key in keys]  # pyright: ignore

@@ -7,7 +7,7 @@ from revremat._search._state import State
 
 def baseline(state: State, ask: Ask) -> State:
     """Measures the program without a plan; everything is held to it."""
-    return ask(state, [Request(BASELINE, "as written")])
+    return ask(state, [Request(BASELINE, "baseline")])
 
 
 def recompute_all(state: State, ask: Ask) -> State:

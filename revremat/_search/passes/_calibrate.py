@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from revremat import policies
+from revremat._action import RECOMPUTE, SAVE
 from revremat._graph import Unit
-from revremat._plan import RECOMPUTE, SAVE
 from revremat._search._keys import Request
 from revremat._search._layer_costs import (
     RECOMPUTE_ALL,
@@ -70,10 +70,10 @@ def _have_references(state: State) -> bool:
 
 def _holds(state: State, ask: Ask, reference: Row) -> tuple[State, bool]:
     """Whether costs are the program's."""
-    rebuilt = reference.bytes, reference.time_us
+    recomputed = reference.bytes, reference.time_us
     costs, heuristics = [*state.costs.values()], state.space.heuristics
     baseline = state.baseline.bytes, state.baseline.time_us
-    if hold(costs, baseline, rebuilt, heuristics):
+    if hold(costs, baseline, recomputed, heuristics):
         return state, True
     # The baseline need not save everything.
     counts = {u.name: ((SAVE_ALL, u.num_layers),) for u in state.units}
@@ -82,7 +82,7 @@ def _holds(state: State, ask: Ask, reference: Row) -> tuple[State, bool]:
     state = ask(state, [Request(key, summary(counts))])
     if (kept := state.row(key)) is None:
         return state, True
-    return state, hold(costs, (kept.bytes, kept.time_us), rebuilt, heuristics)
+    return state, hold(costs, (kept.bytes, kept.time_us), recomputed, heuristics)
 
 
 def _without_failing(state: State, ask: Ask) -> State:

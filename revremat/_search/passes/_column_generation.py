@@ -16,9 +16,9 @@ from revremat._search.passes._ask import offer, probe
 from revremat._search.passes._solve import solve_again
 from revremat.policies import (
     Candidate,
-    Menu,
+    LayerCost,
     Pool,
-    Price,
+    UnitOptions,
     sent_to_host,
     without_maxima,
 )
@@ -48,19 +48,20 @@ def _one_round(state: State, ask: Ask) -> State:
         return state
     proposed = {unit.name: without_cost(state, unit) for unit in state.units}
     options = [
-        _with_estimates(state, menu, proposed[menu.unit]) for menu in state.options
+        _with_estimates(state, unit_options, proposed[unit_options.unit])
+        for unit_options in state.options
     ]
-    choice = state.assign(options, state.budget_bytes)
+    assignment = state.assign(options, state.budget_bytes)
     now = state.assign(state.options, state.budget_bytes)
-    if choice is None or now is None:
+    if assignment is None or now is None:
         return state
     wanted = {
-        name: [c for c in few if (name, c.name) in choice.support]
+        name: [c for c in few if (name, c.name) in assignment.support]
         for name, few in proposed.items()
     }
     number = sum(map(len, wanted.values()))
     least_us = heuristics.least_gain_column * state.best.time_us
-    if not number or now.time_us - choice.time_us <= least_us:
+    if not number or now.time_us - assignment.time_us <= least_us:
         return state
     for unit in state.units:
         if not (new := wanted[unit.name]):
@@ -79,15 +80,15 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
     Sets, and whatever has a cost with one more of its values on the host.
     """
     pool, costs = state.space.pools[unit.name], state.costs[unit.name]
-    choices = costs.choices.values()
+    candidates = costs.candidates.values()
     found = [*pool.sets]
     if state.space.can_offload(unit) and unit.num_layers > 1:
-        sets = {plain_of(c) for c in choices if _is_set(c)}
+        sets = {plain_of(c) for c in candidates if _is_set(c)}
         for one in sorted(sets, key=lambda c: c.name):
             found += sent_to_host(unit, one)
     slower = state.dropped_maxima.get(unit.name, frozenset())
     found = [without_maxima(c, slower) for c in found]
-    if any(c.action.unroll for c in choices):
+    if any(c.action.unroll for c in candidates):
         found += [unrolled(c) for c in found if c.action.can_unroll]
     by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
@@ -95,25 +96,27 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
     return [
         c
         for c in by_name.values()
-        if c.action not in known and c.name not in costs.choices
+        if c.action not in known and c.name not in costs.candidates
     ]
 
 
-def _with_estimates(state: State, menu: Menu, proposed: Sequence[Candidate]) -> Menu:
+def _with_estimates(
+    state: State, unit_options: UnitOptions, proposed: Sequence[Candidate]
+) -> UnitOptions:
     """Options with what has no cost beside what has, where nothing seems better."""
-    pool, card = state.space.pools[menu.unit], state.space.target.card
-    costs: LayerCosts = state.costs[menu.unit]
-    known, share = {p.name: p for p in menu.prices}, state.space.share
+    pool, card = state.space.pools[unit_options.unit], state.space.target.card
+    costs: LayerCosts = state.costs[unit_options.unit]
+    known, share = {p.name: p for p in unit_options.costs}, state.space.share
     estimates = []
     for candidate in proposed:
-        near = _nearest(pool, costs.choices.values(), candidate)
+        near = _nearest(pool, costs.candidates.values(), candidate)
         if near is None:
             continue
         mine, theirs, there = pool.kept(candidate), pool.kept(near), known[near.name]
         kept_bytes = share * (mine.device_bytes - theirs.device_bytes)
         host_bytes = share * (mine.host_bytes - theirs.host_bytes)
         traffic = share * (pool.cost(candidate).traffic - pool.cost(near).traffic)
-        estimate = Price(
+        estimate = LayerCost(
             candidate.name,
             max(0.0, there.kept_bytes + kept_bytes),
             there.base_bytes,
@@ -125,16 +128,20 @@ def _with_estimates(state: State, menu: Menu, proposed: Sequence[Candidate]) -> 
             waits_us = exposed_us(costs.unit, mine, estimate, card.pcie_bandwidth)
             estimate = replace(estimate, time_us=estimate.time_us + waits_us)
         estimates.append(estimate)
-    return Menu(menu.unit, menu.num_layers, (*menu.prices, *_best(estimates, known)))
+    return UnitOptions(
+        unit_options.unit,
+        unit_options.num_layers,
+        (*unit_options.costs, *_best(estimates, known)),
+    )
 
 
-def exposed_us(unit: Unit, kept: Kept, cost: Price, bandwidth: float) -> float:
+def exposed_us(unit: Unit, kept: Kept, cost: LayerCost, bandwidth: float) -> float:
     """What a layer waits for the host, if its transfers hide behind all that it does.
 
     The way there has the time of its forward pass, the way back that of its backward
     pass.
     """
-    both = unit.forward_flops + unit.backward_flops + kept.rebuild_flops
+    both = unit.forward_flops + unit.backward_flops + kept.recompute_flops
     forward_us = cost.time_us * unit.forward_flops / max(1, both)
     sent_us = 1e6 * cost.host_bytes / bandwidth
     return sum(
@@ -170,9 +177,11 @@ def _is_set(candidate: Candidate) -> bool:
     return action.chunks == action.every == 1
 
 
-def _best(estimates: Iterable[Price], known: Mapping[str, Price]) -> list[Price]:
+def _best(
+    estimates: Iterable[LayerCost], known: Mapping[str, LayerCost]
+) -> list[LayerCost]:
     """Without those that take no less time than another that keeps no more."""
-    found: list[Price] = []
+    found: list[LayerCost] = []
     order = lambda p: (p.kept_bytes, p.time_us, p.name)
     for one in sorted(estimates, key=order):
         others = [*known.values(), *found]

@@ -4,7 +4,7 @@ from revremat._search._pass import Ask, Pass
 from revremat._search._state import State
 from revremat._search.passes._runners_up import compare
 from revremat._search.passes._solve import tighten
-from revremat.policies import Choice
+from revremat.policies import Assignment
 
 
 def hedge(kind: str) -> Pass:
@@ -24,14 +24,14 @@ def hedge(kind: str) -> Pass:
     return hedged
 
 
-def _is_doubtful(state: State, choice: Choice, kind: str) -> bool:
+def _is_doubtful(state: State, assignment: Assignment, kind: str) -> bool:
     """Whether costs want what may be slower or larger beside other layers.
 
     What crosses to the host hides behind other layers, always. Unrolled layers are
     fused with one another, and are doubtful where nothing that has any fits or
     something that has takes much more than its costs say.
     """
-    if all(name in state.lacking(kind, unit) for unit, name in choice.support):
+    if all(name in state.lacking(kind, unit) for unit, name in assignment.support):
         return False
     rows = [row for row in state.rows.values() if row.takes("unroll")]
     fits = any(row.bytes <= state.budget_bytes for row in rows)

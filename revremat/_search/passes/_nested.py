@@ -10,11 +10,11 @@ from revremat._graph import Unit
 from revremat._search._keys import Request
 from revremat._search._pass import Ask, Pass
 from revremat._search._result import Row
-from revremat._search._space import start, units_at
+from revremat._search._space import nested_units, start
 from revremat._search._state import OutOfCompiles, State
 from revremat.policies import preset
 
-_FIRST = ("full", "dots", "dots_no_batch")
+_FIRST = ("recompute all", "dots", "dots_no_batch")
 
 
 def nested(search: Pass) -> Pass:
@@ -56,7 +56,7 @@ def _both(state: State, ask: Ask, search: Pass) -> tuple[State, float]:
       What is known then, and the time that no assignment there can beat; 0 where that
       is not known, infinite where there is none to gain by.
     """
-    outer = {unit.inside for unit in state.space.graph.units}
+    outer = {unit.enclosing for unit in state.space.graph.units}
     enclosing = [unit for unit in state.units if unit.name in outer]
     if not enclosing:
         return state, math.inf
@@ -77,21 +77,21 @@ def _both(state: State, ask: Ask, search: Pass) -> tuple[State, float]:
 
 
 def _inner(state: State, enclosing: Sequence[Unit]) -> State | None:
-    """A state one level further in; None if there is nothing to decide."""
+    """A state one nesting further in; None if there is nothing to decide."""
     recomputes = bool(enclosing)
     space = state.space
     if recomputes in state.nested:
         inner = state.nested[recomputes]
     else:
         inner = None
-        deeper = {u.name for u in units_at(space.graph, space.level + 1)}
-        if deeper != {u.name for u in units_at(space.graph, space.level)}:
+        deeper = {u.name for u in nested_units(space.graph, space.nesting + 1)}
+        if deeper != {u.name for u in nested_units(space.graph, space.nesting)}:
             # Otherwise every candidate keeps the same there.
             with contextlib.suppress(UserError):
                 inner = start(
                     space.graph,
                     space.target,
-                    level=space.level + 1,
+                    nesting=space.nesting + 1,
                     enclosing=(*space.enclosing, *enclosing),
                     share=space.share,
                     small_units=space.small_units,
@@ -168,17 +168,17 @@ def _all_alike(
     segments = {
         unit: candidate.action
         for unit, costs in inner.costs.items()
-        for candidate in costs.choices.values()
-        if candidate.action.every > 1 and candidate.action.rebuilds_all
+        for candidate in costs.candidates.values()
+        if candidate.action.every > 1 and candidate.action.recomputes_all
     }
     if segments:
-        found["full in segments"] = found["full"] | segments
-    around = "full, " if inner.space.enclosing else ""
+        found["recompute all, in segments"] = found["recompute all"] | segments
+    around = "recompute all, " if inner.space.enclosing else ""
     requests = []
     for name, actions in [*found.items()][:most]:
         whole = {u.name: (actions[u.name],) * u.num_layers for u in inner.units}
         key = inner.key_of(whole, gradient_barrier=False)
-        requests.append(Request(key, f"{around}inside: {name}"))
+        requests.append(Request(key, f"{around}nested: {name}"))
     try:
         inner = ask(inner, requests)
     except OutOfCompiles as cut:  # what it knows counts outside

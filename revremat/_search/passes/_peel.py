@@ -10,9 +10,9 @@ from revremat._search._layer_costs import can_peel, neighbour, peeled_cut
 from revremat._search._pass import Ask
 from revremat._search._result import Row
 from revremat._search._state import State
-from revremat._search.passes._ask import probe, try_mixes
-from revremat._search.passes._fill import split
-from revremat.policies import Counts, Price, Runs
+from revremat._search.passes._ask import probe, try_assignments
+from revremat._search.passes._local_search import split
+from revremat.policies import Counts, LayerCost, Runs
 
 
 def peel(state: State, ask: Ask) -> State:
@@ -36,7 +36,7 @@ def peel(state: State, ask: Ask) -> State:
 def _near_misses(state: State) -> list[Row]:
     """A plan all in loops, hardly too large, and faster than the best if that fits."""
     heuristics, budget, best = state.space.heuristics, state.budget_bytes, state.best
-    most_us = best.time_us / (1 + heuristics.least_gain_fill)
+    most_us = best.time_us / (1 + heuristics.least_gain_local)
     found = [
         row
         for row in state.rows.values()
@@ -68,7 +68,7 @@ def peel_from(state: State, ask: Ask, start: Row) -> tuple[State, float]:
         few = max(1, heuristics.num_peeled // len(units))
         counts = state.counts_of(row)
         room = budget - row.bytes
-        sides: list[list[Price | None]] = []
+        sides: list[list[LayerCost | None]] = []
         for last in (False, True):
             state, more, known = _side(state, ask, unit, counts[unit.name], last, few)
             sides.append([None, *more])
@@ -89,15 +89,15 @@ def peel_from(state: State, ask: Ask, start: Row) -> tuple[State, float]:
 
 def _side(
     state: State, ask: Ask, unit: Unit, runs: Runs, last: bool, few: int
-) -> tuple[State, list[Price], list[Price]]:
+) -> tuple[State, list[LayerCost], list[LayerCost]]:
     """Costs of one peeled layer: those to try, and those that tell what it can gain."""
     beside, stands_alone = neighbour(runs, last)
     costs = state.costs[unit.name]
-    action = costs.choices[beside].action
+    action = costs.candidates[beside].action
     if action.every > 1 or action.unroll:
         return state, [], []
     names = [] if stands_alone else costs.least_recomputed(beside, few)
-    cuts = [peeled_cut(costs.choices[n].action, action, last) for n in names]
+    cuts = [peeled_cut(costs.candidates[n].action, action, last) for n in names]
     state = probe(state, ask, unit, cuts)
     costs = state.costs[unit.name]
     found = [costs.peeled(name, beside, last) for name in names]
@@ -113,7 +113,7 @@ def _trim(
     fitting = [row] if fits else []
     for tried in batched(options, 2):
         mixes = [(mix, row.bytes + size) for mix, size in tried]
-        state, rows = try_mixes(state, ask, mixes)
+        state, rows = try_assignments(state, ask, mixes)
         fitting += [r for r in rows if r and r.bytes <= state.budget_bytes]
         if len(fitting) > fits:
             break
@@ -121,7 +121,7 @@ def _trim(
 
 
 def _with_peeled(
-    runs: Runs, first: Price | None, last: Price | None
+    runs: Runs, first: LayerCost | None, last: LayerCost | None
 ) -> tuple[tuple[str, int], ...]:
     """The runs, with a first and a last layer of their own."""
     found = list(runs)

@@ -6,8 +6,8 @@ from revremat import policies
 from revremat._search._pass import Ask
 from revremat._search._result import over
 from revremat._search._state import State
-from revremat._search.passes._ask import assign, try_mixes
-from revremat.policies import Choice
+from revremat._search.passes._ask import assign, try_assignments
+from revremat.policies import Assignment
 
 
 def runners_up(state: State, ask: Ask) -> State:
@@ -16,34 +16,36 @@ def runners_up(state: State, ask: Ask) -> State:
 
 
 def compare(
-    state: State, ask: Ask, choice: Choice, without: Sequence[str] = ()
+    state: State, ask: Ask, assignment: Assignment, without: Sequence[str] = ()
 ) -> State:
     """Measures the nearest competitors, and the best that treats all layers alike.
 
     Args:
       state: Knows the costs.
       ask: Measures.
-      choice: What they like best.
+      assignment: What they like best.
       without: Kinds that no layer takes, as `State.options_without` has them.
     """
     heuristics = state.space.heuristics
     most, budget = heuristics.num_runners_up, state.budget_bytes
     number = sum(map(len, state.candidates.values()))
-    at = (budget, choice.support, tuple(without), number)
+    at = (budget, assignment.support, tuple(without), number)
     if at in state.compared:
         return state
     # Costs were set right by the reference: what that took is no error of theirs.
     rows = [r for key, r in state.rows.items() if key != state.reference_key]
     rows = [r for r in rows if state.is_costed(r) and not r.takes(*without)]
-    akin = [r for r in rows if choice.support & policies.support(state.counts_of(r))]
+    akin = [
+        r for r in rows if assignment.support & policies.support(state.counts_of(r))
+    ]
     limit = budget - over(akin)
     # Mixes may need copies of weights that no cost has and these do not need.
     alike_limit = budget - over(r for r in rows if r.alike)
     state, pure = assign(state, ask, alike_limit, without, pure=True)
     found = [] if pure is None else [pure]
-    seen, best = [choice.support, *(c.support for c in found)], state.best_costed
+    seen, best = [assignment.support, *(c.support for c in found)], state.best_costed
     # If all layers are alike in what was chosen, one compile more is left.
-    is_news = pure is not None and pure.support != choice.support
+    is_news = pure is not None and pure.support != assignment.support
     for _ in range(most + (not is_news)):
         state, rival = assign(state, ask, limit, without, excluding=seen)
         if rival is None:
@@ -55,5 +57,5 @@ def compare(
                 break
         found.append(rival)
     mixes = [(mix.counts, mix.bytes) for mix in found]
-    state = try_mixes(state, ask, mixes)[0]  # at the same time
+    state = try_assignments(state, ask, mixes)[0]  # at the same time
     return state.but(compared=state.compared | {at})

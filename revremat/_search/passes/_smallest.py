@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from revremat import policies
 from revremat._search._pass import Ask
 from revremat._search._state import State
-from revremat._search.passes._ask import refine, try_mixes
+from revremat._search.passes._ask import refine, try_assignments
 
 _DOUBTFUL = ("unroll", "on_host", "late")
 
@@ -33,4 +33,4 @@ def _try_smallest(state: State, ask: Ask, without: Sequence[str]) -> State:
         state = refine(state, ask, policies.support(counts))
         if state.num_compiles == before:
             expected = policies.predict_bytes(options, counts)
-            return try_mixes(state, ask, [(counts, expected)])[0]
+            return try_assignments(state, ask, [(counts, expected)])[0]

@@ -12,8 +12,8 @@ def softmax_maxima(state: State, ask: Ask) -> State:
     One candidate tells for all of its unit, maximum by maximum.
     """
     for unit in state.units:
-        choices = [*state.costs[unit.name].choices.values()]
-        kept = {c: kept_maxima(unit, c) for c in choices}
+        candidates = [*state.costs[unit.name].candidates.values()]
+        kept = {c: kept_maxima(unit, c) for c in candidates}
         slower: set[str] = set()
         for maximum in dict.fromkeys(name for names in kept.values() for name in names):
             one = next(c for c, names in kept.items() if maximum in names)
@@ -21,7 +21,7 @@ def softmax_maxima(state: State, ask: Ask) -> State:
             state = offer(state, ask, unit, [variant])
             costs = state.costs[unit.name]
             name = costs.names.get(variant.action)
-            if name is None or one.name not in costs.choices:
+            if name is None or one.name not in costs.candidates:
                 continue
             if costs.difference(name)[1] < costs.difference(one.name)[1]:
                 slower.add(maximum)

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from revremat import policies
 from revremat._search._pass import Ask
 from revremat._search._state import State
-from revremat._search.passes._ask import assign, try_mixes
+from revremat._search.passes._ask import assign, try_assignments
 from revremat._search.passes._runners_up import compare
 from revremat._search.passes._unroll import unroll_those
-from revremat.policies import Choice, Support
+from revremat.policies import Assignment, Support
 
 
 def solve(state: State, ask: Ask) -> State:
     """The best assignment by costs, until one fits."""
-    state, choice = tighten(state, ask)
-    return state.but(leading=choice)
+    state, assignment = tighten(state, ask)
+    return state.but(leading=assignment)
 
 
 def solve_briefly(state: State, ask: Ask) -> State:
@@ -23,8 +23,8 @@ def solve_briefly(state: State, ask: Ask) -> State:
     What is nearest is not looked at: there will be other costs.
     """
     most = state.space.heuristics.most_brief_tightenings
-    state, choice = tighten(state, ask, most=most)
-    return state.but(leading=choice)
+    state, assignment = tighten(state, ask, most=most)
+    return state.but(leading=assignment)
 
 
 def unroll_chosen(state: State, ask: Ask) -> State:
@@ -37,14 +37,14 @@ def unroll_chosen(state: State, ask: Ask) -> State:
 
 def solve_again(state: State, ask: Ask) -> State:
     """By costs that were not known before; with what is nearest to it."""
-    state, choice = tighten(state, ask)
-    state = state.but(leading=choice or state.leading)
+    state, assignment = tighten(state, ask)
+    state = state.but(leading=assignment or state.leading)
     return compare(state, ask, state.leading) if state.leading else state
 
 
 def tighten(
     state: State, ask: Ask, without: Sequence[str] = (), most: int | None = None
-) -> tuple[State, Choice | None]:
+) -> tuple[State, Assignment | None]:
     """The best assignment by its costs, measured; the limit moves until it fits.
 
     Args:
@@ -55,34 +55,36 @@ def tighten(
       most: Choices measured at most; by default as many as the heuristics say.
 
     Returns:
-      What is known then, and the first choice.
+      What is known then, and the first assignment.
     """
     heuristics, budget = state.space.heuristics, state.budget_bytes
     most = heuristics.most_tightenings if most is None else most
     limit, first = float(budget), None
     failed: list[Support] = []
     for _ in range(most):
-        state, choice = assign(state, ask, limit, without, excluding=failed)
-        if choice is None and first is None:  # Costs may be a little too high.
+        state, assignment = assign(state, ask, limit, without, excluding=failed)
+        if assignment is None and first is None:  # Costs may be a little too high.
             state, least = assign(state, ask, None, without)
             near = least is not None and least.bytes <= heuristics.near_bytes * budget
-            choice = least if near else None
-        if choice is None:
+            assignment = least if near else None
+        if assignment is None:
             break
-        first = first or choice
-        state, (row,) = try_mixes(state, ask, [(choice.counts, choice.bytes)])
+        first = first or assignment
+        state, (row,) = try_assignments(
+            state, ask, [(assignment.counts, assignment.bytes)]
+        )
         if row is None:
-            failed.append(choice.support)
+            failed.append(assignment.support)
             continue
-        error = row.bytes - choice.bytes
+        error = row.bytes - assignment.bytes
         if row.bytes > budget:
             less = budget - error
             options = state.options_without(without)
             if state.assign(options, less) is None:
                 # By this one none fits, but smaller ones may miss by less.
                 least = policies.smallest_bytes(options, state.host_bytes)
-                floor = least if least < choice.bytes else less
-                less = (floor + choice.bytes) / 2
+                floor = least if least < assignment.bytes else less
+                less = (floor + assignment.bytes) / 2
             limit = min(limit, less) - heuristics.step_below * budget
         elif -error > heuristics.negligible_budget * budget and limit < budget - error:
             limit = budget - error  # it came out smaller: use what is left

@@ -21,7 +21,7 @@ function peakTree(report) {
     else grow([b.phase, ...module, lineOf(b, lines), [b.array + times, b.made].filter(Boolean).join(" ")], b.bytes, b.phase,
       { array: b.array + times, made: b.made, source: b.source });
   }
-  if (report.holes_bytes) grow(["holes"], report.holes_bytes, "holes");
+  if (report.fragmentation_bytes) grow(["holes"], report.fragmentation_bytes, "holes");
   return tidy(root);
 }
 

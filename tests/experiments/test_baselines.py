@@ -1,4 +1,4 @@
-"""The rivals of the search do what their descriptions say."""
+"""The baselines of the search do what their descriptions say."""
 
 import dataclasses
 import itertools
@@ -12,22 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from experiments.bench.contest import arena_of, budgets_of
-from experiments.bench.rivals import (
-    RIVALS,
-    Arena,
+from experiments.bench.baselines import (
+    BASELINES,
+    Comparison,
     Estimator,
     Greedy,
     Line,
     MemoryBudget,
     Splits,
 )
-from experiments.bench.rivals._budget import Part
-from experiments.bench.rivals._greedy import drops
-from experiments.bench.rivals._knapsack import knapsack
-from experiments.bench.rivals._ladder import tensors
+from experiments.bench.baselines._budget import Part
+from experiments.bench.baselines._greedy import drops
+from experiments.bench.baselines._knapsack import knapsack
+from experiments.bench.baselines._ladder import tensors
+from experiments.bench.comparison import budgets_of, comparison_of
 from experiments.bench.searching import Searching
-from revremat.policies import PRESETS, Menu, Price, preset
+from revremat.policies import PRESETS, LayerCost, UnitOptions, preset
 from tests.experiments.small_stack import LAYERS, loss, problem
 
 
@@ -44,8 +44,8 @@ def search():
 
 
 @pytest.fixture
-def arena(graph):
-    """Bytes are what is kept, and time is what is rebuilt."""
+def comparison(graph):
+    """Bytes are what is kept, and time is what is recomputed."""
     unit = graph["stack"]
 
     def compile(name, actions):
@@ -54,19 +54,19 @@ def arena(graph):
         return SimpleNamespace(
             name=name,
             bytes=sum(k.device_bytes for k in kept),
-            time_us=float(sum(k.rebuild_flops + k.host_bytes for k in kept)),
+            time_us=float(sum(k.recompute_flops + k.host_bytes for k in kept)),
         )
 
-    return Arena((unit,), compile, lambda: ())
+    return Comparison((unit,), compile, lambda: ())
 
 
-def test_the_estimators_order_is_contracting_dimension_then_width(graph, arena):
+def test_the_estimators_order_is_contracting_dimension_then_width(graph, comparison):
     assert {t.name: (t.contracting, t.width) for t in tensors(graph["stack"])} == {
         "wide": (16, 48),
         "back": (48, 16),
         "wider": (16, 64),
     }
-    ladder = Estimator(arena)
+    ladder = Estimator(comparison)
     assert [t.name for t in ladder.tensors] == ["back", "wider", "wide"]
     steps = [ladder.rematerialize(1 - k / 3)["stack"][0] for k in range(4)]
     keeps = [("back", "wide", "wider"), ("wide", "wider"), ("wide",), ()]
@@ -114,15 +114,15 @@ def test_a_knapsack_of_three_equal_items_and_room_for_one():
     assert knapsack([1], [5.0], [3], 1) == [1]
 
 
-def test_the_memory_budget_saves_no_more_than_its_share(arena):
-    rival = MemoryBudget(arena)
-    (part,) = rival.parts
+def test_the_memory_budget_saves_no_more_than_its_share(comparison):
+    baseline = MemoryBudget(comparison)
+    (part,) = baseline.parts
     fastest = LAYERS * part.num_bytes(part.saved(part.fastest))
-    unit = arena.units[0]
+    unit = comparison.units[0]
     inputs = LAYERS * unit.kept(rr.RECOMPUTE).device_bytes
     sizes = []
     for share in (0.0, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0):
-        actions = rival.propose(share)["stack"]
+        actions = baseline.propose(share)["stack"]
         kept = sum(unit.kept(action).device_bytes for action in actions) - inputs
         assert kept <= (share + 1e-3) * fastest
         sizes.append(kept)
@@ -130,8 +130,8 @@ def test_the_memory_budget_saves_no_more_than_its_share(arena):
     assert sizes == sorted(sizes)
 
 
-def test_the_memory_budget_keeps_one_value_behind_each_product(arena):
-    part = Part(arena.units[0])
+def test_the_memory_budget_keeps_one_value_behind_each_product(comparison):
+    part = Part(comparison.units[0])
     names = {part.unit.values[k].name for k in part.saved(part.fewer)}
     assert names == {"wide", "back", "wider"}
     (heavy, *_) = part.items
@@ -145,20 +145,20 @@ def test_greedy_drops_most_bytes_per_flop_first(graph):
     ratios = [drop.bytes_per_flop for drop in found]
     assert ratios == sorted(ratios, reverse=True)
     assert unit.kept(found[-1].action) == unit.kept(rr.RECOMPUTE)
-    assert not found[0].action.save or unit.kept(found[0].action).rebuild_flops < 1e6
+    assert not found[0].action.save or unit.kept(found[0].action).recompute_flops < 1e6
 
 
 @pytest.mark.parametrize("kind", [MemoryBudget, Greedy, Estimator])
-def test_rivals_fill_a_budget_as_far_as_their_steps_allow(kind, arena):
-    rival = kind(arena, most=12)
-    unit = arena.units[0]
+def test_baselines_fill_a_budget_as_far_as_their_steps_allow(kind, comparison):
+    baseline = kind(comparison, most=12)
+    unit = comparison.units[0]
     least = LAYERS * unit.kept(rr.RECOMPUTE).device_bytes
     most = LAYERS * unit.kept(rr.SAVE).device_bytes
     times = []
     for budget in (least - 1, least, (least + most) // 2, most):
-        rival.ask(budget)
+        baseline.ask(budget)
     for budget in (least - 1, least, (least + most) // 2, most):
-        row = rival.best(budget)
+        row = baseline.best(budget)
         assert (row is None) == (budget < least)
         if row is not None:
             assert row.bytes <= budget
@@ -192,44 +192,48 @@ def test_looking_along_a_line_ends_whatever_the_bytes(sizes, budget, most):
         )
 
 
-def test_every_rivals_answers_are_plans_that_compile_to_what_they_say(search):
+def test_every_baselines_answers_are_plans_that_compile_to_what_they_say(search):
     budget = budgets_of(search, 3)[1]
-    arena = arena_of(search)
-    for kind in RIVALS[1:]:
-        rival = kind(arena)
-        rival.ask(budget)
-        assert all(row.plan is not None for row in rival.rows), kind.name
-        row = rival.rows[-1]
+    comparison = comparison_of(search)
+    for kind in BASELINES[1:]:
+        baseline = kind(comparison)
+        baseline.ask(budget)
+        assert all(row.plan is not None for row in baseline.rows), kind.name
+        row = baseline.rows[-1]
         step = jax.value_and_grad(rr.apply(loss, row.plan))
         found = rr.measure(step, *search.problem.specs, target=search.target)
         assert found.memory.total_bytes == row.bytes, kind.name
 
 
-def priced(unit, slope=1.0):
-    """Prices by which a layer's bytes and time are what the arena says."""
-    prices = []
+def costed(unit, slope=1.0):
+    """Costs by which a layer's bytes and time are what the comparison says."""
+    costs = []
     for name in PRESETS:
         kept = unit.kept(preset(unit, name).action)
         size = slope * kept.device_bytes
-        prices.append(Price(name, size, 0.0, 0.0, float(kept.rebuild_flops)))
-    return (Menu(unit.name, unit.num_layers, tuple(prices)),)
+        costs.append(LayerCost(name, size, 0.0, 0.0, float(kept.recompute_flops)))
+    return (UnitOptions(unit.name, unit.num_layers, tuple(costs)),)
 
 
 @pytest.mark.parametrize("slope", [1.0, 0.8, 1.2])
-def test_splits_find_the_best_of_all_or_near_it_by_prices_that_are_off(arena, slope):
-    unit = arena.units[0]
-    arena = dataclasses.replace(arena, presets=lambda: priced(unit, slope))
+def test_splits_find_the_best_of_all_or_near_it_by_costs_that_are_off(
+    comparison, slope
+):
+    unit = comparison.units[0]
+    comparison = dataclasses.replace(comparison, presets=lambda: costed(unit, slope))
     action = {name: preset(unit, name).action for name in PRESETS}
     every = [
-        arena.compile("", {"stack": (action[a],) * n + (action[b],) * (LAYERS - n)})
+        comparison.compile(
+            "", {"stack": (action[a],) * n + (action[b],) * (LAYERS - n)}
+        )
         for a, b in itertools.permutations(PRESETS, 2)
         for n in range(LAYERS + 1)
     ]
     sizes = sorted({row.bytes for row in every})
-    rival = Splits(arena, most=8)
+    baseline = Splits(comparison, most=8)
     for budget in sizes:
-        rival.ask(budget)
+        baseline.ask(budget)
         enough = budget if slope == 1.0 else 0.85 * budget
         best = [row.time_us for row in every if row.bytes <= enough]
-        assert rival.best(budget).time_us <= min(best, default=math.inf)
-    assert rival.best(sizes[0] - 1) is None
+        assert baseline.best(budget).time_us <= min(best, default=math.inf)
+    assert baseline.best(sizes[0] - 1) is None

@@ -8,15 +8,15 @@ residuals come back; the function itself says what plain autodiff would keep.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from revremat._plan import Action
-from revremat.program._choice import read_choice
+from revremat._action import Action
+from revremat.program._actions_mark import read_actions
 from revremat.program._ops import as_closed
 from revremat.program._sites import Survey, survey
 from revremat.program._units import FoundUnit, units_of
 
 
 @dataclass(frozen=True, eq=False)
-class FoundChoice:
+class FoundActions:
     """A unit and the actions its layers run under.
 
     Attributes:
@@ -28,12 +28,12 @@ class FoundChoice:
     actions: tuple[Action, ...]
 
 
-def choices_of(found: Survey) -> tuple[FoundChoice, ...]:
+def actions_in(found: Survey) -> tuple[FoundActions, ...]:
     """What a surveyed program has decided by itself, in program order."""
-    choices: list[FoundChoice] = []
+    fixed_units: list[FoundActions] = []
     for op, mask in found.own_derivatives:
         closed = as_closed(op.eqn.params["call_jaxpr"])
-        if (choice := read_choice(closed)) is None:
+        if (choice := read_actions(closed)) is None:
             continue
         label, actions = choice
         inside = survey(closed, mask)
@@ -46,10 +46,10 @@ def choices_of(found: Survey) -> tuple[FoundChoice, ...]:
             if len(actions) == len(inside.sites) == sum(len(u.sites) for u in units):
                 # A chain: layers of several kinds, with an action for each in order.
                 own = tuple(each[site.ops[0]] for site in unit.sites)
-            choices.append(FoundChoice(unit.renamed(name), own))
+            fixed_units.append(FoundActions(unit.renamed(name), own))
     for _, _, inside in _inner(found):
-        choices += choices_of(inside)
-    return tuple(choices)
+        fixed_units += actions_in(inside)
+    return tuple(fixed_units)
 
 
 def _inner(found: Survey) -> Iterator[tuple[str, int | None, Survey]]:

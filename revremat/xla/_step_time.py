@@ -1,6 +1,6 @@
 """The clock: how long a scheduled program takes, as a sum over its instructions.
 
-Every instruction is priced by a roofline, every collective by its bytes over its
+Every instruction is costed by a roofline, every collective by its bytes over its
 links. The schedule is then played on three streams: compute, collectives, and copies
 between host and device. What is started and finished with other work in between is
 hidden under it; loops count their trips.
@@ -155,7 +155,7 @@ class _Clock:
                         continue
                     now += self._wait(played, event, now)
                 continue
-            stream, duration, flops = self._price(i)
+            stream, duration, flops = self._cost(i)
             sums.flops += flops
             sums.compiler += compilers_us(i, self.card)
             path[i.id] = earliest + duration
@@ -259,7 +259,7 @@ class _Clock:
                 total.then(self.run(computation))
         return total
 
-    def _price(self, i: Any) -> tuple[str, float, float]:
+    def _cost(self, i: Any) -> tuple[str, float, float]:
         """Stream, microseconds and FLOPs of an instruction that runs by itself."""
         if kind_of(i, self.module):
             return "collective", collective_us(i, self.module, self.target), 0.0

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from revremat._graph import Unit
 from revremat.policies._candidate import Candidate
 
-MOST_PRICED = 6
+MOST_PROBED = 6
 _LEAST_SHARE = 0.005
-_SIMPLE = ("full", "none")
+_SIMPLE = ("recompute all", "save all")
 
 
 def bytes_at_stake(unit: Unit, candidates: Sequence[Candidate]) -> int:
@@ -21,21 +21,21 @@ def bytes_at_stake(unit: Unit, candidates: Sequence[Candidate]) -> int:
 
 
 def shortlist(
-    menus: Mapping[str, Sequence[Candidate]], units: Sequence[Unit]
+    all_options: Mapping[str, Sequence[Candidate]], units: Sequence[Unit]
 ) -> dict[str, tuple[Candidate, ...]]:
-    """What is priced of all candidates, unit by unit, in order of the units.
+    """What is costed of all candidates, unit by unit, in order of the units.
 
     Units that hold less than half a percent of all bytes at stake are left out, to stay
     as they are written. Beyond the six largest, units are left to keep all or nothing.
 
     Args:
-      menus: From unit to its candidates; units with one are left out.
+      all_options: From unit to its candidates; units with one are left out.
       units: The units.
     """
     stakes = {
-        u.name: bytes_at_stake(u, menus[u.name])
+        u.name: bytes_at_stake(u, all_options[u.name])
         for u in units
-        if len(menus.get(u.name, ())) > 1
+        if len(all_options.get(u.name, ())) > 1
     }
     by_name = {u.name: u for u in units}
     total = sum(stakes.values())
@@ -44,14 +44,18 @@ def shortlist(
     for name, stake in stakes.items():
         if stake < _LEAST_SHARE * total:
             continue
-        priced = largest.index(name) < MOST_PRICED
-        found[name] = tuple(menus[name]) if priced else _two(by_name[name], menus[name])
+        costed = largest.index(name) < MOST_PROBED
+        found[name] = (
+            tuple(all_options[name])
+            if costed
+            else _two(by_name[name], all_options[name])
+        )
     return found
 
 
-def _two(unit: Unit, menu: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def _two(unit: Unit, unit_options: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """All or nothing; where these are the same, and one of them, what keeps least."""
-    simple = [c for c in menu if c.name in _SIMPLE]
-    others = [c for c in menu if c.name not in _SIMPLE]
+    simple = [c for c in unit_options if c.name in _SIMPLE]
+    others = [c for c in unit_options if c.name not in _SIMPLE]
     others.sort(key=lambda c: unit.kept(c.action).device_bytes)
     return tuple([*simple, *others][: len(_SIMPLE)])

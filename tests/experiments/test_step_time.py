@@ -1,4 +1,4 @@
-"""The clock's own benchmark, in tiny sizes: what it measures, keeps and prices."""
+"""The benchmark of the step-time estimator, in tiny sizes: what it measures, keeps and costs."""
 
 import json
 
@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from experiments.bench import clock, clock_programs, measured_gain
+from experiments.bench import measured_gain, step_time, step_time_programs
 from experiments.card import curves, facts
 from experiments.card.jobs import Here
-from revremat.xla import load_card
-from revremat.xla._cards import with_changes
+from revremat.xla import load_card, with_changes
 
 CARD = {"launch_us": 0.5, "curves": {"matmul.float32": [[1e3, 1e10], [1e9, 1e11]]}}
 
@@ -21,7 +20,7 @@ CARD = {"launch_us": 0.5, "curves": {"matmul.float32": [[1e3, 1e10], [1e9, 1e11]
 def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
     card = tmp_path / "card.json"
     card.write_text(json.dumps({"card": CARD}))
-    options = clock.Options(
+    options = step_time.Options(
         programs=("mixer",),
         policies=2,
         rounds=2,
@@ -31,14 +30,14 @@ def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
         quick=True,
         out=tmp_path,
     )
-    clock.main(options)
-    first = json.loads((tmp_path / "clock-cpu.json").read_text())
+    step_time.main(options)
+    first = json.loads((tmp_path / "step-time-cpu.json").read_text())
     rows = first["programs"]["mixer"]
-    assert [row["policy"] for row in rows] == ["none", "full"]
+    assert [row["policy"] for row in rows] == ["save all", "recompute all"]
     assert all(row["measured_us"] > 0 < row["calibrated_us"] for row in rows)
     assert rows[1]["recompute_us"] > rows[0]["recompute_us"] == 0
-    clock.main(clock.dataclasses.replace(options, again=True))
-    again = json.loads((tmp_path / "clock-cpu.json").read_text())
+    step_time.main(step_time.dataclasses.replace(options, again=True))
+    again = json.loads((tmp_path / "step-time-cpu.json").read_text())
     assert again["programs"] == first["programs"]
     assert "mixer" in capsys.readouterr().out
 
@@ -46,31 +45,31 @@ def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
 def test_a_race_on_no_numbers_is_none(tmp_path):
     spec = jax.ShapeDtypeStruct((4,), "float32")
     step = lambda state, x: (jax.numpy.sqrt(state - 1), x)
-    policy = clock_programs.Policy("none", step, (spec, spec), (0,))
-    with pytest.raises(clock.NotFiniteError, match="none: after 3 rounds its"):
-        clock.race([policy], 2, tmp_path, one_thread=False)
+    policy = step_time_programs.Policy("save all", step, (spec, spec), (0,))
+    with pytest.raises(step_time.NotFiniteError, match="none: after 3 rounds its"):
+        step_time.race([policy], 2, tmp_path, one_thread=False)
 
 
-@pytest.mark.parametrize("name", clock_programs.NAMES[:4])
+@pytest.mark.parametrize("name", step_time_programs.NAMES[:4])
 def test_programs_have_so_many_policies(name):
-    problem = clock_programs.make(name, Here(), "cpu")
-    found = clock_programs.policies(problem, 10)
+    problem = step_time_programs.make(name, Here(), "cpu")
+    found = step_time_programs.policies(problem, 10)
     names = [policy.name for policy in found]
     assert len(set(names)) == 10
-    assert names[:2] == ["none", "full"]
+    assert names[:2] == ["save all", "recompute all"]
 
 
-@pytest.mark.parametrize("name", clock_programs.NAMES)
+@pytest.mark.parametrize("name", step_time_programs.NAMES)
 def test_every_program_can_be_traced_in_the_size_of_a_card(name):
-    problem = clock_programs.make(name, rr.target("cpu:1"), "gpu")
-    (policy,) = clock_programs.policies(problem, 1)
+    problem = step_time_programs.make(name, rr.target("cpu:1"), "gpu")
+    (policy,) = step_time_programs.policies(problem, 1)
     first = jax.eval_shape(policy.step, *policy.specs)[0]
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
     assert shapes(first) == shapes(policy.specs[0])
 
 
 def test_a_card_gets_twelve_programs():
-    assert len(clock_programs.NAMES) == 12
+    assert len(step_time_programs.NAMES) == 12
 
 
 NUMBERS = st.lists(st.integers(0, 8), min_size=2, max_size=8)
@@ -81,7 +80,7 @@ def test_rank_correlation_is_scipys(one, data):
     two = data.draw(st.permutations(one))
     if len(set(one)) > 1:
         expected = scipy.stats.spearmanr(one, two).statistic
-        assert clock.spearman(one, two) == pytest.approx(expected)
+        assert step_time.spearman(one, two) == pytest.approx(expected)
 
 
 def row(measured, estimated):
@@ -91,7 +90,7 @@ def row(measured, estimated):
 
 
 def test_a_choice_is_judged_by_what_it_measures():
-    found = clock.summary([row(100, 80), row(103, 70), row(200, 90)])
+    found = step_time.summary([row(100, 80), row(103, 70), row(200, 90)])
     assert found["choice_is_slower_by"] == pytest.approx(0.03)
     assert found["spread"] == pytest.approx(1.0)
     assert found["rank_correlation"] == pytest.approx(0.5)
@@ -99,7 +98,7 @@ def test_a_choice_is_judged_by_what_it_measures():
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"card": {"launch_us": -1}}'])
-@pytest.mark.parametrize("command", [clock, measured_gain])
+@pytest.mark.parametrize("command", [step_time, measured_gain])
 def test_a_card_that_cannot_be_read_is_a_sentence(command, text, tmp_path, capsys):
     file = tmp_path / "card.json"
     if text is not None:
@@ -112,11 +111,11 @@ def test_a_card_that_cannot_be_read_is_a_sentence(command, text, tmp_path, capsy
 
 def test_a_policy_is_as_fast_as_it_is_in_most_places():
     lucky = [(1, 3.0), (5, 4.0), (6, 9.0), (7, 8.0), (11, 7.0), (12, 99.0)]
-    assert clock.fastest_by_place(lucky) == 7.0
-    assert clock.fastest_by_place(lucky[:2]) == 3.0
+    assert step_time.fastest_by_place(lucky) == 7.0
+    assert step_time.fastest_by_place(lucky[:2]) == 3.0
 
 
-def test_instructions_are_timed_with_the_work_that_the_clock_counts():
+def test_instructions_are_timed_with_the_work_that_the_estimator_counts():
     x = jax.numpy.ones((64, 64))
     rows = curves.timed(lambda x: x @ x, x)
     (product,) = [(m, s) for _, cost, s in rows for m in cost.matmuls]

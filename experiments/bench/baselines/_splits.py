@@ -2,43 +2,43 @@
 
 import itertools
 
-from experiments.bench.rivals._arena import Actions, Arena, Rival
-from revremat.policies import PRESETS, Menu, predict_bytes, preset
+from experiments.bench.baselines._comparison import Actions, Baseline, Comparison
+from revremat.policies import PRESETS, UnitOptions, predict_bytes, preset
 
 _NEAR = 1.03
 _MARGIN = 1e-4
 _MOST_TRIES = 3
 
 
-class Splits(Rival):
+class Splits(Baseline):
     """Every split of the layers between two presets, in both orders.
 
     The layers of all units are one sequence, in the order they run. All splits are
-    predicted from the measured prices; for each budget the ones that are best by those
+    predicted from the measured costs; for each budget the ones that are best by those
     are compiled, each pair's prediction corrected by what its last compile took. The
     presets themselves count, too.
 
     Args:
-      arena: The program.
+      comparison: The program.
       most: Compiles for a budget.
     """
 
     name = "two-preset split"
 
-    def __init__(self, arena: Arena, most: int = 3):
-        super().__init__(arena)
+    def __init__(self, comparison: Comparison, most: int = 3):
+        super().__init__(comparison)
         self.most = most
         self.errors: dict[tuple[str, str], float] = {}
         self.compiled: set[tuple[str, str, int]] = set()
         self.fixed_us = 0.0
-        self.total = sum(u.num_layers for u in arena.units)
+        self.total = sum(u.num_layers for u in comparison.units)
 
     def ask(self, budget_bytes: int) -> None:
         if not self.rows:
             for name in PRESETS:
                 row = self.compile(name, self.actions(name, name, self.total))
-                if name == "full" and row is not None:
-                    self.fixed_us = row.time_us - self.layers_us("full")
+                if name == "recompute all" and row is not None:
+                    self.fixed_us = row.time_us - self.layers_us("recompute all")
         tries: dict[tuple[str, str], int] = {}
         for _ in range(self.most):
             guesses = []
@@ -66,21 +66,24 @@ class Splits(Rival):
     def guess(
         self, a: str, b: str, limit_bytes: float
     ) -> tuple[float, int, float] | None:
-        """The fastest split that fits by its prices: its time, the first part, bytes.
+        """The fastest split that fits by its costs: its time, the first part, bytes.
 
         Layers alone make up the time.
         """
-        menus, best = self.menus, None
+        all_options, best = self.all_options, None
         for n in range(1, self.total):
             counts, time_us, start = {}, 0.0, 0
-            for menu in menus:
-                prices = {p.name: p for p in menu.prices}
-                first = min(max(n - start, 0), menu.num_layers)
-                start += menu.num_layers
-                counts[menu.unit] = ((a, first), (b, menu.num_layers - first))
-                time_us += first * prices[a].time_us
-                time_us += (menu.num_layers - first) * prices[b].time_us
-            size = predict_bytes(menus, counts)
+            for unit_options in all_options:
+                costs = {p.name: p for p in unit_options.costs}
+                first = min(max(n - start, 0), unit_options.num_layers)
+                start += unit_options.num_layers
+                counts[unit_options.unit] = (
+                    (a, first),
+                    (b, unit_options.num_layers - first),
+                )
+                time_us += first * costs[a].time_us
+                time_us += (unit_options.num_layers - first) * costs[b].time_us
+            size = predict_bytes(all_options, counts)
             if size <= limit_bytes and (best is None or time_us < best[0]):
                 best = (time_us, n, size)
         return best
@@ -88,7 +91,7 @@ class Splits(Rival):
     def actions(self, a: str, b: str, n: int) -> Actions:
         """The first n layers under one preset, the others under another."""
         found, start = {}, 0
-        for u in self.arena.units:
+        for u in self.comparison.units:
             first = min(max(n - start, 0), u.num_layers)
             start += u.num_layers
             one, two = (preset(u, name).action for name in (a, b))
@@ -96,11 +99,11 @@ class Splits(Rival):
         return found
 
     @property
-    def menus(self) -> tuple[Menu, ...]:
-        """Prices of the presets, unit by unit."""
-        return self.arena.presets()
+    def all_options(self) -> tuple[UnitOptions, ...]:
+        """Costs of the presets, unit by unit."""
+        return self.comparison.presets()
 
     def layers_us(self, name: str) -> float:
         """Time of all layers under a preset."""
-        prices = [(m.num_layers, p) for m in self.menus for p in m.prices]
-        return sum(n * p.time_us for n, p in prices if p.name == name)
+        costs = [(m.num_layers, p) for m in self.all_options for p in m.costs]
+        return sum(n * p.time_us for n, p in costs if p.name == name)

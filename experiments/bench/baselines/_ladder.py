@@ -2,9 +2,9 @@
 
 From its description: a layer's tensors stand in a fixed order, by contracting dimension
 and then output width, the largest first. All start on the device. On the ladder of
-rematerialization one after the other is rebuilt instead; on the ladder of offloading
+rematerialization one after the other is recomputed instead; on the ladder of offloading
 one after the other goes to the host, and once all are there one after the other is
-rebuilt. The first step that compiles within the budget is its answer; here the faster
+recomputed. The first step that compiles within the budget is its answer; here the faster
 of the two ladders' answers counts.
 
 What differs: it knows eleven names of a transformer's tensors. Here those are found by
@@ -14,11 +14,9 @@ products with weights.
 
 from dataclasses import dataclass
 
-from experiments.bench.rivals._arena import Actions, Arena, Line, Rival
-from revremat import RECOMPUTE
-from revremat._graph import Unit
-from revremat.policies import roles
-from revremat.policies._joint import PRODUCTS
+from experiments.bench.baselines._comparison import Actions, Baseline, Comparison, Line
+from revremat import RECOMPUTE, Unit
+from revremat.policies import is_product, roles
 
 
 @dataclass(frozen=True)
@@ -38,20 +36,20 @@ class Tensor:
     width: int
 
 
-class Estimator(Rival):
+class Estimator(Baseline):
     """MaxText's order, on both of its ladders.
 
     Args:
-      arena: The program.
+      comparison: The program.
       most: Compiles for a budget and a ladder.
     """
 
     name = "estimator"
 
-    def __init__(self, arena: Arena, most: int = 3):
-        super().__init__(arena)
+    def __init__(self, comparison: Comparison, most: int = 3):
+        super().__init__(comparison)
         self.most = most
-        found = [t for u in arena.units for t in tensors(u)]
+        found = [t for u in comparison.units for t in tensors(u)]
         self.tensors = sorted(found, key=lambda t: (-t.contracting, -t.width))
         self.lines = [
             Line(self.rematerialize, self.compile, f"{self.name}, remat"),
@@ -63,23 +61,23 @@ class Estimator(Rival):
             line.ask(budget_bytes, self.most)
 
     def rematerialize(self, position: float) -> Actions:
-        """So many of the tensors still on the device, the others rebuilt."""
+        """So many of the tensors still on the device, the others recomputed."""
         gone = round((1 - position) * len(self.tensors))
         return self.actions(remat=gone, offload=0)
 
     def offload(self, position: float) -> Actions:
-        """Two times around: to the host, then rebuilt."""
+        """Two times around: to the host, then recomputed."""
         number = len(self.tensors)
         steps = round((1 - position) * 2 * number)
         away = min(steps, number)
         return self.actions(remat=steps - away, offload=away - (steps - away))
 
     def actions(self, remat: int, offload: int) -> Actions:
-        """The first tensors rebuilt, the next on the host, the others on the device."""
+        """The first tensors recomputed, the next on the host, the others on the device."""
         host = self.tensors[remat : remat + offload]
         device = self.tensors[remat + offload :]
         found = {}
-        for u in self.arena.units:
+        for u in self.comparison.units:
             action = RECOMPUTE(
                 save=[t.name for t in device if t.unit == u.name],
                 offload=[t.name for t in host if t.unit == u.name],
@@ -96,7 +94,7 @@ def tensors(unit: Unit) -> list[Tensor]:
         names = [
             unit.values[k].name
             for op in unit.operations
-            if op.kind.startswith(PRODUCTS) and not op.batch_dims and not op.pinned
+            if is_product(op) and not op.batch_dims and not op.effectful
             for k in op.outputs
         ]
     maker = {k: op for op in unit.operations for k in op.outputs}
@@ -104,7 +102,7 @@ def tensors(unit: Unit) -> list[Tensor]:
     for name in dict.fromkeys(name for name in names if name):
         k = unit.position[name]
         shape = unit.values[k].shape
-        while k in maker and not maker[k].kind.startswith(PRODUCTS):
+        while k in maker and not is_product(maker[k]):
             made = [i for i in maker[k].inputs if i in maker]
             if not made:
                 break

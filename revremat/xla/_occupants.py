@@ -1,4 +1,4 @@
-"""Tenants: whose value a region of memory holds, moment by moment."""
+"""Occupants: whose value a region of memory holds, moment by moment."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from revremat.xla._origin import Origin, Origins
 
 
 @dataclass(frozen=True)
-class Tenant:
+class Occupant:
     """The value that says most about a region for a stretch of the schedule.
 
     Attributes:
@@ -33,15 +33,15 @@ class Tenant:
         )
 
 
-def tenants(region: Region, origins: Origins) -> Iterator[Tenant]:
-    """A region's tenants in the order of the schedule, without a gap.
+def occupants(region: Region, origins: Origins) -> Iterator[Occupant]:
+    """A region's occupants in the order of the schedule, without a gap.
 
     The latest value that is computed counts, not one that only fills memory or is an
     argument's; where there is none such just now, another of the region's values.
     """
     values = region.values
     if not values or region.end <= region.start:
-        yield Tenant(region.start, region.end, None, Origin())
+        yield Occupant(region.start, region.end, None, Origin())
         return
     useful = next((v for v in values if _tells(v, origins)), None)
     times = {region.start, *(v.start for v in values), *(v.end for v in values)}
@@ -57,12 +57,12 @@ def tenants(region: Region, origins: Origins) -> Iterator[Tenant]:
             (v for v in latest if _tells(v, origins)),
             useful or next(iter(latest), values[0]),
         )
-        yield Tenant(start, end, value, origins.of(value.instruction, value.index))
+        yield Occupant(start, end, value, origins.of(value.instruction, value.index))
 
 
-def tenant_at(region: Region, event: int, origins: Origins) -> Tenant:
-    """The tenant after an event, for a region that is in use then."""
-    found = list(tenants(region, origins))
+def occupant_at(region: Region, event: int, origins: Origins) -> Occupant:
+    """The occupant after an event, for a region that is in use then."""
+    found = list(occupants(region, origins))
     return next((t for t in found if t.start <= event < t.end), found[-1])
 
 

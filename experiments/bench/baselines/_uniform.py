@@ -2,13 +2,12 @@
 
 import math
 
-from experiments.bench.rivals._arena import Arena, Rival
-from revremat import RECOMPUTE, SAVE, Action
-from revremat._graph import Unit
+from experiments.bench.baselines._comparison import Baseline, Comparison
+from revremat import RECOMPUTE, SAVE, Action, Unit
 from revremat.policies import PRESETS, preset
 
 
-class AsWritten(Rival):
+class NoPlan(Baseline):
     """No rematerialization."""
 
     name = "no remat"
@@ -16,10 +15,10 @@ class AsWritten(Rival):
     def ask(self, budget_bytes: int) -> None:
         del budget_bytes
         if not self.rows:
-            self.compile("as written", None)
+            self.compile("baseline", None)
 
 
-class Uniform(Rival):
+class Uniform(Baseline):
     """Each of JAX's presets for all layers of all units."""
 
     name = "uniform preset"
@@ -31,23 +30,23 @@ class Uniform(Rival):
         for name in PRESETS:
             actions = {
                 u.name: (preset(u, name).action,) * u.num_layers
-                for u in self.arena.units
+                for u in self.comparison.units
             }
             self.compile(name, actions)
 
 
-class Segments(Rival):
+class Segments(Baseline):
     """Segments of sqrt(N) layers (Chen et al., 2016), half and twice as long, too.
 
     In a segment either everything is kept once it is run again, as Chen et al. do, or
-    each layer is rebuilt from its input. Units that are no loop, and loops that are too
+    each layer is recomputed from its input. Units that are no loop, and loops that are too
     short for two segments, keep their layers' inputs, which are segments of one.
     """
 
     name = "sqrt(N)"
 
-    def __init__(self, arena: Arena):
-        super().__init__(arena)
+    def __init__(self, comparison: Comparison):
+        super().__init__(comparison)
         self.asked = False
 
     def ask(self, budget_bytes: int) -> None:
@@ -61,15 +60,15 @@ class Segments(Rival):
                     continue
                 actions = {
                     u.name: (_segment(u, factor, base),) * u.num_layers
-                    for u in self.arena.units
+                    for u in self.comparison.units
                 }
                 self.compile(f"sqrt(N) x {factor:g}, {inside} inside", actions)
 
 
 def _segment(unit: Unit, factor: float, base: Action) -> Action:
     length = segment_length(unit.num_layers, factor)
-    pinned = any(op.pinned for op in unit.operations)
-    if unit.kind != "scan" or pinned or not 2 <= length <= unit.num_layers // 2:
+    effectful = any(op.effectful for op in unit.operations)
+    if unit.kind != "scan" or effectful or not 2 <= length <= unit.num_layers // 2:
         return RECOMPUTE
     return base(every=length)
 

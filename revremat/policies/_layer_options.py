@@ -1,4 +1,4 @@
-"""Menu: what layers may cost; Choice: how many take which; what a choice takes."""
+"""UnitOptions: what layers may cost; Assignment: how many take which; what a assignment takes."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ Counts = Mapping[str, Runs]
 
 
 @dataclass(frozen=True)
-class Price:
+class LayerCost:
     """What one layer costs under one action, from compiles on the target.
 
     Attributes:
@@ -23,7 +23,7 @@ class Price:
         gradients, working space.
       host_bytes: Kept on the host, per device.
       time_us: Of one layer's forward and backward pass.
-      shortest_run: How many layers it is given at least, if any; the price of a turn of
+      shortest_run: How many layers it is given at least, if any; the cost of an iteration of
         a loop holds for loops of two and more.
     """
 
@@ -36,49 +36,49 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Menu:
+class UnitOptions:
     """A unit's layers and what each may cost.
 
     Attributes:
       unit: Its name.
       num_layers: Layers to be given an action.
-      prices: One for each candidate.
+      costs: One for each candidate.
     """
 
     unit: str
     num_layers: int
-    prices: tuple[Price, ...]
+    costs: tuple[LayerCost, ...]
 
-    def only(self, names: Collection[str]) -> "Menu":
+    def only(self, names: Collection[str]) -> "UnitOptions":
         """The same unit with these candidates alone."""
-        prices = tuple(price for price in self.prices if price.name in names)
-        return dataclasses.replace(self, prices=prices)
+        costs = tuple(cost for cost in self.costs if cost.name in names)
+        return dataclasses.replace(self, costs=costs)
 
     def has(self, name: str) -> bool:
         """Whether a candidate is on it."""
-        return any(price.name == name for price in self.prices)
+        return any(cost.name == name for cost in self.costs)
 
-    def distinct(self, first: Collection[str] = ()) -> "Menu":
+    def distinct(self, first: Collection[str] = ()) -> "UnitOptions":
         """One of each that cost exactly the same: their programs are the same.
 
         Args:
           first: Names of those that stay rather than others.
         """
-        found: dict[Price, str] = {}
-        for price in sorted(self.prices, key=lambda price: price.name not in first):
-            found.setdefault(dataclasses.replace(price, name=""), price.name)
+        found: dict[LayerCost, str] = {}
+        for cost in sorted(self.costs, key=lambda cost: cost.name not in first):
+            found.setdefault(dataclasses.replace(cost, name=""), cost.name)
         return self.only(found.values())
 
 
 @dataclass(frozen=True)
-class Choice:
+class Assignment:
     """A mix for every unit.
 
     Attributes:
       counts: How many layers of each unit take which candidate.
       bytes: Predicted peak, per device.
       host_bytes: Predicted bytes on the host, per device.
-      time_us: Predicted time of all layers, by prices that may be of differences.
+      time_us: Predicted time of all layers, by costs that may be of differences.
       bound_us: No mix of these candidates is faster than this; -inf if not known.
     """
 
@@ -90,16 +90,23 @@ class Choice:
 
     @classmethod
     def of(
-        cls, menus: Sequence[Menu], counts: Counts, bound_us: float = -math.inf
-    ) -> "Choice":
-        """What a mix takes by the prices of these menus."""
-        prices = {(menu.unit, p.name): p for menu in menus for p in menu.prices}
+        cls,
+        all_options: Sequence[UnitOptions],
+        counts: Counts,
+        bound_us: float = -math.inf,
+    ) -> "Assignment":
+        """What a mix takes by the costs of these all_options."""
+        costs = {
+            (unit_options.unit, p.name): p
+            for unit_options in all_options
+            for p in unit_options.costs
+        }
         taken = [
-            (prices[unit, name], n) for unit, runs in counts.items() for name, n in runs
+            (costs[unit, name], n) for unit, runs in counts.items() for name, n in runs
         ]
         return cls(
             counts,
-            predict_bytes(menus, counts),
+            predict_bytes(all_options, counts),
             sum(n * p.host_bytes for p, n in taken),
             sum(n * p.time_us for p, n in taken),
             bound_us,
@@ -116,18 +123,18 @@ def support(counts: Counts) -> Support:
     return frozenset((unit, name) for unit, runs in counts.items() for name, _ in runs)
 
 
-def place(price: Price) -> tuple[float, float, str]:
+def place(cost: LayerCost) -> tuple[float, float, str]:
     """Where in the order of running: what keeps least first, the widest of equals."""
-    return price.kept_bytes, -price.base_bytes, price.name
+    return cost.kept_bytes, -cost.base_bytes, cost.name
 
 
-def predict_bytes(menus: Sequence[Menu], counts: Counts) -> float:
+def predict_bytes(all_options: Sequence[UnitOptions], counts: Counts) -> float:
     """The peak of a mix, per device; runs are in the order they run."""
     kept, peak = 0.0, 0.0
-    for menu in menus:
-        prices = {p.name: p for p in menu.prices}
-        for name, layers in counts[menu.unit]:
+    for unit_options in all_options:
+        costs = {p.name: p for p in unit_options.costs}
+        for name, layers in counts[unit_options.unit]:
             if layers:
-                kept += layers * prices[name].kept_bytes
-                peak = max(peak, kept + prices[name].base_bytes)
+                kept += layers * costs[name].kept_bytes
+                peak = max(peak, kept + costs[name].base_bytes)
     return peak

@@ -2,21 +2,20 @@
 
 from dataclasses import dataclass
 
-from experiments.bench.rivals._arena import Actions, Arena, Line, Rival
-from revremat import RECOMPUTE, SAVE, Action
-from revremat._graph import Unit
+from experiments.bench.baselines._comparison import Actions, Baseline, Comparison, Line
+from revremat import RECOMPUTE, SAVE, Action, Unit
 
 _MOST_SINGLE = 48
 
 
 @dataclass(frozen=True)
 class Drop:
-    """One value more that is rebuilt.
+    """One value more that is recomputed.
 
     Attributes:
       unit: Of which layers.
       action: What they do from then on.
-      bytes_per_flop: Freed for each FLOP that rebuilding takes.
+      bytes_per_flop: Freed for each FLOP that recomputing takes.
     """
 
     unit: Unit
@@ -24,24 +23,24 @@ class Drop:
     bytes_per_flop: float
 
 
-class Greedy(Rival):
+class Greedy(Baseline):
     """Greedy by bytes per FLOP.
 
     From what plain autodiff keeps, the value goes whose going frees most bytes per FLOP
-    of rebuilding, given what is gone already; of equal layers the first one first.
+    of recomputing, given what is gone already; of equal layers the first one first.
 
     Args:
-      arena: The program.
+      comparison: The program.
       most: Compiles for a budget.
     """
 
     name = "greedy"
 
-    def __init__(self, arena: Arena, most: int = 3):
-        super().__init__(arena)
+    def __init__(self, comparison: Comparison, most: int = 3):
+        super().__init__(comparison)
         self.most = most
         self.order = sorted(
-            (drop for u in arena.units for drop in drops(u)),
+            (drop for u in comparison.units for drop in drops(u)),
             key=lambda d: -d.bytes_per_flop,
         )
         self.moves = sum(d.unit.num_layers for d in self.order)
@@ -52,7 +51,7 @@ class Greedy(Rival):
 
     def propose(self, position: float) -> Actions:
         left = round((1 - position) * self.moves)
-        found = {u.name: (SAVE,) * u.num_layers for u in self.arena.units}
+        found = {u.name: (SAVE,) * u.num_layers for u in self.comparison.units}
         for drop in self.order:
             n = min(left, drop.unit.num_layers)
             before = found[drop.unit.name]
@@ -76,7 +75,7 @@ def drops(unit: Unit) -> list[Drop]:
             action = RECOMPUTE(save=[n for n in saved if n != name])
             after = unit.kept(action)
             freed = kept.device_bytes - after.device_bytes
-            flops = after.rebuild_flops - kept.rebuild_flops
+            flops = after.recompute_flops - kept.recompute_flops
             ratio = freed / max(1, flops)
             if best is None or ratio > best[0]:
                 best = (ratio, name, action, after)

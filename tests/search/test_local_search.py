@@ -8,7 +8,11 @@ import pytest
 import revremat as rr
 from revremat._search import Request
 from revremat._search._layer_costs import peeled_cut
-from revremat._search.passes._fill import fill, fill_from, is_filled
+from revremat._search.passes._local_search import (
+    is_local_optimum,
+    local_search,
+    local_search_from,
+)
 from tests.search.world import SAVE, Cost, World, small
 
 SMALL = {"small": (small(), Cost(4.0, 80.0))}
@@ -16,12 +20,12 @@ CLOSE = {"close": (small("b"), Cost(10.0, 51.0))}
 
 
 def filled(world, budget, *runs, is_full=True, **fixed) -> Any:
-    """The best after a fill that starts from some runs, and whether it is that."""
+    """The best after a local search that starts from some runs, and whether it is that."""
     state, ask = world.state(budget, **fixed)
     state = world.tried(state, ask, *runs)
-    request = state.mix_request({"u": runs})
+    request = state.assignment_request({"u": runs})
     start = state.row(request.key)
-    after, best, full = fill_from(state, ask, start)
+    after, best, full = local_search_from(state, ask, start)
     assert full == is_full
     return dict(after.counts_of(best)["u"]), best
 
@@ -30,19 +34,19 @@ def asked(world):
     return [dict(runs) for runs in world.asked]
 
 
-FOUR = ("full", 4), ("none", 4)
+FOUR = ("recompute all", 4), ("save all", 4)
 
 
 def test_what_costs_took_for_used_is_used():
     world = World(error=lambda runs: -6.0)
     found, best = filled(world, 60, *FOUR)  # 48 of 60; one more takes 9
-    assert found == {"full": 3, "none": 5}
+    assert found == {"recompute all": 3, "save all": 5}
     assert best.bytes == 57
 
 
 def test_one_more_kind_of_layers_may_come_in():
     found, best = filled(World(SMALL, lambda runs: -3.0), 60, *FOUR)  # 51 of 60
-    assert found == {"full": 1, "small": 3, "none": 4}
+    assert found == {"recompute all": 1, "small": 3, "save all": 4}
     assert best.bytes == 60
 
 
@@ -55,20 +59,23 @@ def test_nothing_is_compiled_where_nothing_can_be_faster(budget):
 
 
 def test_what_comes_out_too_large_is_left_alone():
-    world = World(error=lambda runs: 20.0 if runs.get("none", 0) > 4 else -6.0)
+    world = World(error=lambda runs: 20.0 if runs.get("save all", 0) > 4 else -6.0)
     found, _ = filled(world, 60, *FOUR)
     assert found == dict(FOUR)
-    assert asked(world) == [{"full": 3, "none": 5}]
+    assert asked(world) == [{"recompute all": 3, "save all": 5}]
 
 
 def test_what_came_out_too_large_does_not_come_again_and_other_kinds_do():
     """Layers that there were more of are taken to be as much larger."""
-    world = World(CLOSE, lambda runs: 3.0 if runs.get("none", 0) > 4 else 0.0)
+    world = World(CLOSE, lambda runs: 3.0 if runs.get("save all", 0) > 4 else 0.0)
     _, best = filled(world, 63, *FOUR)  # 54, and 63 are expected
     assert asked(world) == [
-        {"full": 3, "none": 5},  # 66 are taken, so a layer of it seems to take 13
-        {"full": 2, "close": 5, "none": 1},  # 72
-        {"full": 3, "close": 3, "none": 2},
+        {
+            "recompute all": 3,
+            "save all": 5,
+        },  # 66 are taken, so a layer of it seems to take 13
+        {"recompute all": 2, "close": 5, "save all": 1},  # 72
+        {"recompute all": 3, "close": 3, "save all": 2},
     ]
     assert (best.bytes, best.time_us) == (63, 553)
 
@@ -79,12 +86,12 @@ def test_what_is_over_in_all_is_laid_to_what_they_have_in_common():
     others = {
         f"{k}": (action, Cost(1.0, 99.0 + k / 20)) for k, action in enumerate(sets)
     }
-    world = World(others, lambda runs: 6.0 * max(0, runs.get("none", 0) - 4))
+    world = World(others, lambda runs: 6.0 * max(0, runs.get("save all", 0) - 4))
     _, best = filled(world, 79, *FOUR)  # 54 of 79
     assert asked(world) == [
-        {"0": 2, "none": 6},  # 84 are taken, and 72 are expected
-        {"1": 2, "none": 6},
-        {"0": 3, "none": 5},
+        {"0": 2, "save all": 6},  # 84 are taken, and 72 are expected
+        {"1": 2, "save all": 6},
+        {"0": 3, "save all": 5},
     ]
     assert best.bytes == 69
 
@@ -95,11 +102,11 @@ def test_what_takes_more_than_it_costs_comes_in_where_it_fits_all_the_same():
     world.costs = SMALL
     world.none = Cost(1000.0, 99.0)
     world.__post_init__()
-    _, best = filled(world, 60, ("full", 8))  # 18 of 60
+    _, best = filled(world, 60, ("recompute all", 8))  # 18 of 60
     assert asked(world) == [
         {"small": 8},  # 42 are expected, and 67 are taken
-        {"full": 2, "small": 6},
-        {"full": 3, "small": 5},
+        {"recompute all": 2, "small": 6},
+        {"recompute all": 3, "small": 5},
     ]
     assert best.bytes == 58
 
@@ -111,7 +118,7 @@ def test_of_what_costs_the_same_one_comes_in():
     world = World(costs, error)
     found, _ = filled(world, 62, *FOUR)  # 54 of 62
     assert found == dict(FOUR)
-    assert asked(world) == [{"full": 3, "close": 5}]
+    assert asked(world) == [{"recompute all": 3, "close": 5}]
 
 
 def test_what_may_be_faster_still_after_some_compiles_is_not_called_full():
@@ -119,18 +126,18 @@ def test_what_may_be_faster_still_after_some_compiles_is_not_called_full():
         f"save {k}": (small("abcdef"[: k + 1]), Cost(10.0, 41.0 + k)) for k in range(6)
     }
     more |= {f"other {k}": (small("bdf"[k]), Cost(10.0, 47.0 + k)) for k in range(3)}
-    error = lambda runs: 0.0 if runs.get("full") == 8 else 550.0
+    error = lambda runs: 0.0 if runs.get("recompute all") == 8 else 550.0
     world = World(more, error)
-    found, _ = filled(world, 560, ("full", 8), is_full=False)
-    assert found == {"full": 8}
+    found, _ = filled(world, 560, ("recompute all", 8), is_full=False)
+    assert found == {"recompute all": 8}
     assert len(world.asked) == 8
 
 
 def test_what_comes_out_slower_does_not_come_again_and_other_kinds_do():
-    slower_us = lambda runs: 500.0 if runs.get("none", 0) > 4 else 0.0
+    slower_us = lambda runs: 500.0 if runs.get("save all", 0) > 4 else 0.0
     world = World(CLOSE, slower_us=slower_us)
     _, best = filled(world, 64, *FOUR)
-    assert asked(world)[0] == {"full": 3, "none": 5}
+    assert asked(world)[0] == {"recompute all": 3, "save all": 5}
     assert (best.bytes, best.time_us) == (63, 551)
 
 
@@ -139,30 +146,30 @@ def test_what_was_once_expected_of_a_program_does_not_count(said):
     """Costs may have been refined since."""
     world = World()
     state, ask = world.state(63)
-    state = ask(state, [state.mix_request({"u": FOUR}, said)])
+    state = ask(state, [state.assignment_request({"u": FOUR}, said)])
     world.asked.clear()
     (row,) = [row for row in state.rows.values() if row.plan]
-    fill_from(state, ask, row)
-    assert asked(world) == [{"full": 3, "none": 5}]
+    local_search_from(state, ask, row)
+    assert asked(world) == [{"recompute all": 3, "save all": 5}]
 
 
 @pytest.mark.parametrize(("budget", "is_asked"), [(63, True), (54, False)])
-def test_what_was_seen_to_be_full_is_not_filled_again(budget, is_asked):
+def test_what_was_seen_to_be_full_is_not_searched_again(budget, is_asked):
     world = World()
     state, ask = world.state(budget)
-    state = fill(world.tried(state, ask, *FOUR), ask)
+    state = local_search(world.tried(state, ask, *FOUR), ask)
     assert bool(world.asked) == is_asked
     world.asked.clear()
-    assert is_filled(state, state.best)
-    fill(state, ask)
+    assert is_local_optimum(state, state.best)
+    local_search(state, ask)
     assert world.asked == []
 
 
-def test_no_plan_over_its_budget_is_filled():
+def test_no_plan_over_its_budget_is_searched():
     world = World()
     state, ask = world.state(63)
-    state = fill(world.tried(state, ask, *FOUR), ask)
-    assert not is_filled(state.within(40), state.within(40).best)
+    state = local_search(world.tried(state, ask, *FOUR), ask)
+    assert not is_local_optimum(state.within(40), state.within(40).best)
 
 
 def test_what_is_known_to_be_far_off_does_not_come_in():
@@ -173,12 +180,12 @@ def test_what_is_known_to_be_far_off_does_not_come_in():
     }
     world = World(costs, none=Cost(500.0, 50.0))
     state, ask = world.state(63)
-    request = state.mix_request({"u": (("out", 8),)}, 1.0)
+    request = state.assignment_request({"u": (("out", 8),)}, 1.0)
     state = ask(state, [dataclasses.replace(request, predicted_bytes=1.0)])
     assert state.far_off == ("unroll",)
-    state = world.tried(state, ask, ("full", 4), ("sure", 4))
-    state = fill(state, ask)
-    assert [dict(runs) for runs in world.asked] == [{"full": 3, "sure": 5}]
+    state = world.tried(state, ask, ("recompute all", 4), ("sure", 4))
+    state = local_search(state, ask)
+    assert [dict(runs) for runs in world.asked] == [{"recompute all": 3, "sure": 5}]
 
 
 @pytest.mark.parametrize("ends", [(False,), (True,), (False, True)])
@@ -187,14 +194,14 @@ def test_peeled_layers_stay(ends):
     end = {"end": (small(), Cost(10.0, 120.0))}
     world = World(end, peeled={last: (-1.0, -20.0) for last in ends}, layers=12)
     state, ask = world.state(60)
-    runs: list[tuple[str, int]] = [("full", 12 - len(ends))]
+    runs: list[tuple[str, int]] = [("recompute all", 12 - len(ends))]
     for last in ends:
         runs = [*runs, ("end", 1)] if last else [("end", 1), *runs]
         cut = peeled_cut(small(), rr.RECOMPUTE, last)
         key = state.probe_key(state.units[0], cut)
         state = ask(state, [Request(key, "peeled")])
     state = world.tried(state, ask, *runs)
-    after = fill(state, ask)
+    after = local_search(state, ask)
     assert world.asked
     for tried in world.asked:
         assert (tried[0] == ("end", 1)) == (False in ends)

@@ -1,14 +1,13 @@
-"""What every rival is given, and what it answers with."""
+"""What every baseline is given, and what it answers with."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from revremat import Action, UserError
-from revremat._graph import Unit
+from revremat import Action, Unit, UserError
 from revremat._search import Row
-from revremat.policies import Menu
+from revremat.policies import UnitOptions
 
 Actions = Mapping[str, tuple[Action, ...]]
 _CLOSE = 0.002
@@ -16,32 +15,32 @@ _NOT_MONOTONE = (0.25, 0.5, 0.125)
 
 
 @dataclass(frozen=True)
-class Arena:
+class Comparison:
     """A program on a target.
 
     Attributes:
       units: About which is decided; the same for everyone.
       compile: A whole program, by its name for people and the actions of its units
-        (None: as written); None comes back for what cannot be expressed or compiled.
-      presets: Each unit's measured prices of the presets, by the presets' names.
+        (None: the baseline); the answer is None for what cannot be expressed or compiled.
+      presets: Each unit's measured costs of the presets, by the presets' names.
     """
 
     units: tuple[Unit, ...]
     compile: Callable[[str, Actions | None], Row | None]
-    presets: Callable[[], tuple[Menu, ...]]
+    presets: Callable[[], tuple[UnitOptions, ...]]
 
 
-class Rival(ABC):
+class Baseline(ABC):
     """One way to choose.
 
     Args:
-      arena: The program.
+      comparison: The program.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, arena: Arena):
-        self.arena = arena
+    def __init__(self, comparison: Comparison):
+        self.comparison = comparison
         self.rows: list[Row] = []
 
     @abstractmethod
@@ -56,7 +55,7 @@ class Rival(ABC):
     def compile(self, name: str, actions: Actions | None) -> Row | None:
         """Compiles a proposal, and remembers it."""
         try:
-            row = self.arena.compile(name, actions)
+            row = self.comparison.compile(name, actions)
         except UserError:  # the unit cannot take such an action
             return None
         if row is not None and row not in self.rows:
@@ -69,7 +68,7 @@ class Line:
 
     Args:
       propose: The actions at a position.
-      compile: As `Rival.compile` does.
+      compile: As `Baseline.compile` does.
       name: What reports call the proposals.
     """
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 
-from revremat._plan import Action
+from revremat._action import Action
 from revremat.program._ops import CALLS, CHOSEN_PREFIX
 
 
-def write_choice(label: str, actions: Sequence[Action]) -> None:
+def write_actions(label: str, actions: Sequence[Action]) -> None:
     """Leave a mark in the function that is being traced."""
     runs = [[len(list(run)), asdict(action)] for action, run in groupby(actions)]
     _mark(CHOSEN_PREFIX + json.dumps([label, runs]))()
@@ -31,7 +31,7 @@ def _mark(name: str) -> Any:
     return jax.jit(mark)
 
 
-def read_choice(closed: Any) -> tuple[str, tuple[Action, ...]] | None:
+def read_actions(closed: Any) -> tuple[str, tuple[Action, ...]] | None:
     """The label and the actions of the mark in a closed jaxpr; None without one."""
     for eqn in closed.jaxpr.eqns:
         name = str(eqn.params.get("name", ""))

@@ -1,15 +1,15 @@
-"""The clock against a real one: estimated and measured step times, policy by policy.
+"""The step-time estimator against the machine: estimated and measured step times, policy by policy.
 
-    python -m experiments.bench.clock
+    python -m experiments.bench.step_time
 
 On a CPU (one thread of it, by the time that thread ran, so that a busy machine disturbs
 less): ten policies of each of three programs, in turn, round after round; the fastest
 step of each counts, because whatever else runs on the machine only adds, and of several
 places in memory the median. Before it the card is calibrated. Prints the rank
 correlation (Spearman) of estimates and measurements, and how much slower than the best
-policy the one is that the clock likes best. On a GPU: twelve programs, and the median
+policy the one is the one estimated to be fastest. On a GPU: twelve programs, and the median
 error before and after calibration.
-Writes `experiments/results/clock-cpu.json`, or `clock-NAME.json` of a card.
+Writes `experiments/results/step-time-cpu.json`, or `step-time-NAME.json` of a card.
 """
 
 import ctypes
@@ -30,18 +30,18 @@ import jax.numpy as jnp
 import tyro
 
 import revremat as rr
-from experiments.bench import clock_programs as programs
+from experiments.bench import step_time_programs as programs
 from experiments.bench.programs import refusal
 from experiments.card import curves, facts, kernels
 from experiments.card.jobs import Here
 from experiments.card.jobs import seconds as fastest_of
 from experiments.card.programs import values
+from experiments.records import write_whole
 from revremat import xla
-from revremat._io._files import write_text
-from revremat.xla._cards import MEASURABLE, Card, load_card, with_changes
+from revremat.xla import MEASURABLE, Card, load_card, with_changes
 
 RESULTS = Path(__file__).parents[1] / "results"
-KEPT = Path(__file__).parents[2] / "runs" / "clock"
+KEPT = Path(__file__).parents[2] / "runs" / "step-time"
 
 # Parameters of `mallopt`, as malloc.h numbers them.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -69,7 +69,7 @@ class Options:
       rounds: Of each policy.
       one_thread: On a CPU (Linux): one core, whichever is free.
       card: A measured card's file, instead of calibrating now.
-      again: Nothing is run: the last measurements are priced once more.
+      again: Nothing is run: the last measurements are costed once more.
       keep: Where compiled modules and measurements are kept.
       quick: Tiny sizes, for tests.
       out: The folder of the results.
@@ -126,7 +126,7 @@ def main(options: Options) -> int:
             chosen = programs.policies(problem, options.policies if cpu else 1)
             one_thread = cpu and options.one_thread
             rows = race(chosen, options.rounds, folder, one_thread=one_thread)
-        found[name] = price(rows, folder, target, sheet, measured)
+        found[name] = cost(rows, folder, target, sheet, measured)
         print(table(name, found[name]), flush=True)
     errors = {
         card: statistics.median(
@@ -155,8 +155,8 @@ def main(options: Options) -> int:
     )
     options.out.mkdir(parents=True, exist_ok=True)
     label = "cpu" if cpu else target.card.key
-    path = options.out / f"clock-{label}.json"
-    print(f"written to {write_text(path, json.dumps(result, indent=1) + chr(10))}")
+    path = options.out / f"step-time-{label}.json"
+    print(f"written to {write_whole(path, json.dumps(result, indent=1) + chr(10))}")
     held = (
         all(
             s["rank_correlation"] >= 0.9 and s["choice_is_slower_by"] <= 0.03
@@ -313,7 +313,7 @@ def race(
             fastest_by_place([one for one in times if one[0] % 2 == half])
             for half in (0, 1)
         ]
-    write_text(folder / "rows.json", json.dumps(rows, indent=1))
+    write_whole(folder / "rows.json", json.dumps(rows, indent=1))
     return rows
 
 
@@ -336,11 +336,11 @@ def _all_finite(state: Any) -> bool:
     return all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
 
 
-def price(
+def cost(
     rows: list[Row], folder: Path, target: rr.Target, sheet: Card, measured: Card
 ) -> list[Row]:
-    """The rows with the clock's estimates, by the data sheet and calibrated."""
-    priced = []
+    """The rows with the estimates, by the data sheet and calibrated."""
+    costed = []
     for number, row in enumerate(rows):
         module = xla.Module.from_bytes((folder / f"{number}.hlo.pb").read_bytes())
         by_card = {
@@ -349,8 +349,8 @@ def price(
         }
         estimates = {f"{name}_us": t.step_us for name, t in by_card.items()}
         recompute = {"recompute_us": by_card["calibrated"].recompute_us}
-        priced.append(row | estimates | recompute)
-    return priced
+        costed.append(row | estimates | recompute)
+    return costed
 
 
 def compile_once(policy: programs.Policy) -> tuple[Any, bytes]:

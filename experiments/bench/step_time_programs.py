@@ -1,4 +1,4 @@
-"""Programs and policies on which the clock is judged."""
+"""Programs and policies on which the step-time estimator is judged."""
 
 import itertools
 from collections.abc import Callable
@@ -43,23 +43,25 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
     """
     if number == 1:
         step, specs = problem.make_step()
-        return [Policy("as written", step, specs, problem.donate)]
+        return [Policy("baseline", step, specs, problem.donate)]
     graph = rr.trace(problem.loss, *problem.specs)
     unit = max(graph.units, key=lambda u: u.num_layers)
     n = unit.num_layers
     uniform = {c.name: c.action for c in candidates(unit, most=number + 4)}
     chosen = {name: (action,) * n for name, action in uniform.items()}
-    extra = [name for name in chosen if name not in ("none", "full")]
+    extra = [name for name in chosen if name not in ("save all", "recompute all")]
     splits = min(3, max(0, number - 2), n - 1)
     room = max(0, number - 2 - splits)
-    order = ["none", "full", *_spread(extra, unit, uniform, room)]
+    order = ["save all", "recompute all", *_spread(extra, unit, uniform, room)]
     chosen = {name: chosen[name] for name in order if name in chosen}
     places = sorted({round((j + 1) * n / (splits + 1)) for j in range(splits)})
     # Full beside the others only where there are few sets of names.
-    for other, k in itertools.product((n for n in order if n != "full"), places):
+    for other, k in itertools.product(
+        (n for n in order if n != "recompute all"), places
+    ):
         if len(chosen) < number:
-            actions = (uniform[other],) * k + (uniform["full"],) * (n - k)
-            chosen[f"{k} x {other}, {n - k} x full"] = actions
+            actions = (uniform[other],) * k + (uniform["recompute all"],) * (n - k)
+            chosen[f"{k} x {other}, {n - k} x recompute all"] = actions
     found = []
     for name, actions in chosen.items():
         loss = rr.apply(problem.loss, graph.plan({unit.name: actions}))

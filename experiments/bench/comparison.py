@@ -1,4 +1,4 @@
-"""One program: what the search returns at several budgets, and what its rivals do."""
+"""One program: what the search returns at several budgets, and what its baselines do."""
 
 import dataclasses
 import json
@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import revremat as rr
-from experiments.bench.rivals import RIVALS, Arena, Rival
+from experiments.bench.baselines import BASELINES, Baseline, Comparison
 from experiments.bench.searching import Actions, Row, Searching
-from revremat import policies
-from revremat._format import format_bytes
-from revremat._graph import Unit
-from revremat.policies import PRESETS, Candidate, Menu, preset
+from revremat import Unit, format_bytes, policies
+from revremat.policies import PRESETS, Candidate, UnitOptions, preset
 
 Tell = Callable[[str], None]
 _JUST_UNDER = 0.999
@@ -31,21 +29,21 @@ def budgets_of(search: Searching, number: int) -> list[int]:
     plain = _JUST_UNDER * search.baseline().bytes
     limit = _TO_SPARE * policies.smallest_bytes(search.options)
     host_bytes = search.target.host_bytes
-    choice = policies.choose(search.options, limit, host_budget_bytes=host_bytes)
-    if choice is not None:
-        search.try_mix(choice)
+    assignment = policies.choose(search.options, limit, host_budget_bytes=host_bytes)
+    if assignment is not None:
+        search.try_assignment(assignment)
     smallest = min(plain, search.best(0).bytes)
     ratio = (smallest / plain) ** (1 / (number - 1))
     return [*(int(plain * ratio**k) for k in range(number - 1)), math.ceil(smallest)]
 
 
-def arena_of(search: Searching) -> Arena:
-    """The search's program for rivals, who share its compiles.
+def comparison_of(search: Searching) -> Comparison:
+    """The search's program for baselines, who share its compiles.
 
     Plans that keep the same are compiled once, whatever their names.
     """
     rows: dict[Any, Row | None] = {}
-    menus: list[Menu] = []
+    all_options: list[UnitOptions] = []
 
     def compile(name: str, actions: Actions | None) -> Row | None:
         key = None if actions is None else _kept(search, actions)
@@ -53,12 +51,12 @@ def arena_of(search: Searching) -> Arena:
             rows[key] = search.add(name, actions)
         return rows[key]
 
-    def presets() -> tuple[Menu, ...]:
-        if not menus:
-            menus.extend(_preset_menus(search))
-        return tuple(menus)
+    def presets() -> tuple[UnitOptions, ...]:
+        if not all_options:
+            all_options.extend(_preset_options(search))
+        return tuple(all_options)
 
-    return Arena(tuple(search.units), compile, presets)
+    return Comparison(tuple(search.units), compile, presets)
 
 
 def _kept(search: Searching, actions: Actions) -> tuple[Any, ...]:
@@ -71,22 +69,22 @@ def _kept(search: Searching, actions: Actions) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _preset_menus(search: Searching) -> list[Menu]:
-    """Measured prices of the presets, by two compiles each."""
-    menus = []
+def _preset_options(search: Searching) -> list[UnitOptions]:
+    """Measured costs of the presets, by two compiles each."""
+    all_options = []
     for unit in search.units:
         choices = search.choices[unit.name]
         nearest = {n: _nearest(unit, choices, n) for n in PRESETS}
         search.refine(frozenset((unit.name, name) for name in nearest.values()))
-        menu = search.state.costs[unit.name].options
-        by_name = {p.name: p for p in menu.prices}
+        unit_options = search.state.costs[unit.name].options
+        by_name = {p.name: p for p in unit_options.costs}
         found = (dataclasses.replace(by_name[nearest[n]], name=n) for n in PRESETS)
-        menus.append(dataclasses.replace(menu, prices=tuple(found)))
-    return menus
+        all_options.append(dataclasses.replace(unit_options, costs=tuple(found)))
+    return all_options
 
 
 def _nearest(unit: Unit, choices: Mapping[str, Candidate], name: str) -> str:
-    """The candidate whose price is the preset's: its own where it has one."""
+    """The candidate whose cost is the preset's: its own where it has one."""
     if name in choices:
         return name
     kept = unit.kept(preset(unit, name).action)
@@ -97,7 +95,7 @@ def _nearest(unit: Unit, choices: Mapping[str, Candidate], name: str) -> str:
         if action.kind != "invert" and plain:
             mine = unit.kept(action)
             size = abs(mine.device_bytes - kept.device_bytes)
-            flops = abs(mine.rebuild_flops - kept.rebuild_flops)
+            flops = abs(mine.recompute_flops - kept.recompute_flops)
             distances.append((size, flops, other))
     return min(distances)[-1]
 
@@ -163,7 +161,7 @@ class Searched:
         return {
             "target": self.search.target.spec,
             "versions": self.plain.measurement.versions,
-            "as_written": _told(self.plain),
+            "baseline": _told(self.plain),
         }
 
     def no_more_memory(self) -> dict[str, Any]:
@@ -176,41 +174,43 @@ class Searched:
         return {"fusion-aware": _row(fused), "search": _row(best)}
 
 
-def contest(
-    searched: Searched, num_budgets: int = 8, kinds: Sequence[type[Rival]] = RIVALS
+def comparison(
+    searched: Searched,
+    num_budgets: int = 8,
+    kinds: Sequence[type[Baseline]] = BASELINES,
 ) -> dict[str, Any]:
     """All of one program's figures, for JSON.
 
     The search runs first, at all budgets, and its answers are taken from what it
-    compiled itself; then the rivals run.
+    compiled itself; then the baselines run.
 
     Args:
       searched: Has not been asked for any budget.
       num_budgets: How many budgets.
-      kinds: The rivals.
+      kinds: The baselines.
 
     Returns:
-      Budgets, each with the search's answer and every rival's best (None where none of
+      Budgets, each with the search's answer and every baseline's best (None where none of
       its proposals fits), what the program takes as it is written, the fastest that
       take no more, compiles and seconds.
     """
     search = searched.search
     budgets = budgets_of(search, num_budgets)
-    searched.say("prices")
+    searched.say("costs")
     for budget in budgets:
         searched.ask(budget)
     mine = [searched.answer(budget) for budget in budgets]
     no_more = searched.no_more_memory()
     compiles, seconds = {"search": search.done}, {"search": searched.seconds}
-    arena = arena_of(search)
-    rivals = [kind(arena) for kind in kinds]
-    for rival in rivals:
+    comparison = comparison_of(search)
+    baselines = [kind(comparison) for kind in kinds]
+    for baseline in baselines:
         before, start = search.done, searched.seconds
         for budget in budgets:
-            rival.ask(budget)
-        compiles[rival.name] = search.done - before
-        seconds[rival.name] = searched.seconds - start
-        searched.say(rival.name)
+            baseline.ask(budget)
+        compiles[baseline.name] = search.done - before
+        seconds[baseline.name] = searched.seconds - start
+        searched.say(baseline.name)
     return {
         **searched.about(),
         "units": {u.name: u.num_layers for u in search.units},
@@ -218,7 +218,7 @@ def contest(
             {
                 "budget_bytes": budget,
                 "search": answer,
-                "rivals": {r.name: _row(r.best(budget)) for r in rivals},
+                "baselines": {r.name: _row(r.best(budget)) for r in baselines},
             }
             for budget, answer in zip(budgets, mine, strict=True)
         ],
@@ -236,7 +236,7 @@ def search_again(
 
     Args:
       searched: Of the same program.
-      known: Figures whose budgets and rivals stay.
+      known: Figures whose budgets and baselines stay.
       places: Which of the budgets, the first is 1; by default all.
 
     Yields:
@@ -250,13 +250,13 @@ def search_again(
     for what, value in searched.about().items():
         if known[what] != value:
             raise rr.UserError(
-                f"rivals' figures cannot stay, {what.replace('_', ' ')} is now {value} "
+                f"baselines' figures cannot stay, {what.replace('_', ' ')} is now {value} "
                 f"and was {known[what]}: write --again instead"
             )
     number = len(known["budgets"])
     if unknown := sorted(set(places) - set(range(1, number + 1))):
         raise rr.UserError(f"there is no budget {unknown[0]}, there are 1 to {number}")
-    searched.say("prices")
+    searched.say("costs")
     by_time = lambda r: (r["step_us"], r["bytes"])
     for place in places or range(1, number + 1):
         searched.ask(known["budgets"][place - 1]["budget_bytes"])
@@ -289,7 +289,7 @@ def _told(row: Row) -> dict[str, Any]:
 
 
 def _only_recomputes(row: Row) -> bool:
-    """Whether a plan is what a minimum cut can say: to keep or to rebuild."""
+    """Whether a plan is what a minimum cut can say: to keep or to recompute."""
     assert row.plan is not None
     actions = (a for unit in row.plan.units for a in set(unit.actions))
     return all(

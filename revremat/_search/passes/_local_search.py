@@ -9,8 +9,15 @@ import numpy as np
 from revremat._search._pass import Ask
 from revremat._search._result import Row
 from revremat._search._state import State
-from revremat._search.passes._ask import refine, try_mixes
-from revremat.policies import Choice, Counts, Menu, Runs, Support, predict_bytes
+from revremat._search.passes._ask import refine, try_assignments
+from revremat.policies import (
+    Assignment,
+    Counts,
+    Runs,
+    Support,
+    UnitOptions,
+    predict_bytes,
+)
 
 _Kind = tuple[str, str]
 """A unit and a candidate of it."""
@@ -24,36 +31,39 @@ class _Miss:
 
     Attributes:
       newcomer: The kind of layers in it that the best plan had not, if there was one.
-      choice: The assignment.
+      assignment: The assignment.
       bytes: What it took.
     """
 
     newcomer: _Kind | None
-    choice: Choice
+    assignment: Assignment
     bytes: int
 
-    def came_with(self, newcomer: _Kind | None, options: Sequence[Menu]) -> bool:
+    def came_with(self, newcomer: _Kind | None, options: Sequence[UnitOptions]) -> bool:
         """Whether it tells of assignments of these options, by what is new in both."""
         if self.newcomer is None:
             return newcomer is None
         unit, name = self.newcomer
-        return any(menu.unit == unit and menu.has(name) for menu in options)
+        return any(
+            unit_options.unit == unit and unit_options.has(name)
+            for unit_options in options
+        )
 
 
-def fill(state: State, ask: Ask) -> State:
+def local_search(state: State, ask: Ask) -> State:
     """Fills the budget, unless what the best plan leaves is known to be of no use."""
     best = state.best
     costed = state.fits and state.is_costed(best)
-    if not costed or is_filled(state, best):
+    if not costed or is_local_optimum(state, best):
         return state
-    state, row, is_full = fill_from(state, ask, best)
+    state, row, is_full = local_search_from(state, ask, best)
     if not is_full:
         return state
     at = state.key_of_row(row), state.budget_bytes
     return state.but(exhausted=state.exhausted | {at})
 
 
-def is_filled(state: State, row: Row) -> bool:
+def is_local_optimum(state: State, row: Row) -> bool:
     """Whether a program leaves next to nothing of the budget, or what is of no use."""
     if (state.key_of_row(row), state.budget_bytes) in state.exhausted:
         return row.bytes <= state.budget_bytes
@@ -61,7 +71,7 @@ def is_filled(state: State, row: Row) -> bool:
     return least < row.bytes <= state.budget_bytes
 
 
-def fill_from(state: State, ask: Ask, best: Row) -> tuple[State, Row, bool]:
+def local_search_from(state: State, ask: Ask, best: Row) -> tuple[State, Row, bool]:
     """Uses up what the best plan leaves of the budget.
 
     Costs tell a difference between two assignments of the same kinds of layers better
@@ -77,26 +87,26 @@ def fill_from(state: State, ask: Ask, best: Row) -> tuple[State, Row, bool]:
     misses: list[_Miss] = []
     slower: list[Support] = []
     counts, peeled = split(state, best)
-    for _ in range(heuristics.most_filled):
+    for _ in range(heuristics.most_local_steps):
         if budget - best.bytes < heuristics.negligible_budget * budget:
             return state, best, True
         state, found = _nearby(state, ask, best, counts, misses, slower)
         if found is None:
             return state, best, True
-        newcomer, choice = found
-        mix, expected = choice.counts, choice.bytes
+        newcomer, assignment = found
+        mix, expected = assignment.counts, assignment.bytes
         if peeled:
             mix = {**mix, **{u: (*a, *mix[u], *b) for u, (a, b) in peeled.items()}}
             expected += best.bytes - predict_bytes(state.options, counts)
-        state, (row,) = try_mixes(state, ask, [(mix, expected)])
+        state, (row,) = try_assignments(state, ask, [(mix, expected)])
         if row is None:  # it does not compile
-            slower.append(choice.support)
+            slower.append(assignment.support)
         elif row.bytes > budget:
-            misses.append(_Miss(newcomer, choice, row.bytes))
+            misses.append(_Miss(newcomer, assignment, row.bytes))
         elif row.time_us < best.time_us:
-            best, counts = row, choice.counts
+            best, counts = row, assignment.counts
         else:
-            slower.append(choice.support)
+            slower.append(assignment.support)
     return state, best, False
 
 
@@ -107,7 +117,7 @@ def _nearby(
     counts: Counts,
     misses: Sequence[_Miss],
     slower: Sequence[Support],
-) -> tuple[State, tuple[_Kind | None, Choice] | None]:
+) -> tuple[State, tuple[_Kind | None, Assignment] | None]:
     """The fastest assignment of a row's kinds of layers and one more.
 
     Args:
@@ -130,31 +140,39 @@ def _nearby(
     while True:
         more_each = _more_each(state.options, counts, row.bytes, misses)
         every = _corrected(state.options, more_each)
-        options = [menu.distinct(used[menu.unit]) for menu in _options(state, used)]
-        options = [replace(menu, num_layers=numbers[menu.unit]) for menu in options]
+        options = [
+            unit_options.distinct(used[unit_options.unit])
+            for unit_options in _options(state, used)
+        ]
+        options = [
+            replace(unit_options, num_layers=numbers[unit_options.unit])
+            for unit_options in options
+        ]
         options = _corrected(options, more_each)
         limit = predict_bytes(every, counts) + state.budget_bytes - row.bytes
         found = []
         for newcomer, few in _one_more(options, used):
             known = [m for m in misses if m.came_with(newcomer, few)]
-            others = [m.choice.support for m in misses if m not in known]
+            others = [m.assignment.support for m in misses if m not in known]
             over = [_over(every, counts, row.bytes, miss) for miss in known]
             apart = heuristics.apart_budget * state.budget_bytes
             less = max(0.0, *over) + apart if over else 0.0
             others += slower
-            if choice := state.assign(few, limit - less, excluding=others):
-                came = newcomer if newcomer in choice.support else None
-                found.append((came, choice))
+            if assignment := state.assign(few, limit - less, excluding=others):
+                came = newcomer if newcomer in assignment.support else None
+                found.append((came, assignment))
         if not found:
             return state, None
-        newcomer, choice = min(found, key=lambda one: (one[1].time_us, one[1].bytes))
+        newcomer, assignment = min(
+            found, key=lambda one: (one[1].time_us, one[1].bytes)
+        )
         before = state.num_compiles
-        state = refine(state, ask, choice.support)
+        state = refine(state, ask, assignment.support)
         if state.num_compiles > before:
             continue
-        gain_us = Choice.of(every, counts).time_us - choice.time_us
-        is_worth_it = gain_us > heuristics.least_gain_fill * row.time_us
-        return state, (newcomer, choice) if is_worth_it else None
+        gain_us = Assignment.of(every, counts).time_us - assignment.time_us
+        is_worth_it = gain_us > heuristics.least_gain_local * row.time_us
+        return state, (newcomer, assignment) if is_worth_it else None
 
 
 def split(state: State, row: Row) -> tuple[Counts, _Peeled]:
@@ -167,14 +185,19 @@ def split(state: State, row: Row) -> tuple[Counts, _Peeled]:
     return counts, peeled
 
 
-def _over(options: Sequence[Menu], counts: Counts, bytes: float, miss: _Miss) -> float:
+def _over(
+    options: Sequence[UnitOptions], counts: Counts, bytes: float, miss: _Miss
+) -> float:
     """By how much more than a plan an assignment took than costs say of both."""
-    wanted = predict_bytes(options, miss.choice.counts)
+    wanted = predict_bytes(options, miss.assignment.counts)
     return miss.bytes - bytes - (wanted - predict_bytes(options, counts))
 
 
 def _more_each(
-    options: Sequence[Menu], counts: Counts, bytes: float, misses: Sequence[_Miss]
+    options: Sequence[UnitOptions],
+    counts: Counts,
+    bytes: float,
+    misses: Sequence[_Miss],
 ) -> dict[_Kind, float]:
     """Bytes that a layer of each kind takes more than its cost says.
 
@@ -182,7 +205,7 @@ def _more_each(
     one of them has more of than the plan.
     """
     had = _layers(counts)
-    grown = [_layers(miss.choice.counts) for miss in misses]
+    grown = [_layers(miss.assignment.counts) for miss in misses]
     for layers in grown:
         layers.subtract(had)
     kinds = sorted({kind for layers in grown for kind, n in layers.items() if n > 0})
@@ -203,33 +226,43 @@ def _layers(counts: Counts) -> Counter[_Kind]:
     return found
 
 
-def _corrected(options: Sequence[Menu], more: Mapping[_Kind, float]) -> list[Menu]:
+def _corrected(
+    options: Sequence[UnitOptions], more: Mapping[_Kind, float]
+) -> list[UnitOptions]:
     """The same options, with so much more for a layer of some kinds."""
     found = []
-    for menu in options:
-        prices = [
-            replace(p, kept_bytes=p.kept_bytes + more.get((menu.unit, p.name), 0.0))
-            for p in menu.prices
+    for unit_options in options:
+        costs = [
+            replace(
+                p, kept_bytes=p.kept_bytes + more.get((unit_options.unit, p.name), 0.0)
+            )
+            for p in unit_options.costs
         ]
-        found.append(replace(menu, prices=tuple(prices)))
+        found.append(replace(unit_options, costs=tuple(costs)))
     return found
 
 
-def _options(state: State, used: Mapping[str, set[str]]) -> Sequence[Menu]:
+def _options(state: State, used: Mapping[str, set[str]]) -> Sequence[UnitOptions]:
     """All costs; those that are known to be far off if some are used already."""
     surer = state.options_without(state.far_off)
-    holds = all(used[menu.unit] <= {p.name for p in menu.prices} for menu in surer)
+    holds = all(
+        used[unit_options.unit] <= {p.name for p in unit_options.costs}
+        for unit_options in surer
+    )
     return surer if holds else state.options
 
 
 def _one_more(
-    options: Sequence[Menu], used: Mapping[str, set[str]]
-) -> Iterator[tuple[_Kind | None, list[Menu]]]:
+    options: Sequence[UnitOptions], used: Mapping[str, set[str]]
+) -> Iterator[tuple[_Kind | None, list[UnitOptions]]]:
     """Options of what is used, then with each other candidate beside it."""
-    yield None, [menu.only(used[menu.unit]) for menu in options]
-    for menu in options:
-        for price in menu.prices:
-            if price.name not in used[menu.unit]:
-                names = {**used, menu.unit: used[menu.unit] | {price.name}}
+    yield None, [unit_options.only(used[unit_options.unit]) for unit_options in options]
+    for unit_options in options:
+        for cost in unit_options.costs:
+            if cost.name not in used[unit_options.unit]:
+                names = {
+                    **used,
+                    unit_options.unit: used[unit_options.unit] | {cost.name},
+                }
                 few = [other.only(names[other.unit]) for other in options]
-                yield (menu.unit, price.name), few
+                yield (unit_options.unit, cost.name), few

@@ -15,13 +15,18 @@ import heapq
 from collections.abc import Collection, Iterable
 from functools import cached_property
 
-from experiments.bench.rivals._arena import Actions, Arena, Line, Rival
-from experiments.bench.rivals._knapsack import knapsack
-from revremat import RECOMPUTE, Action
-from revremat._graph import Operation, Unit
-from revremat.policies import Joint, bans
-from revremat.policies._flow import MOST_CAPACITY, minimum_cut
-from revremat.policies._joint import COLLECTIVES, OPAQUE, PRODUCTS
+from experiments.bench.baselines._comparison import Actions, Baseline, Comparison, Line
+from experiments.bench.baselines._knapsack import knapsack
+from revremat import RECOMPUTE, Action, Operation, Unit
+from revremat.policies import (
+    MOST_CAPACITY,
+    Joint,
+    bans,
+    is_collective,
+    is_kernel,
+    is_product,
+    minimum_cut,
+)
 
 _PER_HOP = 1.1
 _MOST_HOPS = 100
@@ -78,8 +83,8 @@ class Part:
         whole, keep = [], []
         for k in wanted:
             value, maker = unit.values[k], self.joint.maker.get(k)
-            pinned = maker is not None and bool(unit.operations[maker].pinned)
-            if value.role == "input" or maker in banned or pinned:
+            effectful = maker is not None and bool(unit.operations[maker].effectful)
+            if value.role == "input" or maker in banned or effectful:
                 whole.append((source, entry[k]))
             if k in self.joint.targets:
                 whole.append((exit_[k], sink))
@@ -89,7 +94,7 @@ class Part:
                 keep.append((k, cost))
             else:
                 whole.append((entry[k], exit_[k]))
-        for n in self.joint.rebuilding:
+        for n in self.joint.recomputing:
             op = unit.operations[n]
             ends = [entry[k] for k in op.outputs if k in entry]
             whole += [(exit_[k], e) for k in set(op.inputs) if k in exit_ for e in ends]
@@ -124,13 +129,13 @@ class Part:
     @cached_property
     def fewer(self) -> frozenset[int]:
         """Without the rules of what is far apart, long, or read whole."""
-        return frozenset(bans(self.joint, ("dear", "reduction")))
+        return frozenset(bans(self.joint, ("compute-intensive", "reduction")))
 
     @cached_property
     def fewest(self) -> frozenset[int]:
         """Without the list of what is cheap: products, kernels and randomness alone."""
         heavy = {
-            n for n in self.joint.rebuilding if _is_intensive(self.unit.operations[n])
+            n for n in self.joint.recomputing if _is_intensive(self.unit.operations[n])
         }
         return frozenset(heavy | set(bans(self.joint, ("reduction",))))
 
@@ -140,27 +145,27 @@ class Part:
         found = []
         for n in sorted(self.fewest):
             op = self.unit.operations[n]
-            if op.pinned:
+            if op.effectful:
                 continue
             size = self.num_bytes(k for k in op.outputs if k in self.joint.wanted)
             found.append((n, size, max(1, op.num_flops)))
         return tuple(found)
 
 
-class MemoryBudget(Rival):
+class MemoryBudget(Baseline):
     """PyTorch's memory budget, its share chosen by compiles.
 
     Args:
-      arena: The program.
+      comparison: The program.
       most: Compiles for a budget.
     """
 
     name = "memory budget"
 
-    def __init__(self, arena: Arena, most: int = 4):
-        super().__init__(arena)
+    def __init__(self, comparison: Comparison, most: int = 4):
+        super().__init__(comparison)
         self.most = most
-        self.parts = [Part(u) for u in arena.units]
+        self.parts = [Part(u) for u in comparison.units]
         self.line = Line(self.propose, self.compile, self.name)
 
     def ask(self, budget_bytes: int) -> None:
@@ -221,5 +226,5 @@ class MemoryBudget(Rival):
 
 
 def _is_intensive(op: Operation) -> bool:
-    kinds = OPAQUE | COLLECTIVES
-    return op.kind.startswith((*PRODUCTS, *_RANDOM)) or op.kind in kinds
+    heavy = is_product(op) or is_kernel(op) or is_collective(op)
+    return heavy or op.kind.startswith(_RANDOM)

@@ -1,0 +1,28 @@
+"""Other ways to choose a plan, for the search to be measured against.
+
+Each is written from its description and given every advantage: the same compiler says
+what its proposals take, its compiles are shared between budgets, and of all that it
+proposed the fastest that fits counts, even where the original would return another.
+"""
+
+from experiments.bench.baselines._budget import MemoryBudget as MemoryBudget
+from experiments.bench.baselines._comparison import Baseline as Baseline
+from experiments.bench.baselines._comparison import Comparison as Comparison
+from experiments.bench.baselines._comparison import Line as Line
+from experiments.bench.baselines._greedy import Greedy as Greedy
+from experiments.bench.baselines._ladder import Estimator as Estimator
+from experiments.bench.baselines._splits import Splits as Splits
+from experiments.bench.baselines._uniform import NoPlan as NoPlan
+from experiments.bench.baselines._uniform import Segments as Segments
+from experiments.bench.baselines._uniform import Uniform as Uniform
+
+BASELINES: tuple[type[Baseline], ...] = (
+    NoPlan,
+    Uniform,
+    Splits,
+    MemoryBudget,
+    Estimator,
+    Segments,
+    Greedy,
+)
+"""All of them, in the order of the tables."""
