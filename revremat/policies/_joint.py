@@ -37,6 +37,11 @@ class Rates:
     Attributes:
       product_flops: In products.
       other_flops: In everything else.
+
+    Example:
+      >>> from revremat.policies import Rates
+      >>> Rates(product_flops=150.0).other_flops
+      20.0
     """
 
     product_flops: float = 200.0
@@ -50,6 +55,11 @@ class Cost:
     Attributes:
       bytes: Kept from the forward to the backward pass.
       traffic: Time of keeping and recomputing, in bytes moved.
+
+    Example:
+      >>> from revremat.policies import Cost
+      >>> Cost(bytes=1024, traffic=4096.0).bytes
+      1024
     """
 
     bytes: int
@@ -62,6 +72,14 @@ class Joint:
     Args:
       unit: From a graph.
       rates: Of the machine.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import Joint
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> Joint(rr.trace(loss, w, x)["stack"]).unit.num_layers
+      4
     """
 
     def __init__(self, unit: Unit, rates: Rates = Rates()):
