@@ -16,6 +16,9 @@ class UserError(ValueError):
     The command line prints its message as one sentence and no traceback. Whatever it is
     made of, the message is one line of at most 400 printable characters.
 
+    Args:
+      message: The sentence.
+
     Example:
       >>> import revremat as rr
       >>> try:

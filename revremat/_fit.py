@@ -215,7 +215,7 @@ def frontier(
       >>> w, x = jnp.ones((2, 8, 8)), jnp.ones((64, 8))
       >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
       >>> found = rr.frontier(loss, w, x, target="cpu:1", num_budgets=2, unroll=False)
-      >>> [point.kind for point in found.points].count("as written")
+      >>> [point.kind for point in found.points].count("baseline")
       1
     """
     if num_budgets < 2:

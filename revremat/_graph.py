@@ -71,6 +71,13 @@ class Operation:
       effectful: Why its results cannot be recomputed exactly, "" if they can.
       source: Where in the user's code it was written.
       batch_dims: Of a `dot_general`, how many dimensions are a batch.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> [op.kind for op in rr.trace(loss, w, x)["stack"].operations]
+      ['dot_general', 'tanh', 'one_minus_square']
     """
 
     kind: str
@@ -167,6 +174,14 @@ class Unit:
       in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
       read_whole: Positions of the residuals that some operation of the backward pass
         reads from memory because what makes them cannot be fused into it: a product.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> unit = rr.trace(loss, w, x)["stack"]
+      >>> unit.num_layers, unit.kept(rr.RECOMPUTE).device_bytes  # of one layer: its input
+      (4, 64)
     """
 
     name: str

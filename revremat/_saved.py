@@ -133,12 +133,13 @@ def load(path: str | Path) -> Noun | list[Noun]:
     Raises:
       UserError: The file cannot be read, is damaged, or is something else; says what.
 
-    >>> import tempfile, pathlib, revremat as rr
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "plan.json")
-    ...     rr.Plan(units=(), program="4f1a").save(path)
-    ...     rr.load(path).program
-    '4f1a'
+    Example:
+      >>> import tempfile, pathlib, revremat as rr
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder, "plan.json")
+      ...     rr.Plan(units=(), program="4f1a").save(path)
+      ...     rr.load(path).program
+      '4f1a'
     """
     try:
         data = _parsed(path)

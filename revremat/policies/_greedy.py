@@ -160,6 +160,10 @@ def smallest_bytes(
 ) -> float:
     """The peak of the smallest mix that is alike in all of a unit, per device.
 
+    Args:
+      all_options: The units in the order they run.
+      host_budget_bytes: Per device.
+
     Example:
       >>> from revremat.policies import LayerCost, UnitOptions, smallest_bytes
       >>> slow = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)

@@ -233,15 +233,51 @@ def takes_fused(op: Operation) -> bool:
 
 
 def is_product(op: Operation) -> bool:
-    """Whether it multiplies matrices: products, convolutions, attention by a kernel."""
+    """Whether it multiplies matrices: products, convolutions, attention by a kernel.
+
+    Args:
+      op: Of a unit.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import is_product
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> any(map(is_product, rr.trace(loss, w, x)["stack"].operations))
+      True
+    """
     return op.kind.startswith(PRODUCTS)
 
 
 def is_collective(op: Operation) -> bool:
-    """Whether devices exchange something in it."""
+    """Whether devices exchange something in it.
+
+    Args:
+      op: Of a unit.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import is_collective
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> any(map(is_collective, rr.trace(loss, w, x)["stack"].operations))
+      False
+    """
     return op.kind in COLLECTIVES
 
 
 def is_kernel(op: Operation) -> bool:
-    """Whether an operation is a program of its own, such as flash attention."""
+    """Whether an operation is a program of its own, such as flash attention.
+
+    Args:
+      op: Of a unit.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import is_kernel
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> any(map(is_kernel, rr.trace(loss, w, x)["stack"].operations))
+      False
+    """
     return op.kind in OPAQUE or op.kind.startswith(ATTENTION)

@@ -90,6 +90,10 @@ def named(unit: Unit, name: str) -> Action | None:
     Large Language Models using Efficient Activation Rematerialization and Optimal
     Hybrid Parallelism", 2024).
 
+    Args:
+      unit: From a graph.
+      name: One of `NAMED`.
+
     Raises:
       KeyError: No set of that name.
 

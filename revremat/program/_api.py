@@ -64,9 +64,13 @@ def block(
         that axis for each argument, None for one to be used whole. Makes it possible to
         compute the block in chunks: `RECOMPUTE(chunks=8)`.
 
-    >>> import jax.numpy as jnp, revremat as rr
-    >>> rr.block(lambda x: 2 * x, "double")(jnp.ones(2))
-    Array([2., 2.], dtype=float32)
+    Raises:
+      UserError: The name is empty, or has a `/` or a `#`.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> rr.block(lambda x: 2 * x, "double")(jnp.ones(2))
+      Array([2., 2.], dtype=float32)
     """
     if not name or set(name) & set("/#"):
         raise UserError(
@@ -173,10 +177,11 @@ def stack(
         unknown name in one, INVERT without an inverse, or a layer that does not return
         what it takes.
 
-    >>> import jax.numpy as jnp, revremat as rr
-    >>> layer = lambda w, x: x + jnp.tanh(x @ w)
-    >>> rr.stack(layer, jnp.zeros((3, 2, 2)), jnp.ones(2), actions=rr.RECOMPUTE)
-    Array([1., 1.], dtype=float32)
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> layer = lambda w, x: x + jnp.tanh(x @ w)
+      >>> rr.stack(layer, jnp.zeros((3, 2, 2)), jnp.ones(2), actions=rr.RECOMPUTE)
+      Array([1., 1.], dtype=float32)
     """
     length = _length(jax.tree.leaves((params, xs)))
     x = jax.tree.map(jnp.asarray, x)

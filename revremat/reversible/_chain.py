@@ -61,12 +61,13 @@ def chain(
 
     Source: Gomez et al. 2017, algorithm 1, for any coupling.
 
-    >>> import jax, jax.numpy as jnp
-    >>> from revremat import reversible
-    >>> block = reversible.additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
-    >>> f = lambda p: reversible.chain([block], [p], (jnp.ones(1), jnp.ones(1)))[1][0]
-    >>> jax.grad(f)({"f": 0.0, "g": 1.0})["g"]
-    Array(1., dtype=float32, weak_type=True)
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from revremat import reversible
+      >>> block = reversible.additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
+      >>> f = lambda p: reversible.chain([block], [p], (jnp.ones(1), jnp.ones(1)))[1][0]
+      >>> jax.grad(f)({"f": 0.0, "g": 1.0})["g"]
+      Array(1., dtype=float32, weak_type=True)
     """
     couplings = tuple(couplings)
     count = len(couplings)

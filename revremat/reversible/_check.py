@@ -103,13 +103,14 @@ def check_inverse(
       UserError: The inverse does not return what went in, in shape, or is wrong: in
         float64, at depth 1, off by more than 1e-6.
 
-    >>> import jax.numpy as jnp
-    >>> from revremat import reversible
-    >>> block = reversible.additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
-    >>> params, x = {"f": 1.0, "g": 0.5}, (jnp.ones(3), jnp.ones(3))
-    >>> table = reversible.check_inverse(block, params, x, depths=[4])
-    >>> table.rows[0].is_within_noise
-    True
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat import reversible
+      >>> block = reversible.additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
+      >>> params, x = {"f": 1.0, "g": 0.5}, (jnp.ones(3), jnp.ones(3))
+      >>> table = reversible.check_inverse(block, params, x, depths=[4])
+      >>> table.rows[0].is_within_noise
+      True
     """
     with jax.enable_x64(True):
         _check_is_inverse(coupling, params, x, rest)

@@ -87,10 +87,15 @@ class Coupling:
 class Custom(Coupling):
     """Any function with its inverse; in the backward pass both are evaluated.
 
-    >>> import jax.numpy as jnp
-    >>> twice = Custom(lambda p, x, rest: p * x, lambda p, y, rest: y / p)
-    >>> twice.inverse(2.0, twice.forward(2.0, jnp.ones(2)))
-    Array([1., 1.], dtype=float32)
+    Attributes:
+      function: `function(params, x, rest) -> y`.
+      undo: `undo(params, y, rest) -> x`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> twice = Custom(lambda p, x, rest: p * x, lambda p, y, rest: y / p)
+      >>> twice.inverse(2.0, twice.forward(2.0, jnp.ones(2)))
+      Array([1., 1.], dtype=float32)
     """
 
     function: Callable[[Any, Any, Any], Any]

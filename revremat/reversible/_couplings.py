@@ -21,12 +21,13 @@ def additive(f: Map, g: Map, *, first: int = 0, has_aux: bool = False) -> Steps:
       first: The stream that is changed first; 1 swaps the streams' parts.
       has_aux: Whether the maps return `(value, aux)`.
 
-    >>> import jax.numpy as jnp
-    >>> from revremat import reversible
-    >>> block = reversible.additive(lambda w, x: w * x, lambda w, x: w * x)
-    >>> y = block.forward({"f": 2.0, "g": 3.0}, (jnp.ones(1), jnp.ones(1)))
-    >>> block.inverse({"f": 2.0, "g": 3.0}, y)
-    (Array([1.], dtype=float32), Array([1.], dtype=float32))
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat import reversible
+      >>> block = reversible.additive(lambda w, x: w * x, lambda w, x: w * x)
+      >>> y = block.forward({"f": 2.0, "g": 3.0}, (jnp.ones(1), jnp.ones(1)))
+      >>> block.inverse({"f": 2.0, "g": 3.0}, y)
+      (Array([1.], dtype=float32), Array([1.], dtype=float32))
     """
     return _two(f, g, Add(), first, has_aux)
 

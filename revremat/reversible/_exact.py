@@ -39,9 +39,10 @@ def to_grid(x: Any, step: float = STEP) -> Any:
       x: A pytree of arrays of any floating dtype.
       step: A power of two.
 
-    >>> import jax.numpy as jnp
-    >>> to_grid(jnp.array([0.30, 5000.0]), step=0.25)
-    Array([2.5e-01, 5.0e+03], dtype=float32)
+    Example:
+      >>> import jax.numpy as jnp
+      >>> to_grid(jnp.array([0.30, 5000.0]), step=0.25)
+      Array([2.5e-01, 5.0e+03], dtype=float32)
     """
     _check_step(step)
     return jax.tree.map(lambda leaf: _to_grid(leaf, step), x)
@@ -195,9 +196,10 @@ def check_range(streams: Any, step: float = STEP) -> float:
     Raises:
       UserError: Something left the range on the way (it is NaN), or is not finite.
 
-    >>> import jax.numpy as jnp
-    >>> check_range(jnp.array([1024.0, -5.0]))
-    0.25
+    Example:
+      >>> import jax.numpy as jnp
+      >>> check_range(jnp.array([1024.0, -5.0]))
+      0.25
     """
     share = 0.0
     for number, leaf in enumerate(jax.tree.leaves(streams)):

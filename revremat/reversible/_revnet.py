@@ -105,13 +105,14 @@ class RevNet(nnx.Module):
       reversible: Whether stages are inverted in the backward pass; if not, this is the
         plain counterpart: the same function by plain autodiff, unless a plan says otherwise.
 
-    >>> from flax import nnx
-    >>> import jax.numpy as jnp
-    >>> from revremat.reversible import RevNet, RevNetConfig
-    >>> config = RevNetConfig(channels=(4, 8), blocks=(1, 1))
-    >>> images = jnp.ones((2, 8, 8, 3))
-    >>> nnx.eval_shape(lambda: RevNet(config, rngs=nnx.Rngs(0))(images)).shape
-    (2, 10)
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import RevNet, RevNetConfig
+      >>> config = RevNetConfig(channels=(4, 8), blocks=(1, 1))
+      >>> images = jnp.ones((2, 8, 8, 3))
+      >>> nnx.eval_shape(lambda: RevNet(config, rngs=nnx.Rngs(0))(images)).shape
+      (2, 10)
     """
 
     def __init__(

@@ -231,13 +231,14 @@ class RevGPT(nnx.Module):
       rngs: For parameters and dropout.
       reversible: As in `RevViT`.
 
-    >>> from flax import nnx
-    >>> import jax.numpy as jnp
-    >>> from revremat.reversible import RevGPT, RevGPTConfig
-    >>> config = RevGPTConfig(width=8, num_heads=2, mlp_width=16, num_layers=2)
-    >>> tokens = jnp.ones((2, 5), int)
-    >>> nnx.eval_shape(lambda: RevGPT(config, rngs=nnx.Rngs(0))(tokens)).shape
-    (2, 5, 256)
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import RevGPT, RevGPTConfig
+      >>> config = RevGPTConfig(width=8, num_heads=2, mlp_width=16, num_layers=2)
+      >>> tokens = jnp.ones((2, 5), int)
+      >>> nnx.eval_shape(lambda: RevGPT(config, rngs=nnx.Rngs(0))(tokens)).shape
+      (2, 5, 256)
     """
 
     def __init__(

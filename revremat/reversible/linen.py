@@ -172,14 +172,15 @@ class RevBlock(_Maps):
       first: The half that is changed first, 0 or 1.
       halves: Whether it takes one array, halved along its last axis, or a pair.
 
-    >>> import jax, jax.numpy as jnp
-    >>> from flax import linen as nn
-    >>> from revremat.reversible import linen
-    >>> block, x = linen.RevBlock(nn.Dense(2), nn.Dense(2)), jnp.ones((1, 4))
-    >>> variables = block.init(jax.random.key(0), x)
-    >>> y = block.apply(variables, x)
-    >>> block.apply(variables, y, method="inverse").round(5)
-    Array([[1., 1., 1., 1.]], dtype=float32)
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from revremat.reversible import linen
+      >>> block, x = linen.RevBlock(nn.Dense(2), nn.Dense(2)), jnp.ones((1, 4))
+      >>> variables = block.init(jax.random.key(0), x)
+      >>> y = block.apply(variables, x)
+      >>> block.apply(variables, y, method="inverse").round(5)
+      Array([[1., 1., 1., 1.]], dtype=float32)
     """
 
     f: nn.Module

@@ -74,13 +74,14 @@ class RevBlock(RevModule):
       first: The half that is changed first, 0 or 1.
       halves: Whether it takes one array, halved along its last axis, or a pair.
 
-    >>> from flax import nnx
-    >>> import jax.numpy as jnp
-    >>> from revremat.reversible import RevBlock
-    >>> rngs = nnx.Rngs(0)
-    >>> block = RevBlock(nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs))
-    >>> block.inverse(block(jnp.ones((1, 4)))).round(5)
-    Array([[1., 1., 1., 1.]], dtype=float32)
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import RevBlock
+      >>> rngs = nnx.Rngs(0)
+      >>> block = RevBlock(nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs))
+      >>> block.inverse(block(jnp.ones((1, 4)))).round(5)
+      Array([[1., 1., 1., 1.]], dtype=float32)
     """
 
     def __init__(
