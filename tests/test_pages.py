@@ -1,16 +1,11 @@
 """What the documentation shows is what happens."""
 
-import doctest
-import importlib
-import pkgutil
 import re
-import warnings
 from pathlib import Path
 
 import jax
 import pytest
 
-import revremat
 from revremat import xla
 from tools import pages
 
@@ -174,17 +169,3 @@ def test_files_that_are_named_exist():
             r"`((?:experiments|revremat|tools)/[\w/.-]+\.\w+)", text
         ):
             assert (ROOT / name).is_file(), (page.name, name)
-
-
-def modules():
-    found = pkgutil.walk_packages(revremat.__path__, "revremat.")
-    return sorted(m.name for m in found if not m.name.endswith("__main__"))
-
-
-@pytest.mark.parametrize("name", modules())
-def test_examples_in_docstrings(name):
-    module = importlib.import_module(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
-    assert failed == 0
