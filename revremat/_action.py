@@ -25,24 +25,25 @@ class Action:
       kind: `"save"` keeps on the device whatever plain autodiff would; `"recompute"`
         keeps what is listed and the layer's input, and recomputes the rest from those;
         `"offload"` keeps in host memory whatever plain autodiff would; `"invert"` is
-        recompute with the layer's input recomputed from its output by the layer's inverse.
+        recompute with the layer's input recomputed from its output by the layer's
+        inverse.
       save: Names of values kept on the device.
       offload: Names of values kept in host memory.
-      ahead: Names of values recomputed one layer early, while the gradients of the layer
-        above are computed, so that the recomputing can hide under communication. With
-        INVERT the layer is undone then, and all that this makes is at hand (Zhu and
-        Mangalam, 2023, PaReprop).
+      ahead: Names of values recomputed one layer early, while the gradients of the
+        layer above are computed, so that the recomputing can hide under communication.
+        With INVERT the layer is undone then, and all that this makes is at hand (Zhu
+        and Mangalam, 2023, PaReprop).
       chunks: For a unit that can be split (`rr.block(..., split=...)`): how many pieces
         it is computed in, one after the other; 1 computes it whole.
-      every: For a stack: neighbouring layers of this action form segments of so many,
-        and only a segment's input is kept. In the backward pass a segment is run
-        forward once more, and the rest of the action says what its layers keep from
+      segment_length: For a stack: neighbouring layers of this action form segments of
+        so many, and only a segment's input is kept. In the backward pass a segment is
+        run forward once more, and the rest of the action says what its layers keep from
         there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that
         there are no segments.
       unroll: For a stack: its layers are written out one after the other, where they
-        would be iterations of a loop. What they keep then lies where it was made and is not
-        copied into a stack of all layers' values and out of it again; the program is
-        longer, and so is compiling it.
+        would be iterations of a loop. What they keep then lies where it was made and is
+        not copied into a stack of all layers' values and out of it again; the program
+        is longer, and so is compiling it.
     """
 
     kind: str
@@ -50,7 +51,7 @@ class Action:
     offload: tuple[str, ...] = ()
     ahead: tuple[str, ...] = ()
     chunks: int = 1
-    every: int = 1
+    segment_length: int = 1
     unroll: bool = False
 
     def __post_init__(self):
@@ -61,14 +62,17 @@ class Action:
                 f"chunks={self.chunks!r} is no number of pieces: write 1 for the "
                 "whole, or how many"
             )
-        if isinstance(self.every, bool) or not isinstance(self.every, int):
+        if isinstance(self.segment_length, bool) or not isinstance(
+            self.segment_length, int
+        ):
             raise UserError(
-                f"every={self.every!r} is no number of layers; write 2 or 8"
+                f"segment_length={self.segment_length!r} is no number of layers; "
+                "write 2 or 8"
             )
-        if self.every < 1:
+        if self.segment_length < 1:
             raise UserError(
-                f"every={self.every} forms no segments: write 1 for none, or how many "
-                "layers a segment has"
+                f"segment_length={self.segment_length} forms no segments: write 1 for "
+                "none, or how many layers a segment has"
             )
 
     def __call__(
@@ -77,7 +81,7 @@ class Action:
         offload: Iterable[str] = (),
         ahead: Iterable[str] = (),
         chunks: int | None = None,
-        every: int | None = None,
+        segment_length: int | None = None,
         unroll: bool | None = None,
     ) -> "Action":
         """This action, with these values treated otherwise (names are sorted)."""
@@ -87,7 +91,9 @@ class Action:
             offload=tuple(sorted({*self.offload, *offload})),
             ahead=tuple(sorted({*self.ahead, *ahead})),
             chunks=self.chunks if chunks is None else chunks,
-            every=self.every if every is None else every,
+            segment_length=self.segment_length
+            if segment_length is None
+            else segment_length,
             unroll=self.unroll if unroll is None else unroll,
         )
 
@@ -103,14 +109,14 @@ class Action:
 
     @property
     def can_group(self) -> bool:
-        """Whether layers of this action can form segments, as `every` says."""
+        """Whether layers of this action can form segments, as `segment_length` says."""
         plain = self.kind in ("save", "recompute") and self.chunks == 1
         return plain and not self.offload and not self.ahead
 
     @property
     def can_unroll(self) -> bool:
         """Whether writing layers of this action out can gain anything."""
-        return not self.ahead and self.every == 1 and self.chunks == 1
+        return not self.ahead and self.segment_length == 1 and self.chunks == 1
 
     @property
     def names(self) -> frozenset[str]:
@@ -125,8 +131,8 @@ class Action:
         ]
         if self.chunks != 1:
             listed.append(f"chunks={self.chunks}")
-        if self.every != 1:
-            listed.append(f"every={self.every}")
+        if self.segment_length != 1:
+            listed.append(f"segment_length={self.segment_length}")
         if self.unroll:
             listed.append("unroll=True")
         return self.kind.upper() + (f"({', '.join(listed)})" if listed else "")
@@ -147,13 +153,16 @@ def read_action(data: dict[str, Any]) -> Action:
     kind = typed(data, "kind", str)
     if kind not in KINDS:
         raise ValueError(f"{kind!r} is no action; there are {', '.join(KINDS)}")
-    chunks, every = typed(data, "chunks", int), data.get("every", 1)
-    for key, number in (("chunks", chunks), ("every", every)):
+    chunks = typed(data, "chunks", int)
+    segment_length = data.get("segment_length", 1)
+    for key, number in (("chunks", chunks), ("segment_length", segment_length)):
         if type(number) is not int or number < 1:
             raise ValueError(f"{key!r} is {number!r}")
     listed = {key: names(data, key) for key in ("save", "offload", "ahead")}
     unroll = flag(data, "unroll")
-    return Action(kind, chunks=chunks, every=every, unroll=unroll, **listed)
+    return Action(
+        kind, chunks=chunks, segment_length=segment_length, unroll=unroll, **listed
+    )
 
 
 def check_sent(
@@ -165,7 +174,8 @@ def check_sent(
       unit: Its name.
       actions: Of its layers.
       in_branch: Whether it runs in a branch.
-      num_scans: How many scans around it keep what it keeps, for all of their iterations.
+      num_scans: How many scans around it keep what it keeps, for all of their
+        iterations.
 
     Raises:
       UserError: An action offloads in a branch, or inside of two scans.

@@ -103,7 +103,9 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
                 )
             outer = found[outer].enclosing
     return [
-        Decision(unit=found[unit.name], plan=unit, in_order=plan.in_order)
+        Decision(
+            unit=found[unit.name], plan=unit, gradient_barrier=plan.gradient_barrier
+        )
         for unit in plan.units
     ]
 
@@ -132,7 +134,7 @@ def _check(unit: UnitPlan, found: FoundUnit) -> None:
             wrong = "there is no inverse"
         elif action.unroll and found.kind != "scan":
             wrong = "there is no loop to unroll"
-        elif (action.every > 1 or action.ahead) and not found.is_stack:
+        elif (action.segment_length > 1 or action.ahead) and not found.is_stack:
             wrong = "it is no stack"
         else:
             continue

@@ -292,7 +292,8 @@ def _(noun: Fit, console: Console) -> None:
     console.print()
     if noun.dropped:
         console.print(
-            f"{len(noun.dropped)} programs could not be compiled, so their actions were "
+            f"{len(noun.dropped)} programs could not be compiled, so their actions "
+            "were "
             "dropped"
         )
     if not plan.fits:
@@ -341,9 +342,10 @@ def _(noun: Fit, console: Console) -> None:
         console.print(Text(f"{number} of {len(noun.rows)} programs: {remark}"))
     for unit in plan.units:
         console.print(Text(str(unit)))
-    if plan.in_order:
+    if plan.gradient_barrier:
         console.print(
-            "an optimization barrier holds the gradients of each layer outside of loops "
+            "an optimization barrier holds the gradients of each layer outside of "
+            "loops "
             "together"
         )
     if REMAT_PASS_OFF in best.notes:

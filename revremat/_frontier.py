@@ -25,7 +25,8 @@ class Point:
       bytes: Per device.
       step_us: Estimated time of a step.
       budget_bytes: The largest budget it is the answer for; None if it is no answer.
-      plan: The plan as `Plan.to_json` writes it; "" for the baseline, the program without a plan.
+      plan: The plan as `Plan.to_json` writes it; "" for the baseline, the program
+        without a plan.
     """
 
     name: str

@@ -25,6 +25,7 @@ _FIRST_SCHEMA = {
     "handed_on": "carried_out",
     "inside": "enclosing",
     "choices": "fixed_units",
+    "every": "segment_length",
 }
 """What keys of JSON were called in the first schema."""
 
@@ -67,7 +68,8 @@ class Operation:
       inputs: Positions in `Unit.values`.
       outputs: Positions in `Unit.values`.
       num_flops: What running it once costs, on all devices together.
-      compute_intensive: Whether recomputing its result costs more than a pass over memory.
+      compute_intensive: Whether recomputing its result costs more than a pass over
+        memory.
       effectful: Why its results cannot be recomputed exactly, "" if they can.
       source: Where in the user's code it was written.
       batch_dims: Of a `dot_general`, how many dimensions are a batch.
@@ -168,8 +170,8 @@ class Unit:
       chained: Whether layers hand their results on, and nowhere else: `ahead` needs it.
       splits: The numbers of chunks it may be computed in, beside 1.
       carried_out: Positions of what a layer hands to the next, where INVERT starts.
-      enclosing: The unit whose layers it is a part of, "" if none; a plan speaks of one of
-        the two, unless that one recomputes everything.
+      enclosing: The unit whose layers it is a part of, "" if none; a plan speaks of one
+        of the two, unless that one recomputes everything.
       outputs: Positions of what one layer gives out, written to memory in any case.
       in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
       read_whole: Positions of the residuals that some operation of the backward pass
@@ -217,7 +219,7 @@ class Unit:
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
-        """What plain autodiff keeps, what is expensive to recompute, and what is tagged."""
+        """What plain autodiff keeps, what is costly to recompute, and what is tagged."""
         plain = set(self.residuals_of)
         found = []
         for k, value in enumerate(self.values):
@@ -258,9 +260,11 @@ class Unit:
         names = lambda ks: tuple(self.values[k].name for k in sorted(ks))
         size = lambda ks: sum(self.values[k].num_bytes for k in ks)
         recomputed, device_bytes = (*found.early, *found.late), size(found.saved)
-        if action.every > 1:  # of each segment its input is kept, and it is run again
+        if (
+            action.segment_length > 1
+        ):  # of each segment its input is kept, and it is run again
             recomputed = (*self.operations, *recomputed)
-            device_bytes = -(-size(self._flow.inputs) // action.every)
+            device_bytes = -(-size(self._flow.inputs) // action.segment_length)
         return Kept(
             saved=names(found.saved),
             offloaded=names(found.offloaded),
@@ -311,20 +315,23 @@ class Unit:
                     f"unit {self.name!r} can be computed in {ways} chunks, not "
                     f"{action.chunks}; `rr.block(..., split=...)` says how to split it."
                 )
-            if action.every > 1 and not self.chained:
+            if action.segment_length > 1 and not self.chained:
                 raise UserError(
                     f"unit {self.name!r} is no stack, so {action!r} has no neighbours "
-                    "to share an input with; leave `every` away."
+                    "to share an input with; leave `segment_length` away."
                 )
-            if action.every > 1 and not action.can_group:
+            if action.segment_length > 1 and not action.can_group:
                 raise UserError(
-                    f"unit {self.name!r}: `every` goes with SAVE and RECOMPUTE, not "
+                    f"unit {self.name!r}: `segment_length` goes with SAVE and "
+                    "RECOMPUTE, not "
                     f"with `offload`, `ahead` and `chunks`; it was given {action!r}."
                 )
-            if action.every > 1 and any(op.effectful for op in self.operations):
+            if action.segment_length > 1 and any(
+                op.effectful for op in self.operations
+            ):
                 raise UserError(
                     f"unit {self.name!r} has operations that cannot be run twice, as "
-                    f"{action!r} would; leave `every` away."
+                    f"{action!r} would; leave `segment_length` away."
                 )
             if action.unroll and self.kind != "scan":
                 raise UserError(
@@ -333,7 +340,8 @@ class Unit:
                 )
             if action.ahead and not self.chained:
                 raise UserError(
-                    f"unit {self.name!r} is no stack, so nothing of it can be recomputed "
+                    f"unit {self.name!r} is no stack, so nothing of it can be "
+                    "recomputed "
                     "ahead of anything else; leave `ahead` away."
                 )
         kept = {action: self.kept(action) for action in set(actions)}
@@ -385,8 +393,8 @@ class Graph(InNotebooks):
       units: Where something is to be decided, in program order.
       fingerprint: Of the whole program; a plan holds for this one alone.
       jax_version: Of the JAX that traced it.
-      fixed_units: What the program has decided by itself: stacks with `actions`, chains of
-        couplings.
+      fixed_units: What the program has decided by itself: stacks with `actions`, chains
+        of couplings.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr

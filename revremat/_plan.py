@@ -12,12 +12,14 @@ from revremat._action import Action, read_action
 from revremat._compat import jax_version
 from revremat._errors import UserError
 from revremat._io._files import read_text, write_text
-from revremat._io._json import flag, names, parse_json, schema_of, typed
+from revremat._io._json import flag, names, parse_json, renamed_keys, schema_of, typed
 from revremat._io._notebook import InNotebooks
 from revremat._printable import printable, sentence
 
-SCHEMA_VERSION = 4
-_KNOWS_ORDER = 4
+SCHEMA_VERSION = 5
+_KNOWS_BARRIER = 4
+_OLD_KEYS = {"in_order": "gradient_barrier", "every": "segment_length"}
+"""What keys were called up to schema 4."""
 MOST_UNITS = 10_000
 """Of a plan that is read. A program of so many is traced for hours, and the largest
 that are known have some hundred; a file with more is an accident, or meant to harm."""
@@ -79,9 +81,9 @@ class Plan(InNotebooks):
       held_by: What holds the memory where the plan does not fit, for people to read.
       jax_version: Of the JAX that traced the program: names that are made up mean the
         same value only there.
-      in_order: Whether layers outside of loops compute all of their gradients before
-        the backward pass goes on below them. Else the compiler may put gradients of
-        weights off and hold what they are made of, which it does where a loop adds
+      gradient_barrier: Whether layers outside of loops compute all of their gradients
+        before the backward pass goes on below them. Else the compiler may put gradients
+        of weights off and hold what they are made of, which it does where a loop adds
         them up over microbatches.
 
     Example:
@@ -104,11 +106,13 @@ class Plan(InNotebooks):
     compiled_bytes: int | None = None
     held_by: str = ""
     jax_version: str = ""
-    in_order: bool = False
+    gradient_barrier: bool = False
 
     def __post_init__(self):
-        if not isinstance(self.in_order, bool):
-            raise UserError(f"in_order={self.in_order!r} is neither True nor False")
+        if not isinstance(self.gradient_barrier, bool):
+            raise UserError(
+                f"gradient_barrier={self.gradient_barrier!r} is neither True nor False"
+            )
 
     @property
     def total_bytes(self) -> int | None:
@@ -199,7 +203,7 @@ class Plan(InNotebooks):
     def to_json(self) -> str:
         """One JSON object; equal neighbouring layers are written once, with a count."""
         fields = {key: getattr(self, key) for key in _PLAN_FIELDS}
-        fields["in_order"] = self.in_order
+        fields["gradient_barrier"] = self.gradient_barrier
         units = [_write_unit(unit) for unit in self.units]
         return json.dumps(
             {"schema": SCHEMA_VERSION, **fields, "units": units}, indent=1
@@ -227,11 +231,13 @@ class Plan(InNotebooks):
             schema = schema_of(data, SCHEMA_VERSION)
         except ValueError as error:
             raise UserError(f"{source} is not a plan: {error}.") from None
+        if schema < SCHEMA_VERSION:
+            data = renamed_keys(data, _OLD_KEYS)
         try:
             fields = {key: typed(data, key, kind) for key, kind in _PLAN_FIELDS.items()}
-            if "in_order" not in data and schema >= _KNOWS_ORDER:
-                raise ValueError("'in_order' is missing")
-            fields["in_order"] = flag(data, "in_order")
+            if "gradient_barrier" not in data and schema >= _KNOWS_BARRIER:
+                raise ValueError("'gradient_barrier' is missing")
+            fields["gradient_barrier"] = flag(data, "gradient_barrier")
             units = _read_units(typed(data, "units", list))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
@@ -243,8 +249,8 @@ class Plan(InNotebooks):
         head = f"plan for {printable(self.target) or 'any target'}{size}{budget}"
         if not self.fits:
             head += f" (does not fit: {printable(self.held_by) or 'see the units'})"
-        if self.in_order:
-            head += ", gradients in order"
+        if self.gradient_barrier:
+            head += ", with a gradient barrier"
         return "\n".join([head, *(f"  {unit}" for unit in self.units)])
 
 

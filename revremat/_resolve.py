@@ -111,7 +111,7 @@ def resolve[V, O: Operation](flow: Flow[V, O], action: Action) -> Resolved[V, O]
 
     Args:
       flow: The layer; it has all names that the action lists.
-      action: Without `every`: in a segment, that holds once it is run again.
+      action: Without `segment_length`: in a segment, that holds once it is run again.
     """
     ops, residuals = flow.operations, flow.residuals
     find = lambda names: [flow.names[name] for name in names]

@@ -162,11 +162,13 @@ def plausible(text: str, rng: random.Random) -> str:
             case 1:
                 run["unroll"] = not run["unroll"]
             case 2:
-                run[rng.choice(("chunks", "every"))] = rng.choice((2, 3, 4, 2**63 - 1))
+                run[rng.choice(("chunks", "segment_length"))] = rng.choice(
+                    (2, 3, 4, 2**63 - 1)
+                )
             case 3:
                 run["layers"] = rng.choice((1, 2, 3, 5, 99_999))
             case 4:
-                data["in_order"] = not data["in_order"]
+                data["gradient_barrier"] = not data["gradient_barrier"]
             case 5:
                 unit = rng.choice(data["units"])
                 unit[rng.choice(("name", "fingerprint"))] = rng.choice(NAMES)

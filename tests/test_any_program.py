@@ -112,7 +112,7 @@ def test_units_are_found_and_any_plan_gives_the_same_gradients(kind):
         if kind not in FAST:
             plans.append(dict.fromkeys(found, RECOMPUTE))
         for actions in plans:
-            planned = rr.apply(loss, graph.plan(actions, in_order=True))
+            planned = rr.apply(loss, graph.plan(actions, gradient_barrier=True))
             pairs = zip(gradients(planned, params, batch), expected, strict=True)
             for a, b in pairs:
                 size = max(1e-30, np.abs(b).max(initial=0))
@@ -170,7 +170,7 @@ def test_a_long_recurrence_goes_below_one_state_for_each_step():
     states = 512 * rows * width * 4
     found = rr.fit(loss, *specs, budget=full - states // 2, target="cpu:1")
     assert found.plan.fits
-    assert any(action.every > 1 for action in found.plan.actions["scan_0"])
+    assert any(action.segment_length > 1 for action in found.plan.actions["scan_0"])
 
 
 def test_arguments_beyond_the_budget_are_told_after_two_compiles():

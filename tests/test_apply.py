@@ -88,12 +88,14 @@ def in_a_scan(w, x):
         (of_two_kinds, "layer"),
     ],
 )
-@pytest.mark.parametrize("in_order", [False, True])
-def test_gradients_are_the_same(loss, unit, in_order):
+@pytest.mark.parametrize("gradient_barrier", [False, True])
+def test_gradients_are_the_same(loss, unit, gradient_barrier):
     args = arguments()
     # A branch has nowhere to keep values on the host.
     actions = [SAVE if loss is in_a_branch and a == OFFLOAD else a for a in MIXED]
-    plan = rr.trace(loss, *args).plan({unit: actions}, in_order=in_order)
+    plan = rr.trace(loss, *args).plan(
+        {unit: actions}, gradient_barrier=gradient_barrier
+    )
     assert_same_gradient(loss, rr.apply(loss, plan), *args)
 
 
@@ -190,7 +192,7 @@ def test_a_plan_for_another_program_is_refused(loss, args, message):
     [
         (INVERT, "INVERT, but there is no inverse"),
         (SAVE(unroll=True), "unroll=True.*, but there is no loop to write out"),
-        (SAVE(every=2), "every=2.*, but it is no stack"),
+        (SAVE(segment_length=2), "segment_length=2.*, but it is no stack"),
         (RECOMPUTE(ahead=["hidden"]), "but it is no stack"),
     ],
 )
@@ -305,7 +307,7 @@ def test_a_loss_without_operations_has_no_units():
         rr.fit(lambda w: w, jnp.float32(2.0), budget="1MiB", target="cpu:1")
 
 
-ACTIONS = [SAVE, RECOMPUTE, RECOMPUTE(every=2), RECOMPUTE(unroll=True)]
+ACTIONS = [SAVE, RECOMPUTE, RECOMPUTE(segment_length=2), RECOMPUTE(unroll=True)]
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=str)

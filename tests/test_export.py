@@ -222,10 +222,10 @@ def test_what_jax_has_no_words_for_is_said(actions, sentence):
 
 @pytest.mark.parametrize("form", ["jax", "maxtext"])
 def test_the_gradient_barrier_is_said_to_be_lost(form):
-    for in_order in (True, False):
-        plan = GRAPH.plan({"stack": RECOMPUTE}, in_order=in_order)
+    for gradient_barrier in (True, False):
+        plan = GRAPH.plan({"stack": RECOMPUTE}, gradient_barrier=gradient_barrier)
         lost = rr.export(plan, GRAPH, form).lost
-        assert any("gradient barrier" in said for said in lost) is in_order
+        assert any("gradient barrier" in said for said in lost) is gradient_barrier
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ REFUSED = {
     "bytes without end": (edited(budget_bytes=float("inf")), "number Infinity"),
     "bytes with a point": (edited(budget_bytes=1e300), "'budget_bytes' is 1e"),
     "no chunks": (with_run(chunks=0), "'chunks' is 0"),
-    "no layers in a segment": (with_run(every=0), "'every' is 0"),
+    "no layers in a segment": (with_run(segment_length=0), "'segment_length' is 0"),
     "more layers than there are": (with_run(layers=200_000), "100,000 are the most"),
     "20,000 units": (with_units(20_000), "it has 20,000 units, and 10,000 are"),
     "200,000 actions": (with_actions(200_000), "at most 8,388,608"),

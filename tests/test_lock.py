@@ -54,9 +54,9 @@ def test_something_new_is_blamed_too(lock):
     assert sentence.endswith(": forward/adapter +2.00 GiB")
 
 
-def test_growth_without_a_buffer_is_holes(lock):
+def test_growth_without_a_buffer_is_fragmentation(lock):
     (sentence,) = check_lock([changed(temp_bytes=8 * GIB)], lock)
-    assert sentence.endswith(": holes between buffers")
+    assert sentence.endswith(": fragmentation between buffers")
 
 
 def test_every_target_is_checked_against_its_own_entry(tmp_path):

@@ -36,18 +36,32 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path, place):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_gradients_in_order_are_a_part_of_the_plan():
-    ordered = plan(in_order=True)
+def test_a_gradient_barrier_is_a_part_of_the_plan():
+    ordered = plan(gradient_barrier=True)
     assert Plan.from_json(ordered.to_json()) == ordered
-    assert "gradients in order" in str(ordered)
+    assert "with a gradient barrier" in str(ordered)
     data = json.loads(plan().to_json())
-    assert data.pop("in_order") is False
+    assert data.pop("gradient_barrier") is False
     assert Plan.from_json(json.dumps(data | {"schema": 3})) == plan()
 
 
+def test_keys_of_older_schemas_are_read():
+    data = json.loads(plan(gradient_barrier=True).to_json())
+    runs = data["units"][0]["actions"]
+    runs[0]["segment_length"] = 2
+    new = Plan.from_json(json.dumps(data))
+    assert new.units[0].actions[0].segment_length == 2
+    for run in runs:
+        run["every"] = run.pop("segment_length")
+    data["in_order"] = data.pop("gradient_barrier")
+    assert Plan.from_json(json.dumps(data | {"schema": 4})) == new
+
+
 def test_a_flag_is_true_or_false():
-    with pytest.raises(UserError, match="in_order='no' is neither True nor False"):
-        plan(in_order="no")
+    with pytest.raises(
+        UserError, match="gradient_barrier='no' is neither True nor False"
+    ):
+        plan(gradient_barrier="no")
 
 
 def test_equal_layers_are_written_once():
@@ -106,7 +120,7 @@ def with_run(**changes):
         ("[" * 100_000, "is not a plan: it is not JSON"),
         (
             edited(schema=99),
-            "schema version 99 and this revremat reads versions up to 4",
+            "schema version 99 and this revremat reads versions up to 5",
         ),
         (edited(units=None), "damaged plan: 'units' is None"),
         (edited(budget_bytes="60GiB"), "damaged plan: 'budget_bytes' is '60GiB'"),
@@ -115,8 +129,8 @@ def with_run(**changes):
         (with_run(layers=10**12), "'layers' is 1000000000000"),
         (with_run(layers=True), "'layers' is True"),
         (with_run(save=[1]), r"'save' is \[1\]"),
-        (edited(in_order="no"), "damaged plan: 'in_order' is 'no'"),
-        (without("in_order"), "damaged plan: 'in_order' is missing"),
+        (edited(gradient_barrier="no"), "damaged plan: 'gradient_barrier' is 'no'"),
+        (without("gradient_barrier"), "damaged plan: 'gradient_barrier' is missing"),
         (edited(schema=True), "it has no schema version"),
         (edited(compiled_bytes=-1), "damaged plan: 'compiled_bytes' is -1"),
         (
@@ -154,7 +168,9 @@ def test_a_plan_that_cannot_be_is_refused(actions, message):
         graph().plan(actions)
 
 
-@pytest.mark.parametrize("every", [0, -3, True, 2.0, "4"])
-def test_segments_have_a_whole_number_of_layers(every):
-    with pytest.raises(UserError, match=f"every={every}|every='{every}'"):
-        RECOMPUTE(every=every)
+@pytest.mark.parametrize("length", [0, -3, True, 2.0, "4"])
+def test_segments_have_a_whole_number_of_layers(length):
+    with pytest.raises(
+        UserError, match=f"segment_length={length}|segment_length='{length}'"
+    ):
+        RECOMPUTE(segment_length=length)

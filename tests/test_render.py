@@ -19,7 +19,7 @@ REPORT = """\
 gpt on h100:8  (NVIDIA H100 80GB HBM3, 8 devices)
 11.2 GiB on each device  = argument 5.00 GiB + output 5.25 GiB - alias 5.00 GiB + temp 6.00 GiB
 128 MiB on its host  offloaded
-fits, 65.8 GiB to spare  of 77.0 GiB usable: card 79.0 GiB, reserve 2.00 GiB
+fits, 65.8 GiB to spare  of 77.0 GiB usable: device 79.0 GiB, reserve 2.00 GiB
 43.2 ms a step
   compute 39.0 ms (2.40 ms recompute, 900 us hidden), collectives 14.0 ms (4.20 ms exposed),
   transfers 800 us (0 us exposed)
@@ -33,7 +33,7 @@ forward     layer/attn           4.00 GiB   35.6 %
 recompute   layer/mlp            1.00 GiB    8.9 %
 backward    layer/attn            512 MiB    4.4 %
 output      (unnamed)             256 MiB    2.2 %
-            holes between them    512 MiB    4.4 %
+            fragmentation         512 MiB    4.4 %
 
 the 7 largest buffers
        bytes   array               phase       made by                        at
@@ -46,7 +46,7 @@ the 7 largest buffers
      256 MiB   f32[64]             output      tuple
 128 MiB host   bf16[8]             forward     layer/attn/mul
 
-- time is an estimate with data sheet factors
+- time is an estimate from data-sheet rates
 - a note to believe the figures
 """
 
@@ -79,7 +79,7 @@ def test_what_does_not_fit_says_by_how_much():
 
 
 def test_measured_factors_are_called_so():
-    assert "- time is an estimate with measured factors" in rr.render(
+    assert "- time is an estimate from measured rates" in rr.render(
         changed(calibrated=True)
     )
 

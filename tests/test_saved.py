@@ -28,7 +28,7 @@ PLAN = GRAPH.plan(
     target="h100:8",
     budget_bytes=10**9,
     compiled_bytes=10**8,
-    in_order=True,
+    gradient_barrier=True,
 )
 TRIALS = (
     TrialRecord("4 x recompute all", 10**8, 900.0),

@@ -1,9 +1,9 @@
 """Relatives of the published instances: same families, but of our own making.
 
 Perfect packings known from how they are made (of minimalloc's kind, 1048576 bytes), and
-traces of models (of the kind of SOMAS and the IOPDDL comparison), some made from published
-ones and some from nothing. Lifetimes are `lower, upper`, sizes in bytes; every maker
-takes a seed and gives the same problem for it everywhere.
+traces of models (of the kind of SOMAS and the IOPDDL comparison), some made from
+published ones and some from nothing. Lifetimes are `lower, upper`, sizes in bytes;
+every maker takes a seed and gives the same problem for it everywhere.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""One program: what the search returns at several budgets, and what its baselines do."""
+"""One program: what the search and its baselines return at several budgets."""
 
 import dataclasses
 import json
@@ -64,7 +64,7 @@ def _kept(search: Searching, actions: Actions) -> tuple[Any, ...]:
     for unit in search.units:
         for action in plan.actions[unit.name]:
             kept = unit.kept(action)
-            how = action.kind, action.chunks, action.every, action.unroll
+            how = action.kind, action.chunks, action.segment_length, action.unroll
             found.append((*how, kept.saved, kept.offloaded, kept.ahead))
     return tuple(found)
 
@@ -91,7 +91,7 @@ def _nearest(unit: Unit, choices: Mapping[str, Candidate], name: str) -> str:
     distances = []
     for other, candidate in choices.items():
         action = candidate.action
-        plain = action.can_group and action.every == 1 and not action.unroll
+        plain = action.can_group and action.segment_length == 1 and not action.unroll
         if action.kind != "invert" and plain:
             mine = unit.kept(action)
             size = abs(mine.device_bytes - kept.device_bytes)
@@ -190,8 +190,8 @@ def comparison(
       kinds: The baselines.
 
     Returns:
-      Budgets, each with the search's answer and every baseline's best (None where none of
-      its proposals fits), what the program takes as it is written, the fastest that
+      Budgets, each with the search's answer and every baseline's best (None where none
+      of its proposals fits), what the program takes as it is written, the fastest that
       take no more, compiles and seconds.
     """
     search = searched.search
@@ -250,7 +250,7 @@ def search_again(
     for what, value in searched.about().items():
         if known[what] != value:
             raise rr.UserError(
-                f"baselines' figures cannot stay, {what.replace('_', ' ')} is now {value} "
+                f"baselines' figures cannot stay, {what.replace('_', ' ')} is {value} "
                 f"and was {known[what]}: write --again instead"
             )
     number = len(known["budgets"])
@@ -295,7 +295,7 @@ def _only_recomputes(row: Row) -> bool:
     return all(
         a.kind in ("save", "recompute")
         and a.can_group
-        and a.every == 1
+        and a.segment_length == 1
         and not a.unroll
         for a in actions
     )

@@ -2,9 +2,9 @@
 
     python -m experiments.bench.milp_speed
 
-96 layers, 12 candidates each, 40 random all_options, of which some have bases that differ as
-working spaces do. Every choice is made three times, and the fastest counts. Prints the
-median and the worst; 1 if the worst is 0.2 s or more.
+96 layers, 12 candidates each, 40 random all_options, of which some have bases that
+differ as working spaces do. Every choice is made three times, and the fastest counts.
+Prints the median and the worst; 1 if the worst is 0.2 s or more.
 """
 
 import random
@@ -48,7 +48,8 @@ def main(options: Options) -> int:
     worst = max(seconds)
     print(
         f"{options.layers} layers, {options.candidates} candidates, "
-        f"{options.all_options} all_options: median {statistics.median(seconds):.3f} s, "
+        f"{options.all_options} all_options: median {statistics.median(seconds):.3f} "
+        "s, "
         f"worst {worst:.3f} s of processor time"
     )
     return 0 if worst < options.limit_s else 1

@@ -178,7 +178,7 @@ def _knows_only(action: rr.Action, way: str) -> bool:
 
 
 def _choose(search: Searching, way: str, limit: float) -> policies.Assignment | None:
-    """A assignment among layers that know only one way, all of whose costs are exact."""
+    """An assignment of one action beside SAVE, all of whose costs are exact."""
     while True:
         all_options = []
         for unit_options in search.options:

@@ -4,8 +4,8 @@
 
 Units with eight names have 256 sets of values to keep. Every one is compiled, the same
 for all layers, and at six budgets the searched plan is held against the fastest that
-fits. Those are iterations of a loop, so that plan may not unroll layers; what the search
-gains when it may is printed beside it. Writes `experiments/results/regret.json`.
+fits. Those are iterations of a loop, so that plan may not unroll layers; what the
+search gains when it may is printed beside it. Writes `experiments/results/regret.json`.
 """
 
 import itertools

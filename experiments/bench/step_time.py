@@ -1,4 +1,4 @@
-"""The step-time estimator against the machine: estimated and measured step times, policy by policy.
+"""Estimated against measured step times, policy by policy.
 
     python -m experiments.bench.step_time
 
@@ -7,8 +7,8 @@ less): ten policies of each of three programs, in turn, round after round; the f
 step of each counts, because whatever else runs on the machine only adds, and of several
 places in memory the median. Before it the card is calibrated. Prints the rank
 correlation (Spearman) of estimates and measurements, and how much slower than the best
-policy the one is the one estimated to be fastest. On a GPU: twelve programs, and the median
-error before and after calibration.
+policy the one is the one estimated to be fastest. On a GPU: twelve programs, and the
+median error before and after calibration.
 Writes `experiments/results/step-time-cpu.json`, or `step-time-NAME.json` of a card.
 """
 

@@ -1,10 +1,10 @@
 """A search whose every program is also run, on a machine that is at hand.
 
-What the step-time estimator says of a kernel follows from its arithmetic and its traffic. Where the
-target is this very machine, the kernels of every program that the search has compiled
-can be timed, each among the others of its program, and the estimator then adds up those.
-Layers are costed by them, in programs cut short; of a whole program the sum is what its
-steps take.
+What the step-time estimator says of a kernel follows from its arithmetic and its
+traffic. Where the target is this very machine, the kernels of every program that the
+search has compiled can be timed, each among the others of its program, and the
+estimator then adds up those. Layers are costed by them, in programs cut short; of a
+whole program the sum is what its steps take.
 """
 
 import contextlib

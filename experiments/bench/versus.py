@@ -197,10 +197,10 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def gains(found: Mapping[str, Any], baseline: str) -> list[float | None]:
-    """At each budget the search's throughput over a baseline's; nothing if it was not run.
+    """At each budget the search's throughput over a baseline's; nothing if not run.
 
-    None where the baseline has no plan that fits; not a number where the search has none,
-    which no promise allows.
+    None where the baseline has no plan that fits; not a number where the search has
+    none, which no promise allows.
     """
     listed: list[float | None] = []
     for at in found["budgets"]:
@@ -317,9 +317,10 @@ def summary(done: Mapping[str, Mapping[str, Any]]) -> str:
 def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """How budgets are met: closely, or nothing known says that more would help.
 
-    What is left helps nobody where no plan at any budget, a baseline's or a searched one,
-    is faster, where the plan's kinds of layers and one more, held to what it really
-    took, make nothing faster that fits, or where no mix of all that has a cost can be.
+    What is left helps nobody where no plan at any budget, a baseline's or a searched
+    one, is faster, where the plan's kinds of layers and one more, held to what it
+    really took, make nothing faster that fits, or where no mix of all that has a cost
+    can be.
     """
     kinds = {
         f"within {_LEAST_LEFT:.1%}": 0,
@@ -406,7 +407,8 @@ def _against_the_baseline(done: Mapping[str, Mapping[str, Any]]) -> list[str]:
             mean = geometric_mean(values)
             if mean is not None:
                 lines.append(
-                    f"{group} programs, {kind} against the baseline, at no more memory: "
+                    f"{group} programs, {kind} against the baseline, at no more "
+                    "memory: "
                     f"{mean:.3f} ({min(values):.3f} to {max(values):.3f})"
                 )
     return lines

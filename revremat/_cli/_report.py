@@ -183,7 +183,8 @@ class Report:
     def _read(self) -> list[Measurement]:
         if not self.target:
             raise UserError(
-                "a dump does not say how much memory its device has: write --target, as "
+                "a dump does not say how much memory its device has: write --target, "
+                "as "
                 "in --target h100:8"
             )
         if self.set:

@@ -84,7 +84,7 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
                 "this program; search again."
             )
     lost = Lost()
-    if plan.in_order:
+    if plan.gradient_barrier:
         lost.add(
             "the gradient barrier: without it the compiler may put gradients of "
             "weights off and hold the values they are computed from; use `rr.apply`"
@@ -220,9 +220,10 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
         lost.add("recomputing {names} a layer early; use `rr.apply`", unit, ahead)
     if action.chunks != 1:
         lost.add(f"computing it in {action.chunks} chunks; use `rr.apply`", unit)
-    if action.every != 1:
+    if action.segment_length != 1:
         lost.add(
-            f"keeping the input of every {action.every}th layer alone; write a scan of "
+            f"segments of {action.segment_length} layers, whose inputs alone are "
+            "kept; write a scan of "
             "checkpointed scans, or use `rr.apply`",
             unit,
         )

@@ -9,7 +9,7 @@ from revremat._format import format_bytes
 from revremat._plan import Plan, UnitPlan
 from revremat._report._text import new_table, render
 
-PLANS_SCHEMA = 1
+PLANS_SCHEMA = 2
 _ABSENT = "not in the plan"
 
 
@@ -59,13 +59,13 @@ def _about(plan: Plan) -> dict[str, Any]:
         "target": plan.target,
         "budget_bytes": plan.budget_bytes,
         "compiled_bytes": plan.compiled_bytes,
-        "in_order": plan.in_order,
+        "gradient_barrier": plan.gradient_barrier,
     }
 
 
 def _told(side: dict[str, Any], key: str) -> str:
     if key == "gradient barrier":
-        return "yes" if side["in_order"] else ""
+        return "yes" if side["gradient_barrier"] else ""
     value = side.get(key, side.get(f"{key}_bytes"))
     if value is None:
         return ""

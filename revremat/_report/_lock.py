@@ -120,7 +120,8 @@ def _growth(m: Measurement, entry: Entry, tolerance: float) -> list[str]:
     sentence = (
         f"{m.program} on {m.target} takes {format_bytes(after)}, "
         f"{format_bytes(after - before)} ({100 * (after / before - 1):.1f} %) more "
-        f"than the lock's {format_bytes(before)}: {blame or 'fragmentation between buffers'}"
+        f"than the lock's {format_bytes(before)}: "
+        f"{blame or 'fragmentation between buffers'}"
     )
     if entry.versions != m.versions:
         sentence += f" (locked with {entry.versions}; this is {m.versions})"

@@ -21,7 +21,8 @@ class Heuristics:
       far_off: Compiled bytes over expected ones from where a cost is not believed.
       step_below: Share of the budget by which a limit goes down beyond the error that
         was seen, so that the same choice does not come again.
-      num_runners_up: Other assignments compiled beside the best. A third gained nothing.
+      num_runners_up: Other assignments compiled beside the best. A third gained
+        nothing.
       near_bytes: Bytes over budget up to which the smallest assignment is tried.
       near_time: Expected time over the best one up to which a runner-up may still win:
         whole programs differ from their layers' sum by about 2 %.

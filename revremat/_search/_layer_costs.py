@@ -60,15 +60,15 @@ def cuts(unit: Unit, action: Action) -> list[tuple[Action, ...]]:
             return [whole]
         return [(RECOMPUTE,) * (n - n // 2) + half, whole]
     few, more = DEPTHS if n > DEPTHS[1] else (max(1, n // 2), n)
-    if action.every > 1:  # whole segments, and several: one is no loop
-        few, more = 2 * action.every, 4 * action.every
+    if action.segment_length > 1:  # whole segments, and several: one is no loop
+        few, more = 2 * action.segment_length, 4 * action.segment_length
     return [(action,) * few, (action,) * more]
 
 
 def first_cuts(unit: Unit, candidates: Iterable[Candidate]) -> list[tuple[Action, ...]]:
     """One for each candidate; two for segments, whose cuts are longer."""
     few = list(candidates)
-    segmented = [cuts(unit, c.action)[0] for c in few if c.action.every > 1]
+    segmented = [cuts(unit, c.action)[0] for c in few if c.action.segment_length > 1]
     return [*segmented, *(cuts(unit, c.action)[-1] for c in few)]
 
 
@@ -146,8 +146,8 @@ class LayerCosts:
 
     Attributes:
       unit: The unit.
-      offered: All of its candidates so far; one is called `recompute all` and keeps nothing but
-        the input.
+      offered: All of its candidates so far; one is called `recompute all` and keeps
+        nothing but the input.
       probe: From the first layers' actions to what was measured; None for what was not,
         or could not be compiled.
       has_failed: Whether such a shortened program could not be compiled.
@@ -259,7 +259,7 @@ class LayerCosts:
         options = []
         for name, candidate in self.candidates.items():
             kept, action = self.unit.kept(candidate.action), candidate.action
-            differs = action.unroll or action.every > 1
+            differs = action.unroll or action.segment_length > 1
             if name != beside and not (differs or kept.ahead or action.on_host):
                 options.append((kept.recompute_flops, kept.device_bytes, name))
         return [name for *_, name in sorted(options)[:number]]

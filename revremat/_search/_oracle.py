@@ -87,7 +87,9 @@ class CompilerOracle:
         if isinstance(key, ProgramKey):
             if key.actions is None:
                 return step_of(self.problem, self.problem.loss)
-            plan = self.graph.plan(dict(key.actions), in_order=key.gradient_barrier)
+            plan = self.graph.plan(
+                dict(key.actions), gradient_barrier=key.gradient_barrier
+            )
             loss = apply(self.problem.loss, plan)
             return step_of(self.problem, _noted(loss, note))
         barrier = key.gradient_barrier

@@ -158,4 +158,6 @@ def _first_layers(
         host_names=whole.host_names[:n],
     )
     found = {unit.name: unit for unit in traced.units}
-    return Decision(found[name], plan, shortened=True, in_order=gradient_barrier)
+    return Decision(
+        found[name], plan, shortened=True, gradient_barrier=gradient_barrier
+    )

@@ -221,7 +221,7 @@ class State:
         if key.actions is None:
             return None
         actions = dict(key.actions)
-        return self.space.graph.plan(actions, in_order=key.gradient_barrier)
+        return self.space.graph.plan(actions, gradient_barrier=key.gradient_barrier)
 
     def row(self, key: ProgramKey) -> Row | None:
         """What is told of a whole program; None if it is not known to compile."""
@@ -340,7 +340,7 @@ class State:
 
     def is_costed(self, row: Row) -> bool:
         """Whether all actions of a program have costs: presets need not have any."""
-        if row.plan is None or row.plan.in_order != self.gradient_barrier:
+        if row.plan is None or row.plan.gradient_barrier != self.gradient_barrier:
             return False
         actions = self.decided(row)
         return actions.keys() == self.costs.keys() and all(
@@ -358,7 +358,7 @@ class State:
         """The key of one of the rows."""
         if row.plan is None:
             return BASELINE
-        return ProgramKey.of(row.plan.actions, row.plan.in_order)
+        return ProgramKey.of(row.plan.actions, row.plan.gradient_barrier)
 
     # ---- Costs -----------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ _File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint=
 
 @dataclass(frozen=True)
 class AllocateOptions:
-    """Assigns offsets to buffers with known lifetimes in as little memory as possible."""
+    """Gives buffers with known lifetimes offsets in as little memory as possible."""
 
     file: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")]
     """CSV file with columns id, lower, upper (exclusive), size, and more if needed."""

@@ -71,7 +71,8 @@ class Infeasible:
             )
         return (
             f"the buffers do not fit into {self.capacity_bytes} bytes: an exhaustive "
-            f"search of {self.nodes} nodes found no assignment of offsets (the largest section alone "
+            f"search of {self.nodes} nodes found no assignment of offsets (the "
+            "largest section alone "
             f"takes {self.bound.size_bytes} bytes)"
         )
 

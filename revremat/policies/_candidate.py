@@ -30,9 +30,9 @@ class Candidate:
 def preset(unit: Unit, name: str) -> Candidate:
     """A preset for a unit.
 
-    `save all` keeps what plain autodiff keeps, `recompute all` the layer's input alone, `dots` the
-    results of matrix products as well, `dots_no_batch` only of those without batch
-    dimensions (products with weights).
+    `save all` keeps what plain autodiff keeps, `recompute all` the layer's input alone,
+    `dots` the results of matrix products as well, `dots_no_batch` only of those without
+    batch dimensions (products with weights).
 
     Args:
       unit: From a graph.

@@ -1,7 +1,7 @@
 """Candidates: the ways back worth compiling for a unit, out of very many.
 
-Minimum cuts, subsets of what is expensive to recompute or tagged, and sets that have names
-elsewhere make a pool. A cheap model of bytes against time drops what another does
+Minimum cuts, subsets of what is expensive to recompute or tagged, and sets that have
+names elsewhere make a pool. A cheap model of bytes against time drops what another does
 better in both, and thins out the rest; presets, offloading, inversion and chunks, of
 which the model knows little, always stay.
 """
@@ -82,7 +82,8 @@ class Pool:
         """As `candidates` says."""
         if most < 2:
             raise UserError(
-                f"most={most} leaves no choice: `recompute all` and `save all` are always among the "
+                f"most={most} leaves no choice: `recompute all` and `save all` are "
+                "always among the "
                 "candidates, so write 2 or more"
             )
         unit = self.unit
@@ -149,7 +150,8 @@ def candidates(
       offload: Whether the target has host memory to offload to.
       ahead: Whether to propose recomputing a layer early (it hides under collectives).
       most: How many, at most; 2 or more. Presets and ways that the cheap model cannot
-        judge come first; of fewer than eight, only the presets `recompute all` and `save all`.
+        judge come first; of fewer than eight, only the presets `recompute all` and
+        `save all`.
       rates: Of the target, for the cheap model.
 
     Returns:
@@ -180,7 +182,7 @@ def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
         flops = round(kept.recompute_flops / max(1.0, _LEAST_GAIN * most_flops))
         inverts = action.kind == "invert"
         size = (kept.device_bytes, kept.host_bytes)
-        key = (*size, flops, kept.ahead, inverts, action.chunks, action.every)
+        key = (*size, flops, kept.ahead, inverts, action.chunks, action.segment_length)
         if key not in seen:
             seen.add(key)
             distinct.append(candidate)

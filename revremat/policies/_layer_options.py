@@ -1,4 +1,4 @@
-"""UnitOptions: what layers may cost; Assignment: how many take which; what a assignment takes."""
+"""UnitOptions: what layers may cost; Assignment: how many take which, at what cost."""
 
 import dataclasses
 import math
@@ -23,8 +23,8 @@ class LayerCost:
         gradients, working space.
       host_bytes: Kept on the host, per device.
       time_us: Of one layer's forward and backward pass.
-      shortest_run: How many layers it is given at least, if any; the cost of an iteration of
-        a loop holds for loops of two and more.
+      shortest_run: How many layers it is given at least, if any; the cost of an
+        iteration of a loop holds for loops of two and more.
 
     Example:
       >>> from revremat.policies import LayerCost

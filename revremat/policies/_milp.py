@@ -2,8 +2,8 @@
 
 Layers of one unit are equal, so a mix is a count per action. Their order is free, and
 one order is best: what keeps least runs first, so that in the backward pass, which
-starts at the other end, most has been given back when the layers that recompute most need
-their working space. The peak is then the largest over these moments,
+starts at the other end, most has been given back when the layers that recompute most
+need their working space. The peak is then the largest over these moments,
 
     what is still kept + the working space of the layers being differentiated,
 

@@ -62,7 +62,8 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
     Args:
       joint: A unit's graph.
       weights: What counts how much.
-      banned: Positions of operations that are not to be run again, beside effectful ones.
+      banned: Positions of operations that are not to be run again, beside effectful
+        ones.
 
     Raises:
       UserError: A value that cannot be recomputed has no name to keep it by.
@@ -127,7 +128,8 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
     if value >= infinite:
         reasons = {op.effectful for op in unit.operations if op.effectful}
         raise UserError(
-            f"unit {unit.name!r} makes a value without a name that cannot be recomputed "
+            f"unit {unit.name!r} makes a value without a name that cannot be "
+            "recomputed "
             f"({'; '.join(sorted(reasons))}); tag it with `rr.name`."
         )
     kept = frozenset(k for k, _ in keep if near[entry[k]] and not near[exit_[k]])

@@ -1,7 +1,7 @@
 """Proposals: sets to keep and other ways back, before anything judges them.
 
-Minimum cuts, subsets of what is expensive to recompute or tagged, and what a model of bytes
-against time cannot judge: offloading, inversion, segments and chunks.
+Minimum cuts, subsets of what is expensive to recompute or tagged, and what a model of
+bytes against time cannot judge: offloading, inversion, segments and chunks.
 """
 
 import math
@@ -41,10 +41,10 @@ def cheap_names(unit: Unit, corners: Sequence[Cut]) -> list[str]:
 def cuts(
     joint: Joint, names: Sequence[str], corners: Sequence[Cut], beside: Sequence[str]
 ) -> list[Candidate]:
-    """Minimum cuts, then subsets of compute-intensive names with what is cheap beside them.
+    """Minimum cuts, then subsets of compute-intensive names and what is cheap.
 
-    Where nothing is compute-intensive, single values: what fusion makes of them no model foresees,
-    and some take the place of an input, for no bytes at all.
+    Where nothing is compute-intensive, single values: what fusion makes of them no
+    model foresees, and some take the place of an input, for no bytes at all.
     """
     unit = joint.unit
     partitioner = cut(joint, Weights(recomputing=0.0), bans(joint))
@@ -256,7 +256,7 @@ def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
         every = 2 ** max(1, round(math.log2(max(best, 1))))
         if 4 * every <= unit.num_layers:
             label = f"{name}, segments of {every}"
-            found.append(Candidate(label, replace(action, every=every)))
+            found.append(Candidate(label, replace(action, segment_length=every)))
     return found
 
 
@@ -270,7 +270,7 @@ def _is_made_of(unit: Unit, name: str, other: str) -> bool:
 
 
 def _offloads(unit: Unit, names: Sequence[str]) -> list[Candidate]:
-    """The inputs; the most expensive value, other products saved; all products; and so on.
+    """The inputs; the costliest value, other products saved; all products; and so on.
 
     With a layer's inputs on the host nothing of it is left on the device, and they have
     all of the forward pass to get there and all of the backward pass to come back.

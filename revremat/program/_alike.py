@@ -28,8 +28,8 @@ def layers_alike(
     Args:
       stretch: Where.
       least_bytes: What they have to make without a product of matrices.
-      within: A loop whose iterations may be groups of such layers: these hand on no more
-        than the groups do.
+      within: A loop whose iterations may be groups of such layers: these hand on no
+        more than the groups do.
 
     Returns:
       For each kind of layers all of them; nothing where there are no two kinds.

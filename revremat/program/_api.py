@@ -20,8 +20,8 @@ def name(x: Any, name: str) -> Any:
     """Tag an array, so that plans can say how it comes back.
 
     The identity, at no cost. A plan that keeps the tagged value keeps that very value:
-    whatever else the derivative needs is recomputed from it. `jax.checkpoint` policies see
-    the same name.
+    whatever else the derivative needs is recomputed from it. `jax.checkpoint` policies
+    see the same name.
 
     Args:
       x: An array, or a pytree of arrays, which then get `name_0`, `name_1`, ...

@@ -130,7 +130,7 @@ class _Backward:
         return replace(state, fetched=None)
 
     def _fetch_first(self, kept, t: int, cotangents):
-        """What the first iteration of a backward loop begins with, once it is wanted."""
+        """What a backward loop's first iteration begins with, once it is wanted."""
         on_host = kept[-1][1]
         if not on_host:
             return [], cotangents
@@ -184,7 +184,7 @@ class _Backward:
         return fetched, replace(state, fetched=coming), cotangents
 
     def _ahead(self, segment: Segment, kept, state: _Gradients):
-        """While one layer's gradients are computed, recompute part of the layer below."""
+        """Recompute part of the layer below beside one layer's gradients."""
         plan, last = self.engine.kept[segment.pattern[0]], segment.repeats - 1
         inverts, kept = segment.pattern[0].kind == "invert", kept[0]
 

@@ -131,4 +131,6 @@ class Engine:
 def _check_repeatable(layer: Layer, unit: str) -> None:
     for op in layer.passes.forward.ops:
         if why := cannot_recompute(op):
-            raise UserError(f"{unit} cannot be run twice, as `every` would: {why}.")
+            raise UserError(
+                f"{unit} cannot be run twice, as `segment_length` would: {why}."
+            )

@@ -112,7 +112,7 @@ def only_used(engine: Engine, consts, xs):
         for op in (*kept.early, *kept.late):
             used.update(op.inputs)
     for action, kept in engine.kept.items():
-        if action.every > 1:
+        if action.segment_length > 1:
             for op in _layer.advancing(engine.layer, kept):
                 used.update(op.inputs)
             used.update(a for a in engine.layer.carried_out if isinstance(a, Value))

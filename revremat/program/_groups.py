@@ -1,8 +1,8 @@
 """Layers of unrolled groups: four of one kind and one of another, several times over.
 
-Such a group is an iteration of a loop, but its layers are what a person would checkpoint:
-computed again one at a time, they take less than all of them together. Equal layers of
-all groups are one unit, wherever they stand.
+Such a group is an iteration of a loop, but its layers are what a person would
+checkpoint: computed again one at a time, they take less than all of them together.
+Equal layers of all groups are one unit, wherever they stand.
 """
 
 import numpy as np

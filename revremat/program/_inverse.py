@@ -122,7 +122,8 @@ def undone(
             known.get(a, a) if isinstance(a, Value) else a for a in op.inputs
         )
         if op.kind == "stop_gradient" and wanted.keys().isdisjoint(op.outputs):
-            # Nothing here is differentiated, and behind it duplicates are not known as such.
+            # Nothing here is differentiated, and behind it duplicates are not known as
+            # such.
             known.update(zip(op.outputs, inputs, strict=True))
             continue
         key = same_result(op, inputs)

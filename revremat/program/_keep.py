@@ -124,8 +124,8 @@ class Kept:
     Attributes:
       saved: Values kept on the device, forward to backward; may hold layer inputs.
       offloaded: Values kept in host memory.
-      ahead: Values recomputed one layer early; for INVERT, the layer's inputs and whatever
-        else comes of undoing it.
+      ahead: Values recomputed one layer early; for INVERT, the layer's inputs and
+        whatever else comes of undoing it.
       early: The operations that recompute those.
       late: The operations that recompute all other residuals; for INVERT, those of the
         layer's inverse among them.

@@ -1,4 +1,4 @@
-"""Layouts: between written out layers arrays lie as they do between a loop's iterations."""
+"""Layouts: arrays lie between unrolled layers as they do between a loop's iterations."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -2,8 +2,8 @@
 
 `jax.vjp` is traced twice: once to see what the forward pass computes and which of its
 values the backward pass takes (the *residuals*), once to see the backward pass itself.
-Any set of the forward program's values may then be kept and the residuals recomputed from
-them; what plain autodiff keeps is only one choice among many.
+Any set of the forward program's values may then be kept and the residuals recomputed
+from them; what plain autodiff keeps is only one choice among many.
 """
 
 from collections.abc import Iterable, Sequence

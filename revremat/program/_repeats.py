@@ -2,10 +2,10 @@
 
 The operations of a program are compared as tokens (what they do, on which shapes); the
 longest stretch that equals itself shifted by some period is a loop, if the values flow
-in the same way in every iteration. Turns are layers if they have a product of matrices, or
-if they make a good part of what the program makes. Where in the period an iteration begins is
-chosen so that the least is carried from iteration to iteration, which for a residual network is
-the residual stream.
+in the same way in every iteration. Turns are layers if they have a product of matrices,
+or if they make a good part of what the program makes. Where in the period an iteration
+begins is chosen so that the least is carried from iteration to iteration, which for a
+residual network is the residual stream.
 
 A few passes through a network of many layers, as a loss of pairs has them, are
 no layers: those of each pass are, and equal ones are one unit in the end.
@@ -31,7 +31,7 @@ _MOST_PASSES = 4
 _MOST_LOOP = 0.5
 """Of what a pass makes, by a loop within it."""
 _LACKING = 0.1
-"""Of two iterations: what the first layer reads may need no operation that others have."""
+"""Of two: what the first layer reads may need no operation that others have."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def _longest(
 
 
 def _within_passes(piece: _Piece, best: Loop, least_bytes: float) -> Loop | None:
-    """The longest loop within passes through a network, if iterations are such passes."""
+    """The longest loop within passes through a network, if these are iterations."""
     start, period, length = best
     if (passes := length // period) > _MOST_PASSES:
         return None
@@ -216,7 +216,8 @@ def _carried_bytes(stretch: Stretch, loop: Loop) -> list[int]:
             used = stretch.last_use.get(out, -1)
             if used >= len(stretch):
                 used = k + period
-            # The iteration begins at the maker or before, ends after it and before the use.
+            # The iteration begins at the maker or before, ends after it and before the
+            # use.
             first, last = max(start, k - period + 1), min(k, used - period)
             last = min(last, start + period - 1)
             if first <= last:
@@ -226,7 +227,7 @@ def _carried_bytes(stretch: Stretch, loop: Loop) -> list[int]:
 
 
 def _same_rotations(stretch: Stretch, loop: Loop) -> np.ndarray:
-    """With which operations iterations may begin so that values flow alike in all of them.
+    """With which operations iterations may begin so that values flow alike in all.
 
     Where a value comes from only has to be the same if it is made in the iteration: the
     later in its iteration an operation stands, the more of what it takes is.

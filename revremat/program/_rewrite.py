@@ -44,17 +44,17 @@ class Decision:
       plan: An action for each of its layers.
       shortened: Whether there may be fewer actions than layers; the layers beyond them
         are left out.
-      in_order: Whether layers outside of loops compute all of their gradients before
-        the backward pass goes on.
+      gradient_barrier: Whether layers outside of loops compute all of their gradients
+        before the backward pass goes on.
     """
 
     unit: FoundUnit
     plan: UnitPlan
     shortened: bool = False
-    in_order: bool = False
+    gradient_barrier: bool = False
 
     def within_recomputed(self) -> "Decision":
-        """The same where the layers around it are recomputed, and nothing outlives one."""
+        """The same where enclosing layers are recomputed, and nothing outlives one."""
         sites = tuple(replace(site, num_scans=0) for site in self.unit.sites)
         return replace(self, unit=replace(self.unit, sites=sites))
 
@@ -155,7 +155,7 @@ def steps_of(
         return
     for site in unit.sites:
         taken, actions = actions[: site.length], actions[site.length :]
-        step = partial(_run_site, site, unit.name, taken, decision.in_order)
+        step = partial(_run_site, site, unit.name, taken, decision.gradient_barrier)
         if site.kind != "scan" and not taken:
             step = partial(_skip_site, site, unit.chain)
         yield site.ops[0], site.ops, step
@@ -165,14 +165,16 @@ def _run_site(
     site: Site,
     name: str,
     actions: tuple[Action, ...],
-    in_order: bool,
+    gradient_barrier: bool,
     env: dict[Value, Any],
     inside: Any = None,
 ) -> None:
     if inside is not None:
         site = with_body(site, inside)
     values = [read(env, atom) for atom in site.inputs]
-    results = execute(site, f"unit {name!r}", actions, values, in_order=in_order)
+    results = execute(
+        site, f"unit {name!r}", actions, values, gradient_barrier=gradient_barrier
+    )
     env.update(zip(site.outputs, results, strict=True))
 
 
@@ -338,7 +340,7 @@ def execute(
     actions: tuple[Action, ...],
     values: Sequence[Any],
     *,
-    in_order: bool = False,
+    gradient_barrier: bool = False,
 ) -> list[Any]:
     """Run one site under its actions: its outputs, from its inputs."""
     args, number = list(values), actions[0].chunks if actions else 1
@@ -354,7 +356,7 @@ def execute(
             site.held,
             actions[0],
             label,
-            in_order=in_order,
+            gradient_barrier=gradient_barrier,
             layers=site.layers,
         )
         return run_unit(unit, args)

@@ -13,8 +13,8 @@ LONGEST_PATTERN = 4
 class Segment:
     """Layers from `start` on: the pattern, repeated.
 
-    With `group`, the pattern is one action, each iteration is so many of its layers, and
-    only what the first one is given is kept.
+    With `group`, the pattern is one action, each iteration is so many of its layers,
+    and only what the first one is given is kept.
     """
 
     start: int
@@ -43,8 +43,8 @@ def segments(actions: Sequence[Action], *, loops: bool = True) -> tuple[Segment,
     Twelve SAVE and twelve RECOMPUTE are two loops; the two alternating are one loop
     over a pattern of two. Layers that hand something from one to the next in the
     backward pass (INVERT, `ahead`) only form patterns of one. Equal neighbours with
-    `every` are cut into groups of that size and a smaller one that runs last; those
-    that are written out form no patterns, and without `loops` all are.
+    `segment_length` are cut into groups of that size and a smaller one that runs last;
+    those that are written out form no patterns, and without `loops` all are.
     """
     actions = tuple(actions)
 
@@ -52,7 +52,7 @@ def segments(actions: Sequence[Action], *, loops: bool = True) -> tuple[Segment,
     def best(start: int) -> tuple[int, tuple[Segment, ...]]:
         if start == len(actions):
             return 0, ()
-        if actions[start].every > 1:
+        if actions[start].segment_length > 1:
             grouped = _grouped(actions, start)
             cost, rest = best(start + sum(s.num_layers for s in grouped))
             return len(grouped) + cost, (*grouped, *rest)
@@ -85,15 +85,15 @@ def _grouped(actions: tuple[Action, ...], start: int) -> tuple[Segment, ...]:
     stop = start
     while stop < len(actions) and actions[stop] == actions[start]:
         stop += 1
-    every, pattern = actions[start].every, actions[start : start + 1]
-    iterations, rest = divmod(stop - start, every)
+    length, pattern = actions[start].segment_length, actions[start : start + 1]
+    iterations, rest = divmod(stop - start, length)
     found = (
-        Segment(start, iterations, pattern, every),
+        Segment(start, iterations, pattern, length),
         Segment(stop - rest, 1, pattern, rest),
     )
     return tuple(s for s in found if s.repeats and s.group)
 
 
 def _chained(action: Action) -> bool:
-    linked = action.kind == "invert" or bool(action.ahead) or action.every > 1
+    linked = action.kind == "invert" or bool(action.ahead) or action.segment_length > 1
     return linked or action.unroll

@@ -84,7 +84,7 @@ class Moves:
 
 
 def sink(repeat: Repeat, moves: Moves) -> Repeat:
-    """The loop, with the moves that only one of its iterations uses inside of that iteration.
+    """The loop, with the moves that only one of its iterations uses inside of that one.
 
     Args:
       repeat: What was found.
@@ -122,7 +122,7 @@ def _with_inside(
 
     @cache
     def alike(atoms: tuple[Atom, ...]) -> list[Op]:
-        """The operation that makes it in every iteration, if the iteration can make all of it.
+        """The operation that makes it in every iteration, if all of it can be made there.
 
         Half a way inside would only trade one form outside for another one.
         """

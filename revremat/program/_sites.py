@@ -57,7 +57,8 @@ class Site:
       chunks: The ways to split it, by number of chunks.
       layers: The body's two passes, for each mask that was asked for.
       within: Calls a function where the site stands, if that is inside `shard_map`.
-      num_scans: How many scans around it keep what it keeps, for all of their iterations.
+      num_scans: How many scans around it keep what it keeps, for all of their
+        iterations.
     """
 
     kind: str
@@ -146,7 +147,7 @@ def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
 
 
 def _takes_weights(op: Op, weights: set[Value]) -> bool:
-    """Whether a scan's iterations are layers with weights of their own; else time or chunks.
+    """Whether a scan's iterations are layers with own weights; else time or chunks.
 
     Such a loop can be a part of a layer.
     """

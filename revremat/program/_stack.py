@@ -67,11 +67,12 @@ class Stack:
                     f"{self.name}: INVERT needs the layer's inverse; give one with "
                     "`inverse=`, or choose another action."
                 )
-            if action.every != 1 and not action.can_group:
+            if action.segment_length != 1 and not action.can_group:
                 raise UserError(
-                    f"{self.name}: {action!r} keeps every {action.every}th layer's "
-                    "input on the device and recomputes the others from it; `every` goes "
-                    "with SAVE and RECOMPUTE, without `offload` and `ahead`."
+                    f"{self.name}: {action!r} keeps the input of one layer in "
+                    f"{action.segment_length} on the device and recomputes the others "
+                    "from it; `segment_length` goes with SAVE and RECOMPUTE, without "
+                    "`offload` and `ahead`."
                 )
             if action.chunks != 1:
                 raise UserError(

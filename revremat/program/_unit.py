@@ -27,9 +27,9 @@ class Unit:
       held: Which inputs are there in the backward pass anyway.
       action: How its residuals come back.
       name: What messages call it.
-      in_order: Whether all of its gradients are there before any of them is used. Else
-        the compiler may put those of its weights off, and hold what they are made of,
-        unless that came from the host.
+      gradient_barrier: Whether all of its gradients are there before any of them is
+        used. Else the compiler may put those of its weights off, and hold what they are
+        made of, unless that came from the host.
       layers: The body's two passes, for each mask that was asked for.
     """
 
@@ -38,7 +38,7 @@ class Unit:
     held: tuple[bool, ...]
     action: Action
     name: str
-    in_order: bool = False
+    gradient_barrier: bool = False
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 
     def passes(self, mask: tuple[bool, ...]) -> tuple[Layer, Kept]:
@@ -87,7 +87,7 @@ def run_unit(unit: Unit, args: Sequence[Any]) -> list[Any]:
         tied = _layer.tie(env, kept.late, tied)
         pulled = _layer.pull_back(layer, kept, env, tied)
         # What was fetched for gradients put off would be held until then.
-        if unit.in_order or kept.offloaded:
+        if unit.gradient_barrier or kept.offloaded:
             pulled = barrier(pulled)
         gradients = iter(pulled)
         return ([next(gradients) if on else None for on in static.mask],)

@@ -12,8 +12,9 @@ from revremat.program._api import stack
 class Stack(nnx.Module):
     """Equal layers one after the other, as one module with stacked parameters.
 
-    Dropout draws the same numbers when a layer is recomputed as it did the first time, and
-    running statistics move once: a layer's state before the call is an input of its,
+    Dropout draws the same numbers when a layer is recomputed as it did the first time,
+    and running statistics move once: a layer's state before the call is an input of
+      its,
     and the state after the call is taken from the forward pass alone.
 
     Args:

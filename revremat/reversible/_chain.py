@@ -18,8 +18,8 @@ from revremat.program._avals import instantiate, is_differentiable
 from revremat.reversible._coupling import (
     Coupling,
     chosen,
-    in_order,
     only_after,
+    together,
     vjp_of_run,
 )
 from revremat.reversible._replay import recall
@@ -137,7 +137,7 @@ def chain(
                     grads[k], ct = kept[k]((ct, aux))
                     y = None
                 elif kinds[k] == "recompute":
-                    y, ct = in_order(kept[k], ct)
+                    y, ct = together(kept[k], ct)
                     with jax.named_scope("rematted_computation"):
                         choose = partial(chosen, cotangents=auxes[k])
                         _, pull, _ = vjp_of_run(
@@ -145,12 +145,12 @@ def chain(
                         )
                     grads[k], ct = pull((ct, auxes[k]))
                 else:
-                    y, ct = in_order(kept[k] if ends[k] else y, ct)
+                    y, ct = together(kept[k] if ends[k] else y, ct)
                     y, grads[k], ct = couplings[k].pull_back(
                         params[k], y, ct, left, auxes[k]
                     )
                     y, ct = dtypes[k].cast(y), dtypes[k].cast(ct)
-            y, grads[k], ct = in_order(y, grads[k], ct)
+            y, grads[k], ct = together(y, grads[k], ct)
         return tuple(grads), ct, None
 
     # Most aux is not differentiated, which costs nothing where that is known.
@@ -336,9 +336,9 @@ class Sequential(Coupling):
         aux = (None,) * len(self.couplings) if aux is None else aux
         each = zip(self._zip(params, rest), aux, strict=True)
         for (coupling, own, left), beside in reversed(list(each)):
-            y, ct = in_order(y, ct)
+            y, ct = together(y, ct)
             y, grad, ct = coupling.pull_back(own, y, ct, left, beside)
-            y, grad, ct = in_order(y, grad, ct)
+            y, grad, ct = together(y, grad, ct)
             grads.insert(0, grad)
         return y, tuple(grads), ct
 

@@ -219,7 +219,7 @@ class Steps(Coupling):
                 groups = [(term,) for term in reversed(step.terms)]
             for group in groups:
                 self._undo(step, group, streams, cts, grads, params, rest, left)
-                streams, cts, grads = in_order(streams, cts, grads)
+                streams, cts, grads = together(streams, cts, grads)
             if step.join is None:
                 streams.pop()
                 cts.pop()
@@ -381,7 +381,7 @@ class Parallel(Coupling):
         each = zip(self._zip(params, y, rest), cotangent, aux, strict=True)
         for (c, p, s, r), ct, own in each:
             if done:
-                (s, ct), done[-1] = in_order((s, ct), done[-1])
+                (s, ct), done[-1] = together((s, ct), done[-1])
             done.append(c.pull_back(p, s, ct, r, own))
         xs, grads, cts = zip(*done, strict=True)
         return xs, grads, cts
@@ -433,7 +433,7 @@ class Halves(Coupling):
         self, params: Any, y: Any, cotangent: Any, rest: Any = None, aux: Any = None
     ) -> tuple[Any, Any, Any]:
         # All halves at once, or the whole stays for the half that is needed last.
-        y, cotangent = in_order(_split(y), _split(cotangent))
+        y, cotangent = together(_split(y), _split(cotangent))
         x, grads, ct = self.inner.pull_back(params, y, cotangent, rest, aux)
         return jnp.concatenate(x, axis=-1), grads, jnp.concatenate(ct, axis=-1)
 
@@ -497,7 +497,7 @@ def _plus(a: Any, b: Any) -> Any:
     return add(a, b if b.dtype == a.dtype else b.astype(a.dtype))
 
 
-def in_order(*trees: Any) -> Any:
+def together(*trees: Any) -> Any:
     """The same values, none of which is there before all of them are.
 
     It keeps a compiler from recomputing many steps before it differentiates one, which

@@ -386,8 +386,8 @@ class RevBiFPN(nnx.Module):
       config: Such as `REVBIFPN["S0"]`.
       rngs: For parameters, dropout and stochastic depth.
       reversible: Whether the stack is inverted in the backward pass and the neck
-        computed again; if not, this is the plain counterpart: the same function with all
-        activations stored.
+        computed again; if not, this is the plain counterpart: the same function with
+        all activations stored.
 
     Example:
       >>> from flax import nnx

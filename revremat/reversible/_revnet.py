@@ -103,7 +103,8 @@ class RevNet(nnx.Module):
       config: The defaults are RevNet-38.
       rngs: For parameters.
       reversible: Whether stages are inverted in the backward pass; if not, this is the
-        plain counterpart: the same function by plain autodiff, unless a plan says otherwise.
+        plain counterpart: the same function by plain autodiff, unless a plan says
+          otherwise.
 
     Example:
       >>> from flax import nnx

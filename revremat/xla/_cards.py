@@ -238,7 +238,8 @@ def _with_measurement(card: Card) -> Card:
         return with_changes(card, parse_json(text)["card"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"the device figures in {place} cannot be read ({error}): measure again with "
+            f"the device figures in {place} cannot be read ({error}): measure again "
+            "with "
             "'make card' or delete it"
         ) from None
 

@@ -109,8 +109,8 @@ class Cost:
       matmul_flops: In matrix units, a multiply-add as two, by dtype of the operands.
       other_flops: Elsewhere.
       bytes: Read from and written to device memory.
-      cold_bytes: Of these, entries of what a loop carries for all its iterations, and first
-        writes: no cache has them.
+      cold_bytes: Of these, entries of what a loop carries for all its iterations, and
+        first writes: no cache has them.
       step_bytes: What the whole step has in memory beside its arguments.
       matmuls: What `matmul_flops` is made of.
       functions: Elements by transcendental function (`tanh`); in `other_flops`, too.

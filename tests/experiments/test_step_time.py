@@ -1,4 +1,4 @@
-"""The benchmark of the step-time estimator, in tiny sizes: what it measures, keeps and costs."""
+"""The benchmark of the step-time estimator in tiny sizes."""
 
 import json
 

@@ -107,7 +107,7 @@ def test_untagged_cuts_are_those_of_the_tagged_program():
 
 
 def test_balanced_checkpointing_comes_out_by_itself():
-    """Products stay; what is elementwise, norms and gates, is recomputed (Yuan 2024)."""
+    """Products stay; what is elementwise, norms and gates, is not saved (Yuan 2024)."""
     unit = transformer()
     joint = Joint(unit)
     found = cut(joint, BYTES, bans(joint, ("compute-intensive", "reduction")))

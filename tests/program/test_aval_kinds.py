@@ -119,7 +119,7 @@ def every_action(unit):
     if unit.chained:
         cycles.append([RECOMPUTE(ahead=names[-1:])])
         if not any(op.effectful for op in unit.operations):
-            cycles.append([RECOMPUTE(every=2)])
+            cycles.append([RECOMPUTE(segment_length=2)])
     return [cycled(unit, cycle) for cycle in cycles]
 
 

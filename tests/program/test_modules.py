@@ -58,13 +58,13 @@ def test_equal_ones_are_layers_of_a_loop_as_before():
     assert {kind for _, kind, _ in units(Net((8,) * 6))} == {"repeat"}
 
 
-@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("gradient_barrier", [False, True])
 @pytest.mark.parametrize("action", [rr.SAVE, rr.RECOMPUTE])
-def test_gradients_are_those_of_plain_autodiff(action, in_order):
+def test_gradients_are_those_of_plain_autodiff(action, gradient_barrier):
     loss, params, x = made(Net())
     graph = rr.trace(loss, params, x)
     actions = {unit.name: action for unit in graph.units}
-    planned = rr.apply(loss, graph.plan(actions, in_order=in_order))
+    planned = rr.apply(loss, graph.plan(actions, gradient_barrier=gradient_barrier))
     pairs = zip(
         jax.tree.leaves(jax.jit(jax.grad(planned))(params, x)),
         jax.tree.leaves(jax.jit(jax.grad(loss))(params, x)),

@@ -134,7 +134,7 @@ MIXES = [
     [rr.OFFLOAD(unroll=True)] * 2 + [rr.SAVE(unroll=True)] * 2 + [rr.OFFLOAD] * 2,
     [rr.OFFLOAD] * 2 + [rr.OFFLOAD(unroll=True), rr.RECOMPUTE(unroll=True)] * 2,
     [rr.OFFLOAD, rr.SAVE] * 2 + [rr.OFFLOAD(unroll=True), rr.OFFLOAD],
-    [rr.OFFLOAD(unroll=True)] + [rr.RECOMPUTE(every=2)] * 4 + [rr.OFFLOAD],
+    [rr.OFFLOAD(unroll=True)] + [rr.RECOMPUTE(segment_length=2)] * 4 + [rr.OFFLOAD],
     [rr.OFFLOAD(unroll=True)] + [rr.RECOMPUTE(ahead=["tanh_0"])] * 4 + [rr.OFFLOAD],
 ]
 

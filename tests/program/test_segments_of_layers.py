@@ -15,14 +15,17 @@ from tests.program_kinds import normal
 LAYERS, WIDTH, ROWS = 11, 8, 4
 
 ACTIONS = {
-    "save": SAVE(every=4),
-    "recompute": RECOMPUTE(every=4),
-    "one name": RECOMPUTE(save=["hidden"], every=3),
-    "longer than the stack": RECOMPUTE(every=64),
-    "as long as the stack": SAVE(every=LAYERS),
-    "a mix": (RECOMPUTE(every=2),) * 5 + (SAVE,) * 2 + (SAVE(every=3),) * 4,
-    "one layer each": (SAVE(every=2), RECOMPUTE(every=2)) * 5 + (RECOMPUTE,),
-    "beside offloading": (OFFLOAD,) * 3 + (RECOMPUTE(every=4),) * 8,
+    "save": SAVE(segment_length=4),
+    "recompute": RECOMPUTE(segment_length=4),
+    "one name": RECOMPUTE(save=["hidden"], segment_length=3),
+    "longer than the stack": RECOMPUTE(segment_length=64),
+    "as long as the stack": SAVE(segment_length=LAYERS),
+    "an assignment of several": (RECOMPUTE(segment_length=2),) * 5
+    + (SAVE,) * 2
+    + (SAVE(segment_length=3),) * 4,
+    "one layer each": (SAVE(segment_length=2), RECOMPUTE(segment_length=2)) * 5
+    + (RECOMPUTE,),
+    "beside offloading": (OFFLOAD,) * 3 + (RECOMPUTE(segment_length=4),) * 8,
 }
 
 
@@ -102,10 +105,10 @@ def test_gradients_are_those_of_plain_autodiff_under_all_actions(loss):
 @pytest.mark.parametrize(
     ("loss", "names"),
     [
-        (backwards, ["a mix", "recompute"]),
+        (backwards, ["an assignment of several", "recompute"]),
         (with_a_key_carried, ["one name"]),
         (closing_over, ["save"]),
-        (unrolled, ["a mix", "one name"]),
+        (unrolled, ["an assignment of several", "one name"]),
     ],
 )
 def test_gradients_are_those_of_plain_autodiff(loss, names):
@@ -126,7 +129,8 @@ def assert_same_gradients(loss, actions):
 
 
 @pytest.mark.parametrize(
-    "action", ["recompute", pytest.param("a mix", marks=pytest.mark.slow)]
+    "action",
+    ["recompute", pytest.param("an assignment of several", marks=pytest.mark.slow)],
 )
 def test_gradients_agree_over_eight_devices(action):
     with jax.enable_x64(True):
@@ -144,7 +148,7 @@ def test_by_hand_as_by_plan():
     with jax.enable_x64(True):
         w, x = arguments()
         by_hand = lambda w, x: (
-            rr.stack(layer, w, x, actions=RECOMPUTE(every=4)) ** 2
+            rr.stack(layer, w, x, actions=RECOMPUTE(segment_length=4)) ** 2
         ).sum()
         assert_equal(gradients(by_hand, w, x), gradients(simple, w, x))
 
@@ -160,10 +164,11 @@ def kept_shapes(loss, *args):
 def test_only_the_inputs_of_segments_are_kept(every, iterations):
     """By JAX's own account: the leaves of its pullback."""
     args = arguments()
-    plan = rr.trace(simple, *args).plan({"scan_0": SAVE(every=every)})
+    plan = rr.trace(simple, *args).plan({"scan_0": SAVE(segment_length=every)})
     shapes = kept_shapes(rr.apply(simple, plan), *args)
     kept = [shape for shape in shapes if shape[-2:] == (ROWS, WIDTH)]
-    # All iterations but the last, which is shorter; and the stack's output, for the loss.
+    # All iterations but the last, which is shorter; and the stack's output, for the
+    # loss.
     assert sorted(kept) == sorted(
         [(iterations, ROWS, WIDTH), (ROWS, WIDTH), (ROWS, WIDTH)]
     )
@@ -186,7 +191,7 @@ def test_segments_save_memory_on_the_target(loss):
         return rr.measure(step, *specs, target="h100:1").memory.total_bytes
 
     one = 65536 * WIDTH * 4
-    full, segmented = size(RECOMPUTE), size(RECOMPUTE(every=8))
+    full, segmented = size(RECOMPUTE), size(RECOMPUTE(segment_length=8))
     assert full > 64 * one
     assert segmented < (64 / 8 + 8 + 6) * one
 
@@ -194,22 +199,25 @@ def test_segments_save_memory_on_the_target(loss):
 def test_a_unit_knows_what_segments_keep():
     (unit,) = rr.trace(simple, *arguments()).units
     whole = unit.kept(RECOMPUTE)
-    kept = unit.kept(RECOMPUTE(every=4))
+    kept = unit.kept(RECOMPUTE(segment_length=4))
     assert kept.device_bytes == whole.device_bytes // 4
     assert kept.recompute_flops == whole.recompute_flops + unit.forward_flops
 
 
 def test_a_plan_with_segments_is_read_back(tmp_path):
     args = arguments()
-    plan = rr.trace(simple, *args).plan({"scan_0": ACTIONS["a mix"]})
+    plan = rr.trace(simple, *args).plan({"scan_0": ACTIONS["an assignment of several"]})
     plan.save(tmp_path / "plan.json")
     again = rr.Plan.load(tmp_path / "plan.json")
     assert again == plan
-    assert "5 x RECOMPUTE(every=2), 2 x SAVE, 4 x SAVE(every=3)" in str(again)
+    assert (
+        "5 x RECOMPUTE(segment_length=2), 2 x SAVE, 4 x SAVE(segment_length=3)"
+        in str(again)
+    )
 
 
 def test_runs_are_cut_into_groups():
-    found = segments((RECOMPUTE(every=4),) * 10 + (SAVE,) * 3)
+    found = segments((RECOMPUTE(segment_length=4),) * 10 + (SAVE,) * 3)
     assert [(s.start, s.repeats, s.group, s.num_layers) for s in found] == [
         (0, 2, 4, 8),
         (8, 1, 2, 2),
@@ -224,10 +232,18 @@ def without_layers(w, x):
 @pytest.mark.parametrize(
     ("loss", "action", "sentence"),
     [
-        (without_layers, RECOMPUTE(every=4), "is no stack"),
-        (simple, OFFLOAD(every=4), "`every` goes with SAVE and RECOMPUTE"),
-        (simple, RECOMPUTE(ahead=["hidden"], every=4), "`every` goes with SAVE"),
-        (simple, INVERT(every=4), "INVERT"),
+        (without_layers, RECOMPUTE(segment_length=4), "is no stack"),
+        (
+            simple,
+            OFFLOAD(segment_length=4),
+            "`segment_length` goes with SAVE and RECOMPUTE",
+        ),
+        (
+            simple,
+            RECOMPUTE(ahead=["hidden"], segment_length=4),
+            "`segment_length` goes with SAVE",
+        ),
+        (simple, INVERT(segment_length=4), "INVERT"),
     ],
 )
 def test_what_cannot_form_segments_is_refused(loss, action, sentence):

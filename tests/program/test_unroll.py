@@ -1,4 +1,4 @@
-"""Layers that are written out, not iterations of a loop: same gradients, other programs."""
+"""Unrolled layers, not iterations of a loop: same gradients, other programs."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ ACTIONS = {
     "one name": RECOMPUTE(save=["hidden"], unroll=True),
     "host": OFFLOAD(unroll=True),
     "ahead": RECOMPUTE(ahead=["hidden"], unroll=True),
-    "segments": RECOMPUTE(every=4, unroll=True),
+    "segments": RECOMPUTE(segment_length=4, unroll=True),
     "beside a loop": (RECOMPUTE,) * 6 + (SAVE(unroll=True),) * 5,
     "between loops": (SAVE,) * 3 + (RECOMPUTE(unroll=True),) * 4 + (SAVE,) * 4,
     "two kinds": (RECOMPUTE(unroll=True),) * 6 + (SAVE(unroll=True),) * 5,

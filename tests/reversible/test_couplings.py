@@ -8,7 +8,7 @@ from jax.flatten_util import ravel_pytree
 
 import revremat as rr
 from revremat import reversible
-from revremat.reversible._coupling import in_order
+from revremat.reversible._coupling import together
 from tests.reversible import examples
 from tests.reversible.examples import assert_close, quick_jit, square_sum, stacked
 
@@ -30,7 +30,7 @@ def test_pulling_back_from_the_output_is_plain_autodiff(name):
     def both(params, x):
         y, pull = jax.vjp(lambda p, x: e.coupling.forward(p, x, e.rest), params, x)
         ct = jax.tree.map(jnp.cos, y)
-        return e.coupling.pull_back(params, *in_order(y, ct), e.rest), pull(ct)
+        return e.coupling.pull_back(params, *together(y, ct), e.rest), pull(ct)
 
     (x, *found), expected = both(e.params, e.x)
     assert_close(x, e.x, 1e-12)

@@ -88,12 +88,18 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
             kept += alive * one.device_bytes * (1.12 if stacked else 1.0)
             kept += 0 if on_host else alive * one.host_bytes
             host += alive * one.host_bytes if on_host else 0
-            again = 2 * one.recompute_flops if action.every > 1 else one.recompute_flops
+            again = (
+                2 * one.recompute_flops
+                if action.segment_length > 1
+                else one.recompute_flops
+            )
             moved = 2e-6 * one.host_bytes + 4e-7 * loop * one.device_bytes
             time_us += times * (2e-6 * loop * (flops + again) + moved)
             recomputed = unit.plain_bytes - one.device_bytes
             peak = unit.plain_bytes / action.chunks + 0.3 * max(0, recomputed)
-            work = max(work, peak * (action.every if action.every > 1 else 1))
+            work = max(
+                work, peak * (action.segment_length if action.segment_length > 1 else 1)
+            )
             if unit.kind == "block" and action.kind == "recompute":
                 put_off += 0.0 if has_barrier else 0.4 * unit.plain_bytes
     time_us *= 1.03 if has_barrier else 1.0

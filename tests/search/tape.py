@@ -55,22 +55,22 @@ def runs_text(actions: Sequence[Action]) -> str:
     return " + ".join(f"{n} {action_text(action)}" for action, n in runs)
 
 
-def plan_text(actions: Mapping[str, Sequence[Action]], in_order: bool) -> str:
+def plan_text(actions: Mapping[str, Sequence[Action]], gradient_barrier: bool) -> str:
     """A whole program."""
     text = "; ".join(f"{unit}: {runs_text(few)}" for unit, few in actions.items())
-    return text + (" | gradient barrier" if in_order else "")
+    return text + (" | gradient barrier" if gradient_barrier else "")
 
 
 def probe_text(
     unit: str,
     actions: Sequence[Action],
     others: Sequence[str],
-    in_order: bool,
+    gradient_barrier: bool,
     is_alone: bool,
 ) -> str:
     """A shortened program: a unit's first layers, others recomputing everything."""
     beside = "alone" if is_alone else f"beside {','.join(sorted(others)) or 'nothing'}"
-    order = " | gradient barrier" if in_order else ""
+    order = " | gradient barrier" if gradient_barrier else ""
     return f"first of {unit}: {runs_text(actions)} | {beside}{order}"
 
 
@@ -153,7 +153,7 @@ class Tape:
 def answer_data(fit: rr.Fit) -> dict[str, Any]:
     """What a search answers."""
     return {
-        "plan": plan_text(fit.plan.actions, fit.plan.in_order),
+        "plan": plan_text(fit.plan.actions, fit.plan.gradient_barrier),
         "fits": fit.plan.fits,
         "bytes": fit.measurement.memory.total_bytes,
         "step_us": fit.measurement.time.step_us,

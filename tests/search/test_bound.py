@@ -16,7 +16,7 @@ def runs(saved):
 
 def searched(budget, error, saved):
     """A state that knows one program, and how fast the fastest that fits is."""
-    how = {"recompute all": FULL, "save all": SAVE, "layers": 10, "kind": "repeat"}
+    how = {"full": FULL, "none": SAVE, "layers": 10, "kind": "repeat"}
     world = World({}, lambda _: error, **how)
     state, ask = world.state(budget)
     state = world.tried(state, ask, *runs(saved))

@@ -73,11 +73,11 @@ def test_segments_have_longer_probes_of_their_own():
     unit = scanned()
 
     def probe(actions):
-        size = 100 + sum(2 if action.every > 1 else 7 for action in actions)
-        took_us = 50 + sum(9 if action.every > 1 else 5 for action in actions)
+        size = 100 + sum(2 if action.segment_length > 1 else 7 for action in actions)
+        took_us = 50 + sum(9 if action.segment_length > 1 else 5 for action in actions)
         return Probe(size, 0, took_us)
 
-    segments = Candidate("segments", rr.RECOMPUTE(every=4))
+    segments = Candidate("segments", rr.RECOMPUTE(segment_length=4))
     few = (preset(unit, "recompute all"), preset(unit, "save all"), segments)
     costs = known(unit, few, probe)
     assert {len(cut) for cut in costs.first_probes} == {4, 8, 16}
@@ -112,7 +112,7 @@ def test_peeled_is_what_a_single_layer_can_be():
     """No segments, nothing recomputed ahead, sent to the host or unrolled again."""
     unit = scanned()
     others = [
-        Candidate("segments", rr.RECOMPUTE(every=4)),
+        Candidate("segments", rr.RECOMPUTE(segment_length=4)),
         Candidate("ahead", rr.RECOMPUTE(ahead=["dot_general_0"])),
         Candidate("on the host", rr.RECOMPUTE(offload=["input"])),
         Candidate("unrolled", rr.RECOMPUTE(unroll=True)),

@@ -20,7 +20,7 @@ CLOSE = {"close": (small("b"), Cost(10.0, 51.0))}
 
 
 def filled(world, budget, *runs, is_full=True, **fixed) -> Any:
-    """The best after a local search that starts from some runs, and whether it is that."""
+    """The best after a local search from some runs, and whether it is that."""
     state, ask = world.state(budget, **fixed)
     state = world.tried(state, ask, *runs)
     request = state.assignment_request({"u": runs})

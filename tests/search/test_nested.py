@@ -158,7 +158,7 @@ def nested_actions(outer, inner):
     [
         (rr.RECOMPUTE, rr.SAVE),
         (rr.RECOMPUTE, rr.RECOMPUTE),
-        (rr.RECOMPUTE(every=2), rr.RECOMPUTE(every=4)),
+        (rr.RECOMPUTE(segment_length=2), rr.RECOMPUTE(segment_length=4)),
         (rr.RECOMPUTE(unroll=True), rr.RECOMPUTE(unroll=True)),
     ],
     ids=repr,
@@ -203,7 +203,9 @@ def test_both_levels_take_less_than_either():
 
 
 def test_where_neither_level_fits_both_are_decided():
-    smallest = compiled_bytes(nested_actions(rr.RECOMPUTE, rr.RECOMPUTE(every=8)))
+    smallest = compiled_bytes(
+        nested_actions(rr.RECOMPUTE, rr.RECOMPUTE(segment_length=8))
+    )
     problem, target = rr.Problem(time_steps, abstract()), rr.target("h100:1")
     state, ask = begin(problem, target, unroll=False)
     state = decide(state.within(int(1.02 * smallest)), ask)
@@ -323,7 +325,7 @@ def test_loops_over_layers_are_no_parts_of_anything():
     [
         {"repeat_0": [rr.RECOMPUTE(save=["dot_general_0"])] * 3 + [rr.SAVE] * 2},
         {"scan_0": [rr.RECOMPUTE] * 7 + [rr.SAVE] * 13},
-        {"scan_0": rr.RECOMPUTE(every=2)},
+        {"scan_0": rr.RECOMPUTE(segment_length=2)},
         {"repeat_0": rr.RECOMPUTE, "scan_0": rr.RECOMPUTE},
         {"repeat_0": rr.RECOMPUTE, "scan_0": rr.SAVE},
     ],

@@ -60,7 +60,7 @@ def test_layers_of_a_loop_may_share_what_was_computed(layer):
     (unit,) = [unit for unit in graph.units if unit.num_layers == LAYERS]
     names = [residual.name for residual in unit.residuals]
     actions = [rr.RECOMPUTE(save=[name]) for name in names]
-    for action in (*actions, rr.SAVE, rr.RECOMPUTE, rr.RECOMPUTE(every=2)):
+    for action in (*actions, rr.SAVE, rr.RECOMPUTE, rr.RECOMPUTE(segment_length=2)):
         plan = graph.plan({unit.name: (action,) * LAYERS})
         same_gradients(rr.apply(loss, plan), loss, *args)
 

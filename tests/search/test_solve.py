@@ -47,7 +47,7 @@ def test_what_does_not_compile_is_followed_by_another():
 
     def failing(request):
         found = measure(request)
-        is_first = request.label == "3 x recompute all, 5 x save all"
+        is_first = request.label == "3 x recompute all + 5 x save all"
         return Failure(RuntimeError("no")) if is_first else found
 
     world._measured = failing
@@ -56,7 +56,7 @@ def test_what_does_not_compile_is_followed_by_another():
     assert world.asked[0] == (("recompute all", 3), ("save all", 5))
     assert len(world.asked) > 1
     assert state.fits
-    assert "3 x recompute all, 5 x save all" not in [
+    assert "3 x recompute all + 5 x save all" not in [
         row.name for row in state.rows.values()
     ]
 

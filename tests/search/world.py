@@ -69,7 +69,8 @@ class World:
     """What programs take.
 
     Attributes:
-      costs: From candidate to action and cost; `recompute all` and `save all` are there anyway.
+      costs: From candidate to action and cost; `recompute all` and `save all` are there
+        anyway.
       error: From runs of candidates to the bytes that the whole takes more.
       slower_us: Likewise, to time.
       peeled: Of a first (False) or last (True) layer that differs from the run beside

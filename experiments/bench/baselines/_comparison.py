@@ -21,7 +21,8 @@ class Comparison:
     Attributes:
       units: About which is decided; the same for everyone.
       compile: A whole program, by its name for people and the actions of its units
-        (None: the baseline); the answer is None for what cannot be expressed or compiled.
+        (None: the baseline); the answer is None for what cannot be expressed or
+        compiled.
       presets: Each unit's measured costs of the presets, by the presets' names.
     """
 

@@ -4,8 +4,8 @@ From its description: a layer's tensors stand in a fixed order, by contracting d
 and then output width, the largest first. All start on the device. On the ladder of
 rematerialization one after the other is recomputed instead; on the ladder of offloading
 one after the other goes to the host, and once all are there one after the other is
-recomputed. The first step that compiles within the budget is its answer; here the faster
-of the two ladders' answers counts.
+recomputed. The first step that compiles within the budget is its answer; here the
+faster of the two ladders' answers counts.
 
 What differs: it knows eleven names of a transformer's tensors. Here those are found by
 their part in the layer, and a program that is no transformer has the results of its
@@ -73,7 +73,7 @@ class Estimator(Baseline):
         return self.actions(remat=steps - away, offload=away - (steps - away))
 
     def actions(self, remat: int, offload: int) -> Actions:
-        """The first tensors recomputed, the next on the host, the others on the device."""
+        """The first tensors recomputed, the next on the host, the others saved."""
         host = self.tensors[remat : remat + offload]
         device = self.tensors[remat + offload :]
         found = {}

@@ -39,8 +39,8 @@ class Segments(Baseline):
     """Segments of sqrt(N) layers (Chen et al., 2016), half and twice as long, too.
 
     In a segment either everything is kept once it is run again, as Chen et al. do, or
-    each layer is recomputed from its input. Units that are no loop, and loops that are too
-    short for two segments, keep their layers' inputs, which are segments of one.
+    each layer is recomputed from its input. Units that are no loop, and loops that are
+    too short for two segments, keep their layers' inputs, which are segments of one.
     """
 
     name = "sqrt(N)"
@@ -70,7 +70,7 @@ def _segment(unit: Unit, factor: float, base: Action) -> Action:
     effectful = any(op.effectful for op in unit.operations)
     if unit.kind != "scan" or effectful or not 2 <= length <= unit.num_layers // 2:
         return RECOMPUTE
-    return base(every=length)
+    return base(segment_length=length)
 
 
 def segment_length(num_layers: int, factor: float = 1.0) -> int:

@@ -227,7 +227,8 @@ def _kinetics(target: Any, size: Size) -> rr.Problem:
     """Reactions that oscillate, cell by cell: where they began, from where they are.
 
     The Brusselator (Prigogine and Lefever 1968) in steps of Runge and Kutta's fourth
-    order, four to an iteration of the loop: some hundred elementwise functions one after the
+    order, four to an iteration of the loop: some hundred elementwise functions one
+      after the
     other, of which plain autodiff keeps some forty.
     """
     del target

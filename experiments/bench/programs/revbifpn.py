@@ -1,4 +1,4 @@
-"""A pyramid of reversible streams, stored without a plan; its repeats could be inverted."""
+"""A pyramid of reversible streams, stored by default; repeats could be inverted."""
 
 from dataclasses import replace
 from typing import Any

@@ -3,10 +3,10 @@
     python -m experiments.papers.revbifpn.accuracy
 
 Trains `configs/revbifpn_fashion.py` (S0's width, on Fashion-MNIST) with its stack
-inverted and as the plain counterpart, whose activations are stored: the same functions, the
-same initial parameters, the same images in the same order. What differs is rounding.
-Each training is a run of `experiments/train.py`, one after the other; started again,
-the command goes on where it stopped.
+inverted and as the plain counterpart, whose activations are stored: the same functions,
+the same initial parameters, the same images in the same order. What differs is
+rounding. Each training is a run of `experiments/train.py`, one after the other; started
+again, the command goes on where it stopped.
 
 Said beforehand: the variants are equal if their mean accuracies differ by less than two
 standard errors of that difference, or by less than one point.

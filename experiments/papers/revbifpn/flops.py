@@ -7,8 +7,8 @@ traced, inverted and stored. With `--timed S0` that one's steps are timed as wel
 of each in turn: the fastest and the median of each, and of the rounds' ratios. On a
 machine that does other things they say little; its load is written beside them.
 
-Expected: 1.27 to 1.30 times the multiply-accumulates of the plain counterpart, to 1.34 where
-the head is computed again as well.
+Expected: 1.27 to 1.30 times the multiply-accumulates of the plain counterpart, to 1.34
+where the head is computed again as well.
 
 Writes results/revbifpn-flops.json.
 """

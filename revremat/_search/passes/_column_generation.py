@@ -174,7 +174,7 @@ def _is_set(candidate: Candidate) -> bool:
     action = candidate.action
     if action.kind not in ("save", "recompute") or action.ahead:
         return False
-    return action.chunks == action.every == 1
+    return action.chunks == action.segment_length == 1
 
 
 def _best(

@@ -32,7 +32,7 @@ def without_barrier(state: State, ask: Ask) -> State:
     Assignments without a barrier have no costs, so if it is, no bound is known.
     """
     best = state.best
-    if best.plan is None or not best.plan.in_order:
+    if best.plan is None or not best.plan.gradient_barrier:
         return state
     trial = state.trials[state.key_of_row(best)]
     key = state.key_of(best.plan.actions, gradient_barrier=False)

@@ -169,7 +169,7 @@ def _all_alike(
         unit: candidate.action
         for unit, costs in inner.costs.items()
         for candidate in costs.candidates.values()
-        if candidate.action.every > 1 and candidate.action.recomputes_all
+        if candidate.action.segment_length > 1 and candidate.action.recomputes_all
     }
     if segments:
         found["recompute all, in segments"] = found["recompute all"] | segments

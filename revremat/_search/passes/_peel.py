@@ -94,7 +94,7 @@ def _side(
     beside, stands_alone = neighbour(runs, last)
     costs = state.costs[unit.name]
     action = costs.candidates[beside].action
-    if action.every > 1 or action.unroll:
+    if action.segment_length > 1 or action.unroll:
         return state, [], []
     names = [] if stands_alone else costs.least_recomputed(beside, few)
     cuts = [peeled_cut(costs.candidates[n].action, action, last) for n in names]
