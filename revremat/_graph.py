@@ -182,7 +182,7 @@ class Unit:
       >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
       >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
       >>> unit = rr.trace(loss, w, x)["stack"]
-      >>> unit.num_layers, unit.kept(rr.RECOMPUTE).device_bytes  # of one layer: its input
+      >>> unit.num_layers, unit.kept(rr.RECOMPUTE).device_bytes  # a layer's input
       (4, 64)
     """
 
@@ -219,7 +219,7 @@ class Unit:
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
-        """What plain autodiff keeps, what is costly to recompute, and what is tagged."""
+        """What plain autodiff keeps, what costs much to recompute, and what is tagged."""
         plain = set(self.residuals_of)
         found = []
         for k, value in enumerate(self.values):

@@ -94,7 +94,8 @@ class Assignment:
 
     Example:
       >>> from revremat.policies import Assignment
-      >>> found = Assignment({"layer": [("save all", 4)]}, 120.0, 0.0, 12.0, bound_us=12.0)
+      >>> counts = {"layer": [("save all", 4)]}
+      >>> found = Assignment(counts, 120.0, 0.0, 12.0, bound_us=12.0)
       >>> found.counts["layer"]
       [('save all', 4)]
     """

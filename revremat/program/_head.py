@@ -32,7 +32,8 @@ def cross_entropy(
     Example:
       >>> import jax.numpy as jnp, revremat as rr
       >>> labels = jnp.zeros((1, 4), int)
-      >>> loss = rr.cross_entropy(jnp.ones((1, 4, 2)), jnp.ones((2, 8)), labels, chunks=2)
+      >>> hidden, weights = jnp.ones((1, 4, 2)), jnp.ones((2, 8))
+      >>> loss = rr.cross_entropy(hidden, weights, labels, chunks=2)
       >>> f"{loss:.4f}"
       '2.0794'
     """

@@ -91,7 +91,8 @@ class Heap:
 
     Example:
       >>> from revremat import xla
-      >>> xla.Heap(0, 64, (), live_bytes=(0,), events=(("", ""),), peak_event=0).size_bytes
+      >>> parts = {"live_bytes": (0,), "events": (("", ""),), "peak_event": 0}
+      >>> xla.Heap(0, 64, (), **parts).size_bytes
       64
     """
 
