@@ -219,7 +219,7 @@ class Unit:
 
     @cached_property
     def residuals(self) -> tuple[Residual, ...]:
-        """What plain autodiff keeps, what costs much to recompute, and what is tagged."""
+        """What plain autodiff keeps, what is costly to recompute and what is tagged."""
         plain = set(self.residuals_of)
         found = []
         for k, value in enumerate(self.values):

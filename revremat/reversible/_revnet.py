@@ -104,7 +104,7 @@ class RevNet(nnx.Module):
       rngs: For parameters.
       reversible: Whether stages are inverted in the backward pass; if not, this is the
         plain counterpart: the same function by plain autodiff, unless a plan says
-          otherwise.
+        otherwise.
 
     Example:
       >>> from flax import nnx
