@@ -39,7 +39,7 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 
     Example:
       >>> import jax, jax.numpy as jnp, revremat as rr
-      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> w, x = jnp.full((4, 8, 8), 0.1), jnp.ones((2, 8))
       >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
       >>> plan = rr.trace(loss, w, x).plan({"stack": rr.RECOMPUTE})
       >>> gradients = [jax.grad(f)(w, x) for f in (loss, rr.apply(loss, plan))]
