@@ -23,9 +23,7 @@ extensions = [
     "public_names",
     "command_help",
 ]
-# The four pages of before stay until all that they say has its place in the manual.
-_BEFORE = ["allocation.md", "reports.md", "reversible.md", "search.md"]
-exclude_patterns = ["_build", "_extensions", "examples", *_BEFORE]
+exclude_patterns = ["_build", "_extensions", "examples"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

@@ -17,8 +17,9 @@ class Action:
     The kind says what happens to everything not listed; use `SAVE`, `RECOMPUTE`,
     `OFFLOAD` and `INVERT`, and call them to make exceptions:
 
-    >>> RECOMPUTE(save=["attn_out"], offload=["qkv"])
-    RECOMPUTE(save=['attn_out'], offload=['qkv'])
+    Example:
+      >>> RECOMPUTE(save=["attn_out"], offload=["qkv"])
+      RECOMPUTE(save=['attn_out'], offload=['qkv'])
 
     Attributes:
       kind: `"save"` keeps on the device whatever plain autodiff would; `"recompute"`

@@ -15,6 +15,17 @@ class UserError(ValueError):
 
     The command line prints its message as one sentence and no traceback. Whatever it is
     made of, the message is one line of at most 400 printable characters.
+
+    Args:
+      message: The sentence.
+
+    Example:
+      >>> import revremat as rr
+      >>> try:
+      ...     rr.target("h100:0")
+      ... except rr.UserError as error:
+      ...     print(type(error).__name__)
+      UserError
     """
 
     def __init__(self, message: str = ""):
@@ -26,6 +37,17 @@ class DoesNotFit(UserError, AssertionError):
 
     One class for a search with `strict`, for `rr.assert_fits`, whose tests it fails as
     assertions do, and for compilers that refuse a program themselves.
+
+    Args:
+      message: What takes more than what, by how much.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> try:
+      ...     rr.assert_fits(jnp.sin, jnp.ones(512), target="cpu:1", budget="1KiB")
+      ... except rr.DoesNotFit as error:
+      ...     print("takes more" in str(error) or "more" in str(error))
+      True
     """
 
 

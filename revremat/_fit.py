@@ -66,7 +66,8 @@ def search(
       >>> x = jax.ShapeDtypeStruct((512, 64), jnp.float32)
       >>> def loss(w, x):
       ...     return rr.stack(lambda w, x: jnp.sin(jnp.tanh(x @ w)), w, x).sum()
-      >>> plan = rr.search(loss, w, x, budget="2MiB", target="cpu:1")
+      >>> about = {"budget": "2MiB", "target": "cpu:1", "most_compiles": 6}
+      >>> plan = rr.search(loss, w, x, **about)
       >>> plan.fits
       True
     """
@@ -98,11 +99,35 @@ def fit(
 
     Takes what `search` takes.
 
+    Args:
+      problem: A `Problem`, or a loss whose gradient is the step.
+      *specs: The loss's arguments, if it is not a `Problem`.
+      budget: Bytes on each device: an int, `"60GiB"`, or `"75%"` of what is usable.
+      target: Where it will run.
+      strict: Raise where no plan fits.
+      most_compiles: Compile no more than so many programs.
+      unroll: Whether layers of a loop may be unrolled.
+      progress: Told before each compile: what, how many are done, and of how many.
+
     Returns:
       A `Fit`: the loss to train with, its plan, what the compiler says of it, and all
       that was compiled on the way. It was measured with XLA's own rematerialization
       pass off: compile and run it within `fit.as_measured()`, or give
       `fit.compiler_options` to `jax.jit`.
+
+    Raises:
+      UserError: As `search`.
+      DoesNotFit: With `strict`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 16, 16)), jnp.ones((256, 16))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> fit = rr.fit(loss, w, x, budget="1MiB", target="cpu:1", most_compiles=6)
+      >>> with fit.as_measured():
+      ...     gradient = jax.jit(jax.grad(fit.loss))(w, x)
+      >>> gradient.shape
+      (4, 16, 16)
     """
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
@@ -192,6 +217,14 @@ def frontier(
 
     Raises:
       UserError: There is nothing to decide, or fewer than two budgets.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((2, 8, 8)), jnp.ones((64, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> found = rr.frontier(loss, w, x, target="cpu:1", num_budgets=2, unroll=False)
+      >>> [point.kind for point in found.points].count("baseline")
+      1
     """
     if num_budgets < 2:
         raise UserError(f"{num_budgets} budgets make no frontier: write 2 or more")

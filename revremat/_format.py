@@ -63,8 +63,12 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
 def format_bytes(number: int | float) -> str:
     """Bytes for people: three or four figures and a binary unit.
 
-    >>> format_bytes(1610612736)
-    '1.50 GiB'
+    Args:
+      number: Bytes.
+
+    Example:
+      >>> format_bytes(1610612736)
+      '1.50 GiB'
     """
     sign, size = ("-" if number < 0 else ""), float(abs(number))
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -78,8 +82,12 @@ def format_bytes(number: int | float) -> str:
 def format_us(microseconds: float) -> str:
     """Microseconds for people.
 
-    >>> format_us(43_200)
-    '43.2 ms'
+    Args:
+      microseconds: A duration.
+
+    Example:
+      >>> format_us(43_200)
+      '43.2 ms'
     """
     for factor, unit in ((1e6, "s"), (1e3, "ms")):
         if microseconds >= factor:

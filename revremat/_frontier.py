@@ -47,6 +47,13 @@ class Frontier(InNotebooks):
       usable_bytes: Of one device.
       points: Everything compiled whole, by bytes.
       num_compiles: Programs compiled or read from the cache.
+
+    Example:
+      >>> import revremat as rr
+      >>> from revremat._frontier import Point
+      >>> point = Point("dots", "preset", bytes=2**20, step_us=12.0, budget_bytes=None)
+      >>> rr.Frontier("mlp", "cpu:1", 2**30, (point,), num_compiles=1).points[0].name
+      'dots'
     """
 
     program: str

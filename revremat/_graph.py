@@ -73,6 +73,13 @@ class Operation:
       effectful: Why its results cannot be recomputed exactly, "" if they can.
       source: Where in the user's code it was written.
       batch_dims: Of a `dot_general`, how many dimensions are a batch.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> [op.kind for op in rr.trace(loss, w, x)["stack"].operations]
+      ['dot_general', 'tanh', 'one_minus_square']
     """
 
     kind: str
@@ -169,6 +176,14 @@ class Unit:
       in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
       read_whole: Positions of the residuals that some operation of the backward pass
         reads from memory because what makes them cannot be fused into it: a product.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> unit = rr.trace(loss, w, x)["stack"]
+      >>> unit.num_layers, unit.kept(rr.RECOMPUTE).device_bytes  # a layer's input
+      (4, 64)
     """
 
     name: str
@@ -362,6 +377,16 @@ class Graph(InNotebooks):
       jax_version: Of the JAX that traced it.
       fixed_units: What the program has decided by itself: stacks with `actions`, chains
         of couplings.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> graph = rr.trace(loss, w, x)
+      >>> graph["stack"].num_layers
+      4
+      >>> graph.plan({"stack": rr.SAVE}).actions["stack"] == (rr.SAVE,) * 4
+      True
     """
 
     units: tuple[Unit, ...]

@@ -45,6 +45,11 @@ class Largest:
       budget_bytes: What a size had to stay within, on each device.
       trials: What was compiled, by size.
       measurement: Of the largest that fits; None where none does.
+
+    Example:
+      >>> import revremat as rr
+      >>> rr.Largest(64, 8, budget_bytes=2**30, trials=(), measurement=None).size
+      64
     """
 
     size: int
@@ -85,12 +90,13 @@ def largest(
       UserError: `start` or `step` is not positive, the size changes nothing, or sizes
         cannot be split as the arguments are.
 
-    >>> import jax, jax.numpy as jnp, revremat as rr
-    >>> def make(n):
-    ...     x = jax.ShapeDtypeStruct((n, 256), jnp.float32)
-    ...     return rr.Problem(lambda x: jnp.sum(x * x), (x,))
-    >>> rr.largest(make, start=8, target="cpu:1", budget="1MiB").size
-    511
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> def make(n):
+      ...     x = jax.ShapeDtypeStruct((n, 256), jnp.float32)
+      ...     return rr.Problem(lambda x: jnp.sum(x * x), (x,))
+      >>> rr.largest(make, start=8, target="cpu:1", budget="1MiB").size
+      511
     """
     wanted = xla.target(target)
     usable = wanted.usable_bytes

@@ -114,6 +114,17 @@ class Plan(InNotebooks):
         before the backward pass goes on below them. Else the compiler may put gradients
         of weights off and hold what they are made of, which it does where a loop adds
         them up over microbatches.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> plan = rr.trace(loss, w, x).plan({"stack": rr.RECOMPUTE})
+      >>> print(plan)
+      plan for any target
+        stack: 4 x RECOMPUTE
+      >>> rr.Plan.from_json(plan.to_json()) == plan
+      True
     """
 
     units: tuple[UnitPlan, ...]

@@ -33,6 +33,17 @@ class Problem:
         step may change the modules that it is given, as one under `nnx.jit` does.
       donate: Positions among the step's arguments whose buffers it may reuse.
       name: What reports call it.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: jnp.tanh(x @ w).sum()
+      >>> def make_step(loss):
+      ...     step = lambda w, x: w - 0.1 * jax.grad(loss)(w, x)
+      ...     return step, (w, x)
+      >>> problem = rr.Problem(loss, (w, x), make_step, donate=(0,), name="tanh")
+      >>> rr.measure(problem, target="cpu:1").memory.alias_bytes  # w is donated
+      256
     """
 
     loss: Loss

@@ -57,6 +57,11 @@ def read(
 
     Raises:
       UserError: Nothing there can be read, or it contradicts itself.
+
+    Example:
+      >>> import revremat as rr
+      >>> m = rr.read("dump", target="h100:8")  # doctest: +SKIP
+      >>> m.memory.total_bytes  # doctest: +SKIP
     """
     wanted = xla.target(target)
     file, aside = xla.find_dump(path, module)

@@ -45,6 +45,16 @@ class FitRecord(InNotebooks):
       measurement: The chosen program on the target.
       rows: Every whole program compiled on the way.
       facts: What else the search knew, by the names of `Fit`'s attributes.
+
+    Example:
+      >>> import os, tempfile, jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((64, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> fit = rr.fit(loss, w, x, budget="1MiB", target="cpu:1", most_compiles=6)
+      >>> path = rr.write(fit, os.path.join(tempfile.mkdtemp(), "fit.json"))
+      >>> record = rr.load(path)
+      >>> record.plan == fit.plan, rr.apply(loss, record.plan)(w, x) == loss(w, x)
+      (True, Array(True, dtype=bool))
     """
 
     plan: Plan
@@ -123,12 +133,13 @@ def load(path: str | Path) -> Noun | list[Noun]:
     Raises:
       UserError: The file cannot be read, is damaged, or is something else; says what.
 
-    >>> import tempfile, pathlib, revremat as rr
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder, "plan.json")
-    ...     rr.Plan(units=(), program="4f1a").save(path)
-    ...     rr.load(path).program
-    '4f1a'
+    Example:
+      >>> import tempfile, pathlib, revremat as rr
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder, "plan.json")
+      ...     rr.Plan(units=(), program="4f1a").save(path)
+      ...     rr.load(path).program
+      '4f1a'
     """
     try:
         data = _parsed(path)

@@ -42,13 +42,14 @@ def trace(
       UserError: The loss is not scalar, an argument is not made of arrays, nothing in
         the first argument can be differentiated, or one name tags two values of a unit.
 
-    >>> import jax, jax.numpy as jnp, revremat as rr
-    >>> w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
-    >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
-    >>> layer = lambda w, x: rr.name(jnp.tanh(x @ w), "hidden")
-    >>> graph = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)
-    >>> [(r.name, r.num_bytes) for r in graph["stack"].residuals if r.given]
-    [('hidden', 64)]
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+      >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+      >>> layer = lambda w, x: rr.name(jnp.tanh(x @ w), "hidden")
+      >>> graph = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)
+      >>> [(r.name, r.num_bytes) for r in graph["stack"].residuals if r.given]
+      [('hidden', 64)]
     """
     if isinstance(loss, Problem):
         if specs:

@@ -141,13 +141,17 @@ def workspace(page: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "work"
         shutil.copytree(EXAMPLES, place, ignore=shutil.ignore_patterns("__pycache__"))
-        before = set(sys.modules)
+        before, searched = set(sys.modules), os.environ.get("PYTHONPATH")
         sys.path.insert(0, str(place))
+        os.environ["PYTHONPATH"] = str(ROOT)  # what a page starts runs this tree, too
         try:
             with contextlib.chdir(place):
                 yield place
         finally:  # another page has its own copy of the examples
             sys.path.remove(str(place))
+            os.environ.pop("PYTHONPATH")
+            if searched is not None:
+                os.environ["PYTHONPATH"] = searched
             for path in place.glob("*.py"):
                 if path.stem not in before:
                     sys.modules.pop(path.stem, None)

@@ -25,7 +25,7 @@ def loss(model, batch):
     return jnp.mean((model(batch) - batch) ** 2)
 
 
-def problem(target, batch_size=393_216, width=1024, num_layers=8):
+def problem(target, batch_size=786_432, width=1024, num_layers=4):
     """What revremat asks for: the loss, its arguments, and the whole step."""
 
     def make_state():

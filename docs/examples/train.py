@@ -5,7 +5,7 @@ import optax
 from flax import nnx
 from mlp import loss, make_model
 
-model = make_model(width=128, num_layers=4)
+model = make_model(width=128, num_layers=2)
 optimizer = nnx.Optimizer(model, optax.adamw(1e-4), wrt=nnx.Param)
 
 

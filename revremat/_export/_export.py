@@ -30,6 +30,11 @@ class Export:
       form: One of `FORMS`.
       text: Code or flags to paste.
       lost: What cannot be said there, a sentence each.
+
+    Example:
+      >>> import revremat as rr
+      >>> print(rr.Export("jax", "# nothing to do", lost=()))
+      # nothing to do
     """
 
     form: str
@@ -55,14 +60,15 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
     Raises:
       UserError: An unknown form, or a plan of another program.
 
-    >>> import jax, jax.numpy as jnp, revremat as rr
-    >>> w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
-    >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
-    >>> layer = lambda w, x: x + jnp.sin(rr.name(x @ w, "up"))
-    >>> graph = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)
-    >>> plan = graph.plan({"stack": rr.RECOMPUTE(save=["up"])})
-    >>> print(rr.export(plan, graph, "maxtext").text)
-    remat_policy=full
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> w = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
+      >>> x = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+      >>> layer = lambda w, x: x + jnp.sin(rr.name(x @ w, "up"))
+      >>> graph = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)
+      >>> plan = graph.plan({"stack": rr.RECOMPUTE(save=["up"])})
+      >>> print(rr.export(plan, graph, "maxtext").text)
+      remat_policy=full
     """
     if form not in FORMS:
         raise UserError(f"unknown form {form!r}: write one of {', '.join(FORMS)}")

@@ -15,6 +15,12 @@ class Curve:
       fragmentation_bytes: The arena's fragmentation and its unused end, at each
         position.
       labels: What runs at each position: scope, or operation where it has none.
+
+    Example:
+      >>> import revremat as rr
+      >>> curve = rr.Curve((0, 4), (("argument", (8, 8)), ("forward", (0, 16))))
+      >>> dict(curve.bytes)["forward"]
+      (0, 16)
     """
 
     positions: tuple[int, ...]
@@ -57,6 +63,12 @@ class Span:
       duration_us: How long the stream is busy with it.
       exposed_us: How long the compute stream waits for it; 0 for compute itself.
       times: Runs of a loop's body that were put together.
+
+    Example:
+      >>> import revremat as rr
+      >>> span = rr.Span("compute", "forward", "layer", "dot", 0.0, 5.0, times=24)
+      >>> span.start_us + span.duration_us
+      5.0
     """
 
     stream: str

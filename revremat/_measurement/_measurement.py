@@ -78,6 +78,13 @@ class Buffer:
         is known (reports of schema 1).
       padding_bytes: The part of `bytes` that the backend adds to the array.
       aliased: An argument whose memory a result takes over: it was donated.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> m = rr.measure(jnp.sin, jnp.ones((8, 4)), target="cpu:1")
+      >>> buffer = m.memory.buffers[0]
+      >>> buffer.bytes, buffer.shape, buffer.dtype, buffer.phase
+      (128, (8, 4), 'float32', 'argument')
     """
 
     bytes: int
@@ -169,6 +176,13 @@ class Memory:
       what_if: What would fall if one thing changed, where it was asked.
       rules: Categories of the user's own and their regular expressions, in the order
         in which they are tried; the curve is by these where there are any.
+
+    Example:
+      >>> import revremat as rr
+      >>> parts = {"argument_bytes": 8, "output_bytes": 8, "alias_bytes": 8}
+      >>> memory = rr.Memory(**parts, temp_bytes=4)
+      >>> memory.total_bytes
+      12
     """
 
     argument_bytes: int
@@ -302,6 +316,12 @@ class Time:
         no order of the schedule is faster.
       compiler_us: What XLA's own cost model says of the same instructions, without
         overlap; None where it notes nothing.
+
+    Example:
+      >>> import revremat as rr
+      >>> time = rr.Time(step_us=12.0, compute_us=10.0, recompute_us=3.0)
+      >>> time.step_us - time.compute_us
+      2.0
     """
 
     step_us: float
@@ -336,6 +356,14 @@ class Measurement(InNotebooks):
       cached: Read from the compile cache.
       versions: Of what compiled it.
       notes: What a reader must know to believe the figures.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> m = rr.measure(jnp.sin, jnp.ones(256), target="cpu:1", name="sine")
+      >>> m.program, m.target, m.fits
+      ('sine', 'cpu:1', True)
+      >>> m.headroom_bytes == m.device_bytes - m.reserve_bytes - m.memory.total_bytes
+      True
     """
 
     program: str

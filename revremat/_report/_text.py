@@ -44,6 +44,12 @@ def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
 
     Raises:
       UserError: Nothing is known about how to print such a thing.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> m = rr.measure(jnp.sin, jnp.ones(256), target="cpu:1", name="sine")
+      >>> rr.render(m).split()[:3]
+      ['sine', 'on', 'cpu:1']
     """
     sink = io.StringIO()
     console = Console(
@@ -91,6 +97,14 @@ def write(noun: Any, path: str | Path) -> Path:
 
     Raises:
       UserError: Another suffix, or a place that cannot be written.
+
+    Example:
+      >>> import os, tempfile, jax.numpy as jnp, revremat as rr
+      >>> m = rr.measure(jnp.sin, jnp.ones(256), target="cpu:1", name="sine")
+      >>> folder = tempfile.mkdtemp()
+      >>> path = rr.write(m, os.path.join(folder, "sine.json"))
+      >>> rr.load(path).program
+      'sine'
     """
     path = Path(path)
     match path.suffix:

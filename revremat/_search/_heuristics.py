@@ -8,7 +8,7 @@ class Heuristics:
     """What a search is steered by.
 
     Shares are of what the name's last word says; the measurements that chose them are
-    in `docs/search.md` and `docs/benchmarks`.
+    in `docs/benchmarks`.
 
     Attributes:
       most_candidates: Candidates of a unit that get a cost at first. Twelve found the

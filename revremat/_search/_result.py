@@ -116,6 +116,14 @@ class Fit(InNotebooks):
       dropped: Programs that could not be compiled; what they would have told of is
         left out.
       skipped: What a limit of compiles cut.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((64, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> fit = rr.fit(loss, w, x, budget="1MiB", target="cpu:1", most_compiles=6)
+      >>> fit.plan.fits, fit.num_compiles <= 6, fit.loss(w, x) == loss(w, x)
+      (True, True, Array(True, dtype=bool))
     """
 
     loss: Callable[..., Any]

@@ -43,6 +43,11 @@ class Progress:
       bound_bytes: What has been proved to be needed.
       seconds: Since it began.
       nodes: How many nodes the search has opened.
+
+    Example:
+      >>> from revremat.allocation import Progress
+      >>> Progress(best_bytes=12, bound_bytes=10, seconds=0.5, nodes=100).best_bytes
+      12
     """
 
     best_bytes: int

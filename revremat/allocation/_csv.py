@@ -22,9 +22,21 @@ def read_problem(path: str | os.PathLike) -> AllocationProblem:
     `alignment`, `group` and `stream`; an `offset` column is ignored. An `end` column
     in place of `upper` is inclusive, as in minimalloc.
 
+    Args:
+      path: The file.
+
     Raises:
       UserError: A file, a column or a cell that cannot be read, or buffers that make no
         problem; the message names the line.
+
+    Example:
+      >>> import os, tempfile
+      >>> from revremat.allocation import read_problem
+      >>> path = os.path.join(tempfile.mkdtemp(), "buffers.csv")
+      >>> with open(path, "w") as file:
+      ...     print("id,lower,upper,size", "a,0,2,4", "b,1,3,8", sep=chr(10), file=file)
+      >>> [buffer.size_bytes for buffer in read_problem(path).buffers]
+      [4, 8]
     """
     rows = read_rows(path, "buffers", _NEEDED, _OPTIONAL, {"end": "upper"})
     buffers = []
@@ -145,8 +157,23 @@ def write_offsets(
 ) -> None:
     """Writes the rows of `source` with an `offset` column, or none of them.
 
+    Args:
+      path: What is written.
+      source: The file that the problem came from.
+      offsets: In bytes, in the order of the rows.
+
     Raises:
       UserError: A file that cannot be written.
+
+    Example:
+      >>> import os, tempfile
+      >>> from revremat.allocation import write_offsets
+      >>> path = os.path.join(tempfile.mkdtemp(), "buffers.csv")
+      >>> with open(path, "w") as file:
+      ...     print("id,lower,upper,size", "a,0,2,4", "b,1,3,8", sep=chr(10), file=file)
+      >>> write_offsets(path, path, [8, 0])
+      >>> print(open(path).read().split()[0])
+      id,lower,upper,size,offset
     """
     text = read_text(source)
     reader = csv.reader(io.StringIO(text, newline=""))

@@ -23,6 +23,11 @@ class Wait:
       stream, step: What waits.
       after_stream, after_step: What it waits for.
       reads: Buffers that the waiting step reads although they live on other streams.
+
+    Example:
+      >>> from revremat.allocation import Wait
+      >>> Wait("copies", 0, after_stream="main", after_step=3).after_step
+      3
     """
 
     stream: str
@@ -38,8 +43,21 @@ def read_waits(path: str | os.PathLike) -> tuple[Wait, ...]:
     Its columns are `stream`, `step`, `after_stream`, `after_step` and optionally
     `reads`, ids separated by spaces.
 
+    Args:
+      path: The file.
+
     Raises:
       UserError: What cannot be read; the message names the line.
+
+    Example:
+      >>> import os, tempfile
+      >>> from revremat.allocation import read_waits
+      >>> path = os.path.join(tempfile.mkdtemp(), "waits.csv")
+      >>> with open(path, "w") as file:
+      ...     print("stream,step,after_stream,after_step", file=file)
+      ...     print("copies,0,main,3", file=file)
+      >>> read_waits(path)[0].after_stream
+      'main'
     """
     waits = []
     for line, row in read_rows(path, "dependencies", _NEEDED, _OPTIONAL, {}):
@@ -66,8 +84,20 @@ def join_streams(
     in no order but for the waits. With one stream and no waits the problem comes back
     as it is.
 
+    Args:
+      problem: Its buffers name their streams.
+      waits: Which steps wait for which.
+
     Raises:
       UserError: A wait for an unknown stream or buffer, or waits that go in a circle.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, Wait, join_streams
+      >>> a = Buffer("a", 0, 1, 4, stream="main")
+      >>> b = Buffer("b", 0, 1, 4, stream="copies")
+      >>> problem = AllocationProblem((a, b))
+      >>> join_streams(problem, []).relation.conflicts(0, 1)  # they run side by side
+      True
     """
     streams = sorted({b.stream for b in problem.buffers})
     if len(streams) <= 1 and not waits:

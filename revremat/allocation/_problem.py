@@ -27,6 +27,12 @@ class Buffer:
         they are listed, as the operands of one collective must. Only the padding that
         a member's alignment asks for may come between.
       stream: The stream whose clock `lower` and `upper` count, where there are several.
+
+    Example:
+      >>> from revremat.allocation import Buffer
+      >>> buffer = Buffer("a", lower=0, upper=2, size_bytes=4)  # live in steps 0 and 1
+      >>> buffer.upper - buffer.lower
+      2
     """
 
     id: str

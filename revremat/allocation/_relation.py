@@ -15,6 +15,14 @@ class Relation:
       words: `uint64[count, ceil(count / 64)]`; bit `j % 64` of `words[i, j // 64]` says
         whether `i` and `j` conflict. The diagonal is clear.
       count: How many buffers it is about.
+
+    Example:
+      >>> import numpy as np
+      >>> from revremat.allocation import Relation
+      >>> words = np.zeros((2, 1), np.uint64)
+      >>> words[0, 0], words[1, 0] = 0b10, 0b01  # the two must not share memory
+      >>> Relation(words, 2).conflicts(0, 1)
+      True
     """
 
     words: UInt64[np.ndarray, "count words"]

@@ -29,6 +29,11 @@ class Tensor:
       alignment_bytes: Its offset is a multiple of this.
       group: Tensors of one group lie back to back, in the order listed.
       lifelong: Whether its memory is its own from beginning to end.
+
+    Example:
+      >>> from revremat.allocation import Tensor
+      >>> Tensor("x", size_bytes=1024).lifelong
+      False
     """
 
     id: str
@@ -52,6 +57,11 @@ class Operator:
       writes: Tensors it writes. The first to write a tensor produces it.
       after: Operators that must have finished.
       in_place: Pairs `(read, written)` that are to share one place.
+
+    Example:
+      >>> from revremat.allocation import Operator
+      >>> Operator("send", "copies", reads=("x",)).stream
+      'copies'
     """
 
     id: str

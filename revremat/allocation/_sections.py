@@ -22,6 +22,13 @@ class Section:
         relation keeps those apart from each other buffer named.
       ids: The buffers; of those that share one place only the largest.
       size_bytes: What they take together.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, lower_bound
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4), Buffer("b", 1, 3, 8)))
+      >>> section = lower_bound(problem)
+      >>> section.time, section.ids
+      (1, ('a', 'b'))
     """
 
     time: int | None
@@ -96,6 +103,15 @@ def lower_bound(problem: AllocationProblem) -> Section:
     Where every offset is a multiple of some number, all but one of a section's sizes
     count rounded up to it. Where there is a relation, buffers that it keeps apart from
     all of a section are counted with it.
+
+    Args:
+      problem: The buffers, with their relation where they have one.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, lower_bound
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4), Buffer("b", 1, 3, 8)))
+      >>> lower_bound(problem).size_bytes
+      12
     """
     if not problem.buffers:
         return Section(0, (), 0)

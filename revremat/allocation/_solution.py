@@ -16,6 +16,13 @@ class Allocation:
       optimal: Whether it is proved that no allocation takes less.
       solver: What found it.
       seconds: How long that took.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, allocate
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4), Buffer("b", 2, 3, 8)))
+      >>> answer = allocate(problem)
+      >>> answer.makespan_bytes, answer.optimal
+      (8, True)
     """
 
     offsets_bytes: tuple[int, ...]
@@ -43,6 +50,13 @@ class Infeasible:
         exceed the capacity; else the search was exhausted.
       nodes: How many nodes the exhausted search opened; 0 where the section is enough.
       seconds: How long that took.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, allocate
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4), Buffer("b", 1, 3, 8)))
+      >>> answer = allocate(problem, capacity_bytes=10)
+      >>> type(answer).__name__, answer.bound.size_bytes
+      ('Infeasible', 12)
     """
 
     capacity_bytes: int
@@ -70,6 +84,12 @@ class Undecided:
     Attributes:
       capacity_bytes: What they were to fit into.
       best: The smallest allocation found, which takes more than the capacity.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, Undecided, allocate
+      >>> best = allocate(AllocationProblem((Buffer("a", 0, 2, 4),)))
+      >>> Undecided(capacity_bytes=3, best=best).best.makespan_bytes
+      4
     """
 
     capacity_bytes: int

@@ -23,6 +23,11 @@ class Scheduled:
       finishes: Ids of started instructions that it waits for, as an `all-gather-done`
         does.
       in_place: Pairs `(read, written)` that share one place.
+
+    Example:
+      >>> from revremat.allocation import Scheduled
+      >>> Scheduled("gather", reads=("w",), starts="collectives").starts
+      'collectives'
     """
 
     id: str

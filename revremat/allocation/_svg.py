@@ -21,6 +21,20 @@ def draw(
     """An SVG drawing: a rectangle a buffer, and a line at the lower bound.
 
     Buffers of one group have one colour; hovering over one names it.
+
+    Args:
+      problem: The buffers.
+      allocation: Where they are.
+      title: Stands above.
+
+    Example:
+      Returns:
+        The text of an SVG file.
+
+      >>> from revremat.allocation import AllocationProblem, Buffer, allocate, draw
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4),))
+      >>> draw(problem, allocate(problem)).startswith("<svg")
+      True
     """
     top = max(allocation.makespan_bytes, 1)
     first = int(problem.lower.min()) if problem.buffers else 0
@@ -94,8 +108,24 @@ def write_drawing(
 ) -> None:
     """Writes the drawing to a file.
 
+    Args:
+      path: What is written.
+      problem: The buffers.
+      allocation: Where they are.
+      title: Stands above.
+
     Raises:
       UserError: A file that cannot be written.
+
+    Example:
+      >>> import os, tempfile
+      >>> from revremat.allocation import AllocationProblem, Buffer, allocate
+      >>> from revremat.allocation import write_drawing
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4),))
+      >>> path = os.path.join(tempfile.mkdtemp(), "packing.svg")
+      >>> write_drawing(path, problem, allocate(problem))
+      >>> os.path.getsize(path) > 100
+      True
     """
     write_text(path, draw(problem, allocation, title))
 

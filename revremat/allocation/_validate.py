@@ -11,7 +11,21 @@ from revremat.allocation._problem import AllocationProblem
 
 
 class InvalidAllocation(UserError):
-    """Offsets that break a rule; the message names the buffers and their places."""
+    """Offsets that break a rule; the message names the buffers and their places.
+
+    Args:
+      message: Which rule, and where.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, InvalidAllocation
+      >>> from revremat.allocation import validate
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4), Buffer("b", 1, 3, 8)))
+      >>> try:
+      ...     validate(problem, [0, 0])
+      ... except InvalidAllocation:
+      ...     print("they overlap")
+      they overlap
+    """
 
 
 def validate(
@@ -25,8 +39,19 @@ def validate(
     memory; offsets are aligned and not negative; groups lie back to back in order; in
     place means one offset; all of it lies within the capacity, if one is given.
 
+    Args:
+      problem: The buffers.
+      offsets_bytes: One for each, in the order of the problem.
+      capacity_bytes: What all of it has to stay within.
+
     Raises:
       InvalidAllocation: The first rule found broken, and where.
+
+    Example:
+      >>> from revremat.allocation import AllocationProblem, Buffer, validate
+      >>> problem = AllocationProblem((Buffer("a", 0, 2, 4), Buffer("b", 1, 3, 8)))
+      >>> validate(problem, [0, 4])
+      12
     """
     buffers = problem.buffers
     if len(offsets_bytes) != len(buffers):

@@ -37,6 +37,15 @@ def bans(joint: Joint, rules: Iterable[str] = RULES) -> dict[int, str]:
 
     Returns:
       From the operation's position to a reason people can read.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import Joint, bans
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> joint = Joint(rr.trace(loss, w, x)["stack"])
+      >>> len(bans(joint, rules=["compute-intensive"]))  # the product
+      1
     """
     rules, unit = set(rules), joint.unit
     unknown = sorted(rules - set(RULES))

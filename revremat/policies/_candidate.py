@@ -15,6 +15,12 @@ class Candidate:
     Attributes:
       name: A preset's name, or what is kept (`ctx+qkv`, `offload ctx`).
       action: What to do.
+
+    Example:
+      >>> import revremat as rr
+      >>> from revremat.policies import Candidate
+      >>> Candidate("up", rr.RECOMPUTE(save=["up"])).name
+      'up'
     """
 
     name: str
@@ -28,8 +34,20 @@ def preset(unit: Unit, name: str) -> Candidate:
     `dots` the results of matrix products as well, `dots_no_batch` only of those without
     batch dimensions (products with weights).
 
+    Args:
+      unit: From a graph.
+      name: One of `PRESETS`.
+
     Raises:
       KeyError: No preset of that name.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import preset
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> preset(rr.trace(loss, w, x)["stack"], "dots").action
+      RECOMPUTE(save=['dot_general_0'])
     """
     match name:
         case "save all":

@@ -37,6 +37,14 @@ class Pool:
     Args:
       unit: From a graph.
       rates: Of the target, for the model.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import Pool
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> Pool(rr.trace(loss, w, x)["stack"]).unit.name
+      'stack'
     """
 
     def __init__(self, unit: Unit, rates: Rates = Rates()):  # noqa: B008
@@ -156,6 +164,14 @@ def candidates(
 
     Raises:
       UserError: `most` is below 2.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import candidates
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> len(candidates(rr.trace(loss, w, x)["stack"], most=2))
+      2
     """
     pool = Pool(unit, rates)
     return pool.worth_compiling(offload=offload, ahead=ahead, most=most)

@@ -37,9 +37,10 @@ def minimum_cut(
     Raises:
       ValueError: The capacities are negative, or too many.
 
-    >>> value, near = minimum_cut(3, [(0, 1, 5), (1, 2, 3)], 0, 2)
-    >>> value, near.tolist()
-    (3, [True, True, False])
+    Example:
+      >>> value, near = minimum_cut(3, [(0, 1, 5), (1, 2, 3)], 0, 2)
+      >>> value, near.tolist()
+      (3, [True, True, False])
     """
     from_source = sum(c for tail, _, c in edges if tail == source)
     largest = max((c for *_, c in edges), default=0)

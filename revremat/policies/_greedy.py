@@ -34,6 +34,14 @@ def choose_greedily(
 
     Returns:
       A `Assignment` without a bound, or None if all it starts from is over the budget.
+
+    Example:
+      >>> from revremat.policies import LayerCost, UnitOptions, choose_greedily
+      >>> slow = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)
+      >>> fast = LayerCost("save all", 5.0, 100.0, 0.0, time_us=3.0)
+      >>> layers = UnitOptions("layer", 4, (slow, fast))
+      >>> choose_greedily([layers], budget_bytes=1000.0).time_us
+      12.0
     """
     costs = {
         unit_options.unit: {p.name: p for p in unit_options.costs}
@@ -110,6 +118,13 @@ def smallest(
     Args:
       all_options: The units in the order they run.
       host_budget_bytes: Per device.
+
+    Example:
+      >>> from revremat.policies import LayerCost, UnitOptions, smallest
+      >>> slow = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)
+      >>> fast = LayerCost("save all", 5.0, 100.0, 0.0, time_us=3.0)
+      >>> smallest([UnitOptions("layer", 4, (slow, fast))])
+      {'layer': (('recompute all', 4),)}
     """
     on_device = [tuple(p for p in m.costs if not p.host_bytes) for m in all_options]
     costs = {
@@ -143,7 +158,18 @@ def _alike(
 def smallest_bytes(
     all_options: Sequence[UnitOptions], host_budget_bytes: float = math.inf
 ) -> float:
-    """The peak of the smallest assignment with units alike throughout, per device."""
+    """The peak of the smallest assignment with units alike throughout, per device.
+
+    Args:
+      all_options: The units in the order they run.
+      host_budget_bytes: Per device.
+
+    Example:
+      >>> from revremat.policies import LayerCost, UnitOptions, smallest_bytes
+      >>> slow = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)
+      >>> smallest_bytes([UnitOptions("layer", 4, (slow,))])
+      104.0
+    """
     return predict_bytes(all_options, smallest(all_options, host_budget_bytes))
 
 

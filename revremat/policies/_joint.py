@@ -37,6 +37,11 @@ class Rates:
     Attributes:
       product_flops: In products.
       other_flops: In everything else.
+
+    Example:
+      >>> from revremat.policies import Rates
+      >>> Rates(product_flops=150.0).other_flops
+      20.0
     """
 
     product_flops: float = 200.0
@@ -50,6 +55,11 @@ class Cost:
     Attributes:
       bytes: Kept from the forward to the backward pass.
       traffic: Time of keeping and recomputing, in bytes moved.
+
+    Example:
+      >>> from revremat.policies import Cost
+      >>> Cost(bytes=1024, traffic=4096.0).bytes
+      1024
     """
 
     bytes: int
@@ -62,6 +72,14 @@ class Joint:
     Args:
       unit: From a graph.
       rates: Of the machine.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import Joint
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> Joint(rr.trace(loss, w, x)["stack"]).unit.num_layers
+      4
     """
 
     def __init__(self, unit: Unit, rates: Rates = Rates()):
@@ -215,15 +233,51 @@ def takes_fused(op: Operation) -> bool:
 
 
 def is_product(op: Operation) -> bool:
-    """Whether it multiplies matrices: products, convolutions, attention by a kernel."""
+    """Whether it multiplies matrices: products, convolutions, attention by a kernel.
+
+    Args:
+      op: Of a unit.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import is_product
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> any(map(is_product, rr.trace(loss, w, x)["stack"].operations))
+      True
+    """
     return op.kind.startswith(PRODUCTS)
 
 
 def is_collective(op: Operation) -> bool:
-    """Whether devices exchange something in it."""
+    """Whether devices exchange something in it.
+
+    Args:
+      op: Of a unit.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import is_collective
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> any(map(is_collective, rr.trace(loss, w, x)["stack"].operations))
+      False
+    """
     return op.kind in COLLECTIVES
 
 
 def is_kernel(op: Operation) -> bool:
-    """Whether an operation is a program of its own, such as flash attention."""
+    """Whether an operation is a program of its own, such as flash attention.
+
+    Args:
+      op: Of a unit.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import is_kernel
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> any(map(is_kernel, rr.trace(loss, w, x)["stack"].operations))
+      False
+    """
     return op.kind in OPAQUE or op.kind.startswith(ATTENTION)

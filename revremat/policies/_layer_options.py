@@ -25,6 +25,11 @@ class LayerCost:
       time_us: Of one layer's forward and backward pass.
       shortest_run: How many layers it is given at least, if any; the cost of an
         iteration of a loop holds for loops of two and more.
+
+    Example:
+      >>> from revremat.policies import LayerCost
+      >>> LayerCost("save all", 5.0, 100.0, host_bytes=0.0, time_us=3.0).kept_bytes
+      5.0
     """
 
     name: str
@@ -43,6 +48,12 @@ class UnitOptions:
       unit: Its name.
       num_layers: Layers to be given an action.
       costs: One for each candidate.
+
+    Example:
+      >>> from revremat.policies import LayerCost, UnitOptions
+      >>> slow = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)
+      >>> UnitOptions("layer", 4, (slow,)).num_layers
+      4
     """
 
     unit: str
@@ -79,8 +90,14 @@ class Assignment:
       bytes: Predicted peak, per device.
       host_bytes: Predicted bytes on the host, per device.
       time_us: Predicted time of all layers, by costs that may be differences.
-      bound_us: No assignment of these candidates is faster than this; -inf if not
-        known.
+      bound_us: No assignment of these candidates is faster than this; -inf if not known.
+
+    Example:
+      >>> from revremat.policies import Assignment
+      >>> counts = {"layer": [("save all", 4)]}
+      >>> found = Assignment(counts, 120.0, 0.0, 12.0, bound_us=12.0)
+      >>> found.counts["layer"]
+      [('save all', 4)]
     """
 
     counts: Counts
@@ -120,7 +137,16 @@ class Assignment:
 
 
 def support(counts: Counts) -> Support:
-    """Which candidates of which units runs are of."""
+    """Which candidates of which units runs are of.
+
+    Args:
+      counts: Runs of candidates, by unit.
+
+    Example:
+      >>> from revremat.policies import support
+      >>> sorted(support({"layer": [("save all", 2), ("recompute all", 2)]}))
+      [('layer', 'recompute all'), ('layer', 'save all')]
+    """
     return frozenset((unit, name) for unit, runs in counts.items() for name, _ in runs)
 
 
@@ -130,7 +156,22 @@ def place(cost: LayerCost) -> tuple[float, float, str]:
 
 
 def predict_bytes(all_options: Sequence[UnitOptions], counts: Counts) -> float:
-    """The peak of an assignment, per device; runs are in the order they run."""
+    """The peak of an assignment, per device; runs are in the order they run.
+
+    Args:
+      all_options: The units in the order they run.
+      counts: Runs of candidates, by unit.
+
+    Returns:
+      Bytes.
+
+    Example:
+      >>> from revremat.policies import LayerCost, UnitOptions, predict_bytes
+      >>> slow = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)
+      >>> layers = UnitOptions("layer", 4, (slow,))
+      >>> predict_bytes([layers], {"layer": [("recompute all", 4)]})
+      104.0
+    """
     kept, peak = 0.0, 0.0
     for unit_options in all_options:
         costs = {p.name: p for p in unit_options.costs}

@@ -8,7 +8,21 @@ from revremat.policies._candidate import Candidate
 
 
 def kept_maxima(unit: Unit, candidate: Candidate) -> tuple[str, ...]:
-    """Names of the maxima that a candidate keeps on the device."""
+    """Names of the maxima that a candidate keeps on the device.
+
+    Args:
+      unit: From a graph.
+      candidate: One of its candidates.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import kept_maxima, preset
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> unit = rr.trace(loss, w, x)["stack"]
+      >>> kept_maxima(unit, preset(unit, "dots"))  # there is no softmax
+      ()
+    """
     maxima = (
         unit.values[k].name
         for op in unit.operations
@@ -28,6 +42,13 @@ def without_maxima(candidate: Candidate, names: Collection[str]) -> Candidate:
     Args:
       candidate: Any.
       names: The maxima.
+
+    Example:
+      >>> import revremat as rr
+      >>> from revremat.policies import Candidate, without_maxima
+      >>> both = Candidate("up+max", rr.RECOMPUTE(save=["up", "max"]))
+      >>> without_maxima(both, ["max"]).action
+      RECOMPUTE(save=['up'])
     """
     kept = [name for name in candidate.action.save if name not in names]
     dropped = [name for name in candidate.action.save if name in names]

@@ -46,6 +46,14 @@ def choose(
 
     Returns:
       An `Assignment`, or None if no assignment is within the budget.
+
+    Example:
+      >>> from revremat.policies import LayerCost, UnitOptions, choose
+      >>> slow = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)
+      >>> fast = LayerCost("save all", 5.0, 100.0, 0.0, time_us=3.0)
+      >>> found = choose([UnitOptions("layer", 4, (slow, fast))], budget_bytes=112.5)
+      >>> found.bytes, found.time_us
+      (112.0, 14.0)
     """
     rows = _Rows(all_options)
     size = rows.size

@@ -26,6 +26,11 @@ class Weights:
       bytes: A byte kept.
       keeping: A byte moved for keeping.
       recomputing: A byte moved, or FLOPs worth it, for recomputing.
+
+    Example:
+      >>> from revremat.policies import Weights
+      >>> Weights(bytes=2.0).keeping
+      1.0
     """
 
     bytes: float = 0.0
@@ -40,6 +45,11 @@ class Cut:
     Attributes:
       kept: Their positions in `Unit.values`, inputs included.
       cost: What that costs.
+
+    Example:
+      >>> from revremat.policies import Cost, Cut
+      >>> Cut(frozenset({0, 2}), Cost(bytes=1024, traffic=4096.0)).cost.bytes
+      1024
     """
 
     kept: frozenset[int]
@@ -57,6 +67,16 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
 
     Raises:
       UserError: A value that cannot be recomputed has no name to keep it by.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import Joint, Weights, cut
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> joint = Joint(rr.trace(loss, w, x)["stack"])
+      >>> dear, cheap = (cut(joint, Weights(bytes=price)).cost for price in (1e6, 0.0))
+      >>> dear.bytes <= cheap.bytes
+      True
     """
     unit = joint.unit
     source, sink = 0, 1
@@ -127,6 +147,16 @@ def front(joint: Joint, *, most: int = 32) -> tuple[Cut, ...]:
     Args:
       joint: A unit's graph.
       most: How many at most; where most is to be gained, corners are looked for first.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import Joint, front
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> joint = Joint(rr.trace(loss, w, x)["stack"])
+      >>> sizes = [one.cost.bytes for one in front(joint)]
+      >>> sizes == sorted(sizes, reverse=True)
+      True
     """
     fastest = cut(joint, Weights(bytes=1e-6))
     smallest = cut(joint, Weights(bytes=1.0, keeping=1e-6, recomputing=1e-6))

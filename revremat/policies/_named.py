@@ -64,6 +64,17 @@ def roles(unit: Unit) -> Roles:
     A product of activations, or a kernel, is attention if products with weights stand
     on both sides of it. Of the others, the ones whose results have the stream's shape
     leave the MLP.
+
+    Args:
+      unit: From a graph.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import roles
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> type(roles(rr.trace(loss, w, x)["stack"])).__name__
+      'Roles'
     """
     return _Reader(unit).roles()
 
@@ -79,8 +90,20 @@ def named(unit: Unit, name: str) -> Action | None:
     Large Language Models using Efficient Activation Rematerialization and Optimal
     Hybrid Parallelism", 2024).
 
+    Args:
+      unit: From a graph.
+      name: One of `NAMED`.
+
     Raises:
       KeyError: No set of that name.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import named
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> print(named(rr.trace(loss, w, x)["stack"], "save_qkv_proj"))  # no attention
+      None
     """
     if name not in NAMED:
         raise KeyError(name)
@@ -122,6 +145,14 @@ def layers(unit: Unit, method: str, num_layers: int) -> tuple[Action, ...]:
     Raises:
       UserError: Another method, a group of several layers, or more layers than there
         are.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import layers
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> layers(rr.trace(loss, w, x)["stack"], "block", 1)
+      (RECOMPUTE, SAVE, SAVE, SAVE)
     """
     if method not in ("block", "uniform"):
         raise UserError(f"{method!r} is no method; write 'block' or 'uniform'.")

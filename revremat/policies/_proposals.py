@@ -310,6 +310,19 @@ def sent_to_host(unit: Unit, candidate: Candidate) -> list[Candidate]:
     """A set once more for each of its inputs and large values, with that on the host.
 
     Inputs come first, then the largest. What is little of it is not worth a transfer.
+
+    Args:
+      unit: From a graph.
+      candidate: The set.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import preset, sent_to_host
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> unit = rr.trace(loss, w, x)["stack"]
+      >>> all(c.action.offload for c in sent_to_host(unit, preset(unit, "dots")))
+      True
     """
     action, kept = candidate.action, unit.kept(candidate.action)
     sizes = {name: unit.values[unit.position[name]].num_bytes for name in kept.saved}

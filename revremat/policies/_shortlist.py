@@ -31,6 +31,15 @@ def shortlist(
     Args:
       all_options: From unit to its candidates; units with one are left out.
       units: The units.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import candidates, shortlist
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
+      >>> unit = rr.trace(loss, w, x)["stack"]
+      >>> list(shortlist({"stack": candidates(unit)}, [unit]))
+      ['stack']
     """
     in_question = {
         u.name: bytes_in_question(u, all_options[u.name])

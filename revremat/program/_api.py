@@ -26,6 +26,14 @@ def name(x: Any, name: str) -> Any:
     Args:
       x: An array, or a pytree of arrays, which then get `name_0`, `name_1`, ...
       name: The tag; one value of a unit per name.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> layer = lambda w, x: jnp.tanh(rr.name(x @ w, "up"))
+      >>> loss = lambda w, x: rr.stack(layer, w, x).sum()
+      >>> graph = rr.trace(loss, jnp.ones((4, 8, 8)), jnp.ones((2, 8)))
+      >>> [r.name for r in graph["stack"].residuals if r.name == "up"]
+      ['up']
     """
     leaves, treedef = jax.tree.flatten(x)
     if len(leaves) == 1:
@@ -56,9 +64,13 @@ def block(
         that axis for each argument, None for one to be used whole. Makes it possible to
         compute the block in chunks: `RECOMPUTE(chunks=8)`.
 
-    >>> import jax.numpy as jnp, revremat as rr
-    >>> rr.block(lambda x: 2 * x, "double")(jnp.ones(2))
-    Array([2., 2.], dtype=float32)
+    Raises:
+      UserError: The name is empty, or has a `/` or a `#`.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> rr.block(lambda x: 2 * x, "double")(jnp.ones(2))
+      Array([2., 2.], dtype=float32)
     """
     if not name or set(name) & set("/#"):
         raise UserError(
@@ -165,10 +177,11 @@ def stack(
         unknown name in one, INVERT without an inverse, or a layer that does not return
         what it takes.
 
-    >>> import jax.numpy as jnp, revremat as rr
-    >>> layer = lambda w, x: x + jnp.tanh(x @ w)
-    >>> rr.stack(layer, jnp.zeros((3, 2, 2)), jnp.ones(2), actions=rr.RECOMPUTE)
-    Array([1., 1.], dtype=float32)
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> layer = lambda w, x: x + jnp.tanh(x @ w)
+      >>> rr.stack(layer, jnp.zeros((3, 2, 2)), jnp.ones(2), actions=rr.RECOMPUTE)
+      Array([1., 1.], dtype=float32)
     """
     length = _length(jax.tree.leaves((params, xs)))
     x = jax.tree.map(jnp.asarray, x)

@@ -30,11 +30,13 @@ def cross_entropy(
     Returns:
       A float32 number: the mean over labels that count.
 
-    >>> import jax.numpy as jnp, revremat as rr
-    >>> labels = jnp.zeros((1, 4), int)
-    >>> loss = rr.cross_entropy(jnp.ones((1, 4, 2)), jnp.ones((2, 8)), labels, chunks=2)
-    >>> f"{loss:.4f}"
-    '2.0794'
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> labels = jnp.zeros((1, 4), int)
+      >>> hidden, weights = jnp.ones((1, 4, 2)), jnp.ones((2, 8))
+      >>> loss = rr.cross_entropy(hidden, weights, labels, chunks=2)
+      >>> f"{loss:.4f}"
+      '2.0794'
     """
     total = block(_total, "head", split=(1, None, 1))
     if chunks is not None:

@@ -61,12 +61,13 @@ def chain(
 
     Source: Gomez et al. 2017, algorithm 1, for any coupling.
 
-    >>> import jax, jax.numpy as jnp
-    >>> from revremat import reversible
-    >>> block = reversible.additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
-    >>> f = lambda p: reversible.chain([block], [p], (jnp.ones(1), jnp.ones(1)))[1][0]
-    >>> jax.grad(f)({"f": 0.0, "g": 1.0})["g"]
-    Array(1., dtype=float32, weak_type=True)
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from revremat import reversible
+      >>> block = reversible.additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
+      >>> f = lambda p: reversible.chain([block], [p], (jnp.ones(1), jnp.ones(1)))[1][0]
+      >>> jax.grad(f)({"f": 0.0, "g": 1.0})["g"]
+      Array(1., dtype=float32, weak_type=True)
     """
     couplings = tuple(couplings)
     count = len(couplings)
@@ -230,6 +231,17 @@ class Repeat(Coupling):
     Attributes:
       layer: It returns what it takes, shape and dtype.
       num_layers: How many.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Repeat, additive
+      >>> layer = additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
+      >>> params = {"f": jnp.ones(8), "g": jnp.ones(8)}  # one entry for each layer
+      >>> stacked = Repeat(layer, num_layers=8)
+      >>> x = (jnp.ones(4), jnp.zeros(4))
+      >>> y = stacked.forward(params, x)
+      >>> bool(jnp.allclose(stacked.inverse(params, y)[0], x[0], atol=1e-3))
+      True
     """
 
     layer: Coupling
@@ -283,7 +295,21 @@ class Repeat(Coupling):
 
 @dataclass(frozen=True, eq=False)
 class Sequential(Coupling):
-    """Couplings one after the other, as one coupling; parameters are a tuple."""
+    """Couplings one after the other, as one coupling; parameters are a tuple.
+
+    Attributes:
+      couplings: In the order in which they run.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Sequential, additive
+      >>> layer = additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
+      >>> two = Sequential((layer, layer))
+      >>> params = ({"f": 1.0, "g": 1.0}, {"f": 2.0, "g": 0.5})
+      >>> y = two.forward(params, (jnp.ones(4), jnp.zeros(4)))
+      >>> len(y), y[0].shape
+      (2, (4,))
+    """
 
     couplings: tuple[Coupling, ...]
 

@@ -26,6 +26,12 @@ class InverseRow:
       gradient: Of the gradient by inversion, against plain autodiff in the same dtype.
       noise_floor: Of plain autodiff in this dtype, against plain autodiff in float64:
         what the dtype costs anyhow.
+
+    Example:
+      >>> from revremat.reversible import InverseRow
+      >>> row = InverseRow("float32", 4, 1e-7, gradient=1e-7, noise_floor=2e-7)
+      >>> row.is_within_noise
+      True
     """
 
     dtype: str
@@ -46,6 +52,12 @@ class InverseTable:
 
     Attributes:
       rows: One for each dtype and depth.
+
+    Example:
+      >>> from revremat.reversible import InverseRow, InverseTable
+      >>> print(InverseTable((InverseRow("float32", 4, 1e-7, 2e-7, 1e-7),)))
+        dtype  depth  round trip  gradient  noise floor
+      float32      4     1.0e-07   2.0e-07      1.0e-07
     """
 
     rows: tuple[InverseRow, ...]
@@ -91,13 +103,14 @@ def check_inverse(
       UserError: The inverse does not return what went in, in shape, or is wrong: in
         float64, at depth 1, off by more than 1e-6.
 
-    >>> import jax.numpy as jnp
-    >>> from revremat import reversible
-    >>> block = reversible.additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
-    >>> params, x = {"f": 1.0, "g": 0.5}, (jnp.ones(3), jnp.ones(3))
-    >>> table = reversible.check_inverse(block, params, x, depths=[4])
-    >>> table.rows[0].is_within_noise
-    True
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat import reversible
+      >>> block = reversible.additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
+      >>> params, x = {"f": 1.0, "g": 0.5}, (jnp.ones(3), jnp.ones(3))
+      >>> table = reversible.check_inverse(block, params, x, depths=[4])
+      >>> table.rows[0].is_within_noise
+      True
     """
     with jax.enable_x64(True):
         _check_is_inverse(coupling, params, x, rest)

@@ -28,6 +28,17 @@ class Coupling:
     Attributes:
       has_aux: Whether `forward` returns `(y, aux)`, aux being what the maps return
         beside their values, such as new running statistics.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Coupling, additive
+      >>> block = additive(lambda w, x: jnp.sin(w * x), lambda w, x: w * x)
+      >>> isinstance(block, Coupling)
+      True
+      >>> params, x = {"f": 2.0, "g": 3.0}, (jnp.ones(3), jnp.zeros(3))
+      >>> y = block.forward(params, x)
+      >>> bool(jnp.allclose(block.inverse(params, y)[0], x[0]))
+      True
     """
 
     has_aux: bool = False
@@ -77,10 +88,15 @@ class Coupling:
 class Custom(Coupling):
     """Any function with its inverse; in the backward pass both are evaluated.
 
-    >>> import jax.numpy as jnp
-    >>> twice = Custom(lambda p, x, rest: p * x, lambda p, y, rest: y / p)
-    >>> twice.inverse(2.0, twice.forward(2.0, jnp.ones(2)))
-    Array([1., 1.], dtype=float32)
+    Attributes:
+      function: `function(params, x, rest) -> y`.
+      undo: `undo(params, y, rest) -> x`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> twice = Custom(lambda p, x, rest: p * x, lambda p, y, rest: y / p)
+      >>> twice.inverse(2.0, twice.forward(2.0, jnp.ones(2)))
+      Array([1., 1.], dtype=float32)
     """
 
     function: Callable[[Any, Any, Any], Any]
@@ -109,6 +125,11 @@ class Step:
       terms: `(name of the map, number of the stream it reads)`; a name of None reads
         the stream itself.
       join: How; None makes the target, a stream that was not there.
+
+    Example:
+      >>> from revremat.reversible import Add, Step
+      >>> Step(target=0, terms=(("f", 1),), join=Add())  # x0 = x0 + f(x1)
+      Step(target=0, terms=(('f', 1),), join=Add(separate=True))
     """
 
     target: int
@@ -137,6 +158,15 @@ class Steps(Coupling):
       steps: In the order of the forward pass.
       num_inputs: How many streams come in.
       has_aux: Whether maps return `(value, aux)`; then aux is a dict by name.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Add, Step, Steps
+      >>> maps = {"f": lambda w, x: w * x}
+      >>> one = Steps(maps, (Step(0, (("f", 1),), Add()),), num_inputs=2)
+      >>> y = one.forward({"f": 3.0}, (jnp.ones(1), jnp.ones(1)))
+      >>> y[0].tolist(), one.inverse({"f": 3.0}, y)[0].tolist()
+      ([4.0], [1.0])
     """
 
     maps: Mapping[str, Map]
@@ -317,7 +347,19 @@ class Steps(Coupling):
 
 @dataclass(frozen=True, eq=False)
 class Parallel(Coupling):
-    """One coupling for each stream, side by side; parameters are a tuple as well."""
+    """One coupling for each stream, side by side; parameters are a tuple as well.
+
+    Attributes:
+      couplings: One for each stream.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Parallel, space_to_depth
+      >>> pair = Parallel((space_to_depth(2), space_to_depth(4)))
+      >>> images = jnp.ones((1, 8, 8, 3))
+      >>> [y.shape for y in pair.forward(((), ()), (images, images))]
+      [(1, 4, 4, 12), (1, 2, 2, 48)]
+    """
 
     couplings: tuple[Coupling, ...]
 
@@ -362,7 +404,18 @@ class Parallel(Coupling):
 
 @dataclass(frozen=True, eq=False)
 class Halves(Coupling):
-    """A coupling of two streams, on the two halves of one array's last axis."""
+    """A coupling of two streams, on the two halves of one array's last axis.
+
+    Attributes:
+      inner: The coupling of two streams.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Halves, additive
+      >>> block = Halves(additive(lambda w, x: w * x, lambda w, x: w * x))
+      >>> block.forward({"f": 1.0, "g": 1.0}, jnp.arange(4.0)).tolist()
+      [2.0, 4.0, 4.0, 7.0]
+    """
 
     inner: Coupling
 

@@ -22,12 +22,13 @@ def additive(f: Map, g: Map, *, first: int = 0, has_aux: bool = False) -> Steps:
       first: The stream that is changed first; 1 swaps the streams' parts.
       has_aux: Whether the maps return `(value, aux)`.
 
-    >>> import jax.numpy as jnp
-    >>> from revremat import reversible
-    >>> block = reversible.additive(lambda w, x: w * x, lambda w, x: w * x)
-    >>> y = block.forward({"f": 2.0, "g": 3.0}, (jnp.ones(1), jnp.ones(1)))
-    >>> block.inverse({"f": 2.0, "g": 3.0}, y)
-    (Array([1.], dtype=float32), Array([1.], dtype=float32))
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat import reversible
+      >>> block = reversible.additive(lambda w, x: w * x, lambda w, x: w * x)
+      >>> y = block.forward({"f": 2.0, "g": 3.0}, (jnp.ones(1), jnp.ones(1)))
+      >>> block.inverse({"f": 2.0, "g": 3.0}, y)
+      (Array([1.], dtype=float32), Array([1.], dtype=float32))
     """
     return _two(f, g, Add(), first, has_aux)
 
@@ -46,6 +47,18 @@ def affine(
       first: The stream that is changed first.
       clamp: Scales lie between `exp(-clamp)` and `exp(clamp)`.
       has_aux: Whether the maps return `((s, t), aux)`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import affine
+      >>> half = lambda w, x: (jnp.tanh(w * x), w * x)
+      >>> block, params = affine(half, half), {"f": 1.0, "g": 0.5}
+      >>> x = (jnp.ones((2, 3)), jnp.zeros((2, 3)))
+      >>> y = block.forward(params, x)
+      >>> bool(jnp.allclose(block.inverse(params, y)[0], x[0]))
+      True
+      >>> block.log_det(params, x).shape
+      (2,)
     """
     return _two(f, g, Affine(clamp), first, has_aux)
 
@@ -60,6 +73,14 @@ def momentum(f: Map, *, momentum: float = 0.9, has_aux: bool = False) -> Steps:
       f: `f(params["f"], x)`.
       momentum: g; the inverse divides by it.
       has_aux: Whether the map returns `(value, aux)`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import momentum
+      >>> block = momentum(lambda w, x: w * x, momentum=0.5)
+      >>> y = block.forward({"f": 2.0}, (jnp.ones(1), jnp.zeros(1)))
+      >>> [one.tolist() for one in y]
+      [[2.0], [1.0]]
     """
     steps = (
         Step(target=1, terms=(("f", 0),), join=Blend(momentum)),
@@ -79,6 +100,14 @@ def reformer(attention: Map, feed_forward: Map, *, has_aux: bool = False) -> Ste
       attention: `attention(params, stream)`.
       feed_forward: `feed_forward(params, stream)`.
       has_aux: Whether the maps return `(value, aux)`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import reformer
+      >>> block = reformer(lambda w, x: w * x, lambda w, x: w * x)
+      >>> params = {"attention": 1.0, "feed_forward": 2.0}
+      >>> [one.tolist() for one in block.forward(params, (jnp.ones(1), jnp.ones(1)))]
+      [[2.0], [5.0]]
     """
     maps = {"attention": attention, "feed_forward": feed_forward}
     steps = (
@@ -128,6 +157,15 @@ def silo(
     Raises:
       UserError: A map from a stream to itself or in the wrong direction, or a stream
         that nothing makes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import silo
+      >>> halve = lambda w, x: w * x[::2]
+      >>> double = lambda w, x: w * jnp.repeat(x, 2)
+      >>> block = silo({(0, 1): halve}, {(1, 0): double})
+      >>> sorted(block.maps)
+      ['down_0_1', 'up_1_0']
     """
     join = Add() if join is None else join
     pairs = (*down, *up)
@@ -172,6 +210,13 @@ class Rearrange(Coupling):
     Attributes:
       change: From one array, or pytree, to another with the same numbers in it.
       undo: Back.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Rearrange
+      >>> flip = Rearrange(lambda x: x[::-1], lambda y: y[::-1])
+      >>> flip.forward((), jnp.arange(3)).tolist()
+      [2, 1, 0]
     """
 
     change: Callable[[Any], Any]
@@ -209,12 +254,31 @@ def space_to_depth(block: int) -> Rearrange:
 
     Raises:
       UserError: When called, if b does not divide height and width.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import space_to_depth
+      >>> space_to_depth(2).forward((), jnp.ones((1, 8, 8, 3))).shape
+      (1, 4, 4, 12)
     """
     return Rearrange(partial(_to_depth, block=block), partial(_to_space, block=block))
 
 
 def depth_to_space(block: int) -> Rearrange:
-    """Up-sampling that makes nothing up: `[B, H, W, b b C] -> [B, H b, W b, C]`."""
+    """Up-sampling that makes nothing up: `[B, H, W, b b C] -> [B, H b, W b, C]`.
+
+    Args:
+      block: b, in pixels.
+
+    Raises:
+      UserError: When called, if b * b does not divide the channels.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import depth_to_space
+      >>> depth_to_space(2).forward((), jnp.ones((1, 4, 4, 12))).shape
+      (1, 8, 8, 3)
+    """
     return Rearrange(partial(_to_space, block=block), partial(_to_depth, block=block))
 
 

@@ -42,6 +42,15 @@ class RevResidual(nnx.Module):
 
     Attributes:
       blocks: The reversible blocks, whose `inverse` takes `(a, b)`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from revremat.reversible import RevBlock, RevResidual, RevSequence
+      >>> linear = lambda k: nnx.Linear(4, 4, rngs=nnx.Rngs(k))
+      >>> block = RevBlock(linear(0), linear(1), halves=False)
+      >>> RevResidual(RevSequence([block]))(jnp.ones((2, 4))).shape
+      (2, 4)
     """
 
     def __init__(self, blocks: RevModule):
@@ -123,19 +132,20 @@ def from_plain(
       UserError: No blocks, branches that are no modules, or blocks that share state;
         when it is called, a block that does not add to what it is given.
 
-    >>> from flax import nnx
-    >>> import jax.numpy as jnp
-    >>> from revremat.reversible import from_plain
-    >>> class Block(nnx.Module):
-    ...     def __init__(self, rngs):
-    ...         self.norm = nnx.LayerNorm(4, rngs=rngs)
-    ...         self.dense = nnx.Linear(4, 4, rngs=rngs)
-    ...     def __call__(self, x):
-    ...         return x + self.dense(self.norm(x))
-    >>> rngs = nnx.Rngs(0)
-    >>> plain = nnx.Sequential(*(Block(rngs) for _ in range(6)))
-    >>> from_plain(plain, Block)(jnp.ones((2, 4))).shape
-    (2, 4)
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import from_plain
+      >>> class Block(nnx.Module):
+      ...     def __init__(self, rngs):
+      ...         self.norm = nnx.LayerNorm(4, rngs=rngs)
+      ...         self.dense = nnx.Linear(4, 4, rngs=rngs)
+      ...     def __call__(self, x):
+      ...         return x + self.dense(self.norm(x))
+      >>> rngs = nnx.Rngs(0)
+      >>> plain = nnx.Sequential(*(Block(rngs) for _ in range(6)))
+      >>> from_plain(plain, Block)(jnp.ones((2, 4))).shape
+      (2, 4)
     """
     is_list = not isinstance(module, nnx.Module) or isinstance(module, nnx.List)
     module = module if isinstance(module, nnx.Module) else nnx.List(module)

@@ -17,6 +17,11 @@ class Join(Protocol):
     Attributes:
       separate: Whether several values may be joined one after the other in any order;
         otherwise they are summed first.
+
+    Example:
+      >>> from revremat.reversible import Add, Affine
+      >>> Add().separate, Affine().separate
+      (True, False)
     """
 
     @property
@@ -41,7 +46,18 @@ class Join(Protocol):
 
 @dataclass(frozen=True)
 class Add:
-    """`y = x + value` (Dinh et al. 2014, NICE; Gomez et al. 2017, RevNet)."""
+    """`y = x + value` (Dinh et al. 2014, NICE; Gomez et al. 2017, RevNet).
+
+    Attributes:
+      separate: As in `Join`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Add
+      >>> x, value = jnp.ones(1), jnp.full(1, 2.0)
+      >>> Add().join(x, value).tolist(), Add().undo(jnp.full(1, 3.0), value).tolist()
+      ([3.0], [1.0])
+    """
 
     separate: bool = True
 
@@ -70,6 +86,14 @@ class Affine:
 
     Attributes:
       clamp: The bound c.
+      separate: As in `Join`; products may not be.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Affine
+      >>> y = Affine().join(jnp.ones(1), (jnp.zeros(1), jnp.ones(1)))
+      >>> y.tolist()
+      [2.0]
     """
 
     clamp: float = 2.0
@@ -119,6 +143,13 @@ class Blend:
 
     Attributes:
       momentum: g, above 0 and below 1.
+      separate: As in `Join`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import Blend
+      >>> Blend(momentum=0.5).join(jnp.ones(1), jnp.full(1, 3.0)).tolist()
+      [2.0]
     """
 
     momentum: float = 0.9

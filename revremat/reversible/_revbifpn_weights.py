@@ -42,6 +42,13 @@ def revbifpn_state(arrays: Mapping[str, Any], model: RevBiFPN) -> nnx.State:
         is no state dict.
 
     Source: the names of github.com/CerebrasResearch/RevBiFPN.
+
+    Example:
+      >>> from flax import nnx
+      >>> from revremat.reversible import REVBIFPN, RevBiFPN, revbifpn_state
+      >>> model = RevBiFPN(REVBIFPN["S0"], rngs=nnx.Rngs(0))  # doctest: +SKIP
+      >>> arrays = {k: v.numpy() for k, v in torch.load(path).items()}  # doctest: +SKIP
+      >>> nnx.update(model, revbifpn_state(arrays, model))  # doctest: +SKIP
     """
     arrays = {
         name: array

@@ -31,6 +31,11 @@ class RevNetConfig:
         later one's is half of that before.
       blocks: Reversible blocks in each stage.
       dtype: Of the computation; parameters and streams are float32.
+
+    Example:
+      >>> from revremat.reversible import RevNetConfig
+      >>> sum(RevNetConfig().blocks)
+      9
     """
 
     image_channels: int = 3
@@ -104,14 +109,16 @@ class RevNet(nnx.Module):
       rngs: For parameters.
       reversible: Whether stages are inverted in the backward pass; if not, this is the
         plain counterpart: the same function by plain autodiff, unless a plan says
-          otherwise.
+        otherwise.
 
-    >>> from flax import nnx
-    >>> import jax.numpy as jnp
-    >>> from revremat.reversible import RevNet, RevNetConfig
-    >>> config = RevNetConfig(channels=(4, 8), blocks=(1, 1))
-    >>> RevNet(config, rngs=nnx.Rngs(0))(jnp.ones((2, 8, 8, 3))).shape
-    (2, 10)
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import RevNet, RevNetConfig
+      >>> config = RevNetConfig(channels=(4, 8), blocks=(1, 1))
+      >>> images = jnp.ones((2, 8, 8, 3))
+      >>> nnx.eval_shape(lambda: RevNet(config, rngs=nnx.Rngs(0))(images)).shape
+      (2, 10)
     """
 
     def __init__(

@@ -60,6 +60,18 @@ class RevViTConfig(RevTransformerConfig):
       image_channels: 3 for RGB.
       patch_size: Pixels down and across a patch.
       num_classes: Labels.
+      width: Of each stream, a multiple of the heads.
+      num_layers: Reversible layers, each of attention and feed-forward.
+      num_heads: Of the attention.
+      mlp_width: Of the hidden layer.
+      dropout: Rate within the functions.
+      dtype: Of the computation; parameters and streams are float32.
+
+    Example:
+      >>> from revremat.reversible import RevViTConfig
+      >>> config = RevViTConfig(image_size=32, patch_size=4)
+      >>> (config.image_size // config.patch_size) ** 2  # patches
+      64
     """
 
     image_size: int = 32
@@ -88,6 +100,17 @@ class RevGPTConfig(RevTransformerConfig):
     Attributes:
       vocab_size: Tokens; 256 for bytes.
       seq_len: The most tokens a sequence may have.
+      width: Of each stream, a multiple of the heads.
+      num_layers: Reversible layers, each of attention and feed-forward.
+      num_heads: Of the attention.
+      mlp_width: Of the hidden layer.
+      dropout: Rate within the functions.
+      dtype: Of the computation; parameters and streams are float32.
+
+    Example:
+      >>> from revremat.reversible import RevGPTConfig
+      >>> RevGPTConfig(width=64, num_layers=2).vocab_size
+      256
     """
 
     vocab_size: int = 256
@@ -165,7 +188,16 @@ class RevViT(nnx.Module):
       rngs: For parameters and dropout.
       reversible: Whether layers are inverted in the backward pass; if not, this is the
         plain counterpart: the same function by plain autodiff, unless a plan says
-          otherwise.
+        otherwise.
+
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import RevViT, RevViTConfig
+      >>> config = RevViTConfig(width=8, num_heads=2, mlp_width=16, num_layers=2)
+      >>> images = jnp.ones((2, 32, 32, 3))
+      >>> nnx.eval_shape(lambda: RevViT(config, rngs=nnx.Rngs(0))(images)).shape
+      (2, 10)
     """
 
     def __init__(
@@ -202,12 +234,14 @@ class RevGPT(nnx.Module):
       rngs: For parameters and dropout.
       reversible: As in `RevViT`.
 
-    >>> from flax import nnx
-    >>> import jax.numpy as jnp
-    >>> from revremat.reversible import RevGPT, RevGPTConfig
-    >>> config = RevGPTConfig(width=8, num_heads=2, mlp_width=16, num_layers=2)
-    >>> RevGPT(config, rngs=nnx.Rngs(0))(jnp.ones((2, 5), int)).shape
-    (2, 5, 256)
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import RevGPT, RevGPTConfig
+      >>> config = RevGPTConfig(width=8, num_heads=2, mlp_width=16, num_layers=2)
+      >>> tokens = jnp.ones((2, 5), int)
+      >>> nnx.eval_shape(lambda: RevGPT(config, rngs=nnx.Rngs(0))(tokens)).shape
+      (2, 5, 256)
     """
 
     def __init__(

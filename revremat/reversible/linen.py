@@ -33,7 +33,18 @@ _LAYERS = {nn.PARTITION_NAME: None}
 
 
 class RevModule(nn.Module):
-    """What reversible modules have in common: they run, and they run backwards."""
+    """What reversible modules have in common: they run, and they run backwards.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from revremat.reversible import linen
+      >>> block = linen.RevBlock(nn.Dense(2), nn.Dense(2))
+      >>> variables = block.init(jax.random.key(0), x := jnp.ones((3, 4)))
+      >>> y = block.apply(variables, x)
+      >>> bool(jnp.allclose(block.apply(variables, y, method="inverse"), x, atol=1e-5))
+      True
+    """
 
     def __post_init__(self):
         take_over(self, RevModule)
@@ -156,14 +167,15 @@ class RevBlock(_Maps):
       first: The half that is changed first, 0 or 1.
       halves: Whether it takes one array, halved along its last axis, or a pair.
 
-    >>> import jax, jax.numpy as jnp
-    >>> from flax import linen as nn
-    >>> from revremat.reversible import linen
-    >>> block, x = linen.RevBlock(nn.Dense(2), nn.Dense(2)), jnp.ones((1, 4))
-    >>> variables = block.init(jax.random.key(0), x)
-    >>> y = block.apply(variables, x)
-    >>> block.apply(variables, y, method="inverse").round(5)
-    Array([[1., 1., 1., 1.]], dtype=float32)
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from revremat.reversible import linen
+      >>> block, x = linen.RevBlock(nn.Dense(2), nn.Dense(2)), jnp.ones((1, 4))
+      >>> variables = block.init(jax.random.key(0), x)
+      >>> y = block.apply(variables, x)
+      >>> block.apply(variables, y, method="inverse").round(5)
+      Array([[1., 1., 1., 1.]], dtype=float32)
     """
 
     f: nn.Module
@@ -196,6 +208,16 @@ class RevSilo(_Maps):
       up: Modules from coarser to finer ones, by `(from, to)`.
       num_inputs: N, or N - 1 where the last stream is new.
       kind: `"additive"` or `"affine"`, whose modules return pairs.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from revremat.reversible import linen
+      >>> silo = linen.RevSilo({(0, 1): nn.Dense(4)}, {(1, 0): nn.Dense(8)})
+      >>> x = (jnp.ones((2, 8)), jnp.ones((2, 4)))
+      >>> y, _ = silo.init_with_output(jax.random.key(0), x)
+      >>> [one.shape for one in y]
+      [(2, 8), (2, 4)]
     """
 
     down: Mapping[Any, nn.Module]
@@ -270,7 +292,20 @@ class _Blocks(RevModule):
 
 
 class RevParallel(_Blocks):
-    """One reversible module for each stream, side by side."""
+    """One reversible module for each stream, side by side.
+
+    Attributes:
+      blocks: One for each stream.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from revremat.reversible import linen
+      >>> two = linen.RevParallel([linen.RevBlock(nn.Dense(2), nn.Dense(2))] * 1)
+      >>> y, _ = two.init_with_output(jax.random.key(0), (jnp.ones((3, 4)),))
+      >>> y[0].shape
+      (3, 4)
+    """
 
     blocks: Sequence[RevModule]
 
@@ -298,6 +333,16 @@ class RevSequence(_Blocks):
       exact: Put streams on a fixed-point grid, so that the inverse is bit-exact; see
         `revremat.reversible.exact`.
       step: Of that grid.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from revremat.reversible import linen
+      >>> blocks = [linen.RevBlock(nn.Dense(2), nn.Dense(2)) for _ in range(2)]
+      >>> model = linen.RevSequence(blocks)
+      >>> y, _ = model.init_with_output(jax.random.key(0), jnp.ones((3, 4)))
+      >>> y.shape
+      (3, 4)
     """
 
     blocks: Sequence[RevModule]
@@ -343,6 +388,15 @@ class RevScan(RevModule):
       actions: As in `rr.stack`: how each layer's residuals are restored, INVERT or
         another way; None leaves it to `rr.apply`, and without that to plain autodiff.
       label: What plans call it.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> from revremat.reversible import linen
+      >>> model = linen.RevScan(linen.RevBlock(nn.Dense(2), nn.Dense(2)), num_layers=8)
+      >>> y, variables = model.init_with_output(jax.random.key(0), jnp.ones((3, 4)))
+      >>> y.shape
+      (3, 4)
     """
 
     block: RevModule

@@ -27,7 +27,20 @@ Kind = Literal["additive", "affine"]
 
 
 class RevModule(nnx.Module):
-    """What reversible modules have in common: they run, and they run backwards."""
+    """What reversible modules have in common: they run, and they run backwards.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from revremat.reversible import RevBlock, RevModule
+      >>> linear = lambda k: nnx.Linear(2, 2, rngs=nnx.Rngs(k))
+      >>> block = RevBlock(linear(0), linear(1))
+      >>> isinstance(block, RevModule)
+      True
+      >>> x = jnp.ones((3, 4))
+      >>> bool(jnp.allclose(block.inverse(block(x)), x, atol=1e-5))
+      True
+    """
 
     def parts(self) -> tuple[Coupling, Any, Any]:
         """A coupling, its parameters, and what has no gradient."""
@@ -61,13 +74,14 @@ class RevBlock(RevModule):
       first: The half that is changed first, 0 or 1.
       halves: Whether it takes one array, halved along its last axis, or a pair.
 
-    >>> from flax import nnx
-    >>> import jax.numpy as jnp
-    >>> from revremat.reversible import RevBlock
-    >>> rngs = nnx.Rngs(0)
-    >>> block = RevBlock(nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs))
-    >>> block.inverse(block(jnp.ones((1, 4)))).round(5)
-    Array([[1., 1., 1., 1.]], dtype=float32)
+    Example:
+      >>> from flax import nnx
+      >>> import jax.numpy as jnp
+      >>> from revremat.reversible import RevBlock
+      >>> rngs = nnx.Rngs(0)
+      >>> block = RevBlock(nnx.Linear(2, 2, rngs=rngs), nnx.Linear(2, 2, rngs=rngs))
+      >>> block.inverse(block(jnp.ones((1, 4)))).round(5)
+      Array([[1., 1., 1., 1.]], dtype=float32)
     """
 
     def __init__(
@@ -104,6 +118,15 @@ class RevSilo(RevModule):
       up: Modules from coarser to finer ones, by `(from, to)`.
       num_inputs: N, or N - 1 where the last stream is new.
       kind: `"additive"` or `"affine"`, whose modules return pairs.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from revremat.reversible import RevSilo
+      >>> linear = lambda a, b: nnx.Linear(a, b, rngs=nnx.Rngs(0))
+      >>> silo = RevSilo({(0, 1): linear(8, 4)}, {(1, 0): linear(4, 8)})
+      >>> [y.shape for y in silo((jnp.ones((2, 8)), jnp.ones((2, 4))))]
+      [(2, 8), (2, 4)]
     """
 
     def __init__(
@@ -136,7 +159,20 @@ class RevSilo(RevModule):
 
 
 class RevParallel(RevModule):
-    """One reversible module for each stream, side by side."""
+    """One reversible module for each stream, side by side.
+
+    Args:
+      blocks: One for each stream.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from revremat.reversible import RevBlock, RevParallel
+      >>> linear = lambda k: nnx.Linear(2, 2, rngs=nnx.Rngs(k))
+      >>> two = RevParallel([RevBlock(linear(k), linear(k + 1)) for k in (0, 2)])
+      >>> [y.shape for y in two((jnp.ones((3, 4)), jnp.ones((5, 4))))]
+      [(3, 4), (5, 4)]
+    """
 
     def __init__(self, blocks: Sequence[RevModule]):
         for number, block in enumerate(blocks):
@@ -164,6 +200,15 @@ class RevSequence(RevModule):
       exact: Put streams on a fixed-point grid, so that the inverse is bit-exact; see
         `revremat.reversible.exact`.
       step: Of that grid.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from revremat.reversible import RevBlock, RevSequence
+      >>> linear = lambda k: nnx.Linear(2, 2, rngs=nnx.Rngs(k))
+      >>> model = RevSequence([RevBlock(linear(k), linear(k + 1)) for k in (0, 2)])
+      >>> model(jnp.ones((3, 4))).shape
+      (3, 4)
     """
 
     def __init__(
@@ -224,6 +269,16 @@ class RevScan(RevModule):
       actions: As in `rr.stack`: how each layer's residuals are restored, INVERT or
         another way; None leaves it to `rr.apply`, and without that to plain autodiff.
       name: What plans call it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from revremat.reversible import RevBlock, RevScan
+      >>> linear = lambda rngs: nnx.Linear(2, 2, rngs=rngs)
+      >>> make_block = lambda rngs: RevBlock(linear(rngs), linear(rngs))
+      >>> model = RevScan(make_block, 8, rngs=nnx.Rngs(0))
+      >>> model(jnp.ones((3, 4))).shape
+      (3, 4)
     """
 
     def __init__(

@@ -29,6 +29,11 @@ class Rule(Protocol):
 
     A rule keeps what earlier rules placed: wherever `placed` holds axes, the result
     holds the same.
+
+    Example:
+      >>> from revremat.sharding import Replicate
+      >>> Replicate().pattern
+      ''
     """
 
     def place(
@@ -48,6 +53,12 @@ class Replicate:
 
     Attributes:
       pattern: A regular expression for the paths it closes.
+
+    Example:
+      >>> from revremat.sharding import FSDP, Replicate, place
+      >>> rules = [Replicate("embed"), FSDP(axis="data")]
+      >>> place(rules, "embed/table", (1024, 4096), {"data": 8})
+      P()
     """
 
     pattern: str = ""
@@ -112,6 +123,11 @@ class FSDP:
         latency than they take.
       scanned: A pattern for paths whose dimension 0 is a scan's: slicing it layer by
         layer would gather the whole stack, so it is never cut.
+
+    Example:
+      >>> from revremat.sharding import FSDP, place
+      >>> place([FSDP(axis="data")], "layer/kernel", (1024, 4096), {"data": 8})
+      P(None, 'data')
     """
 
     axis: str = "fsdp"
@@ -156,6 +172,14 @@ def resolve(rules: Sequence[Rule], shapes: Any, mesh: Mesh) -> Any:
     Raises:
       UserError: If an axis is not in the mesh, divides no dimension it is put on, is
         used twice on an array, or a `ByPath` pattern matches nothing.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> from revremat.sharding import FSDP, resolve
+      >>> mesh = rr.target("cpu:4").mesh({"data": 4})
+      >>> shapes = {"kernel": jax.ShapeDtypeStruct((512, 1024), jnp.float32)}
+      >>> resolve([FSDP(axis="data")], shapes, mesh)["kernel"].spec
+      P(None, 'data')
     """
     axis_sizes = dict(mesh.shape)
     leaves, structure = jax.tree_util.tree_flatten_with_path(shapes)
@@ -174,7 +198,22 @@ def place(
     shape: tuple[int, ...],
     axis_sizes: Mapping[str, int],
 ) -> PartitionSpec:
-    """The partition spec of one array under the rules; see `resolve`."""
+    """The partition spec of one array under the rules; see `resolve`.
+
+    Args:
+      rules: Applied in order.
+      path: Where the array is in its tree, such as `layer/kernel`.
+      shape: Of the whole array.
+      axis_sizes: Devices along each mesh axis.
+
+    Raises:
+      UserError: As `resolve`.
+
+    Example:
+      >>> from revremat.sharding import FSDP, place
+      >>> place([FSDP(axis="data")], "layer/bias", (4096,), {"data": 8})  # too small
+      P()
+    """
     placed: Placement = ((),) * len(shape)
     for rule in rules:
         result = rule.place(path, shape, placed, axis_sizes)

@@ -21,6 +21,14 @@ class Artifact:
       remarks: What was done differently than asked, and why.
       is_whole: Whether it is known that no argument is split over the devices.
       remat_pass: Whether XLA's own rematerialization pass ran.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> artifact.stats["argument"], artifact.stats["output"]
+      (1024, 1024)
     """
 
     hlo: bytes

@@ -29,6 +29,17 @@ def traced_for(target: Target) -> Iterator[None]:
     """Within it, what a program asks JAX about its devices is answered for a target.
 
     Functions that were traced for other devices are traced anew.
+
+    Args:
+      target: What answers.
+
+    Example:
+      >>> import jax, revremat as rr
+      >>> from revremat import xla
+      >>> user = {"jax": jax, "__name__": "a_program"}  # revremat's own code is exempt
+      >>> with xla.traced_for(rr.target("h100:1")):
+      ...     print(eval("jax.default_backend()", user))
+      gpu
     """
     devices = target.devices
     if devices == jax.devices():

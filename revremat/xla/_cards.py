@@ -47,6 +47,12 @@ class Card:
         `kernel_key`); they count in place of what curves say.
       measured: The factors and the reserve come from a run on such a card.
       description: XLA's own description, for cards that are compiled for unseen.
+
+    Example:
+      >>> import revremat as rr
+      >>> card = rr.target("h100:1").card
+      >>> card.key, card.platform
+      ('h100', 'cuda')
     """
 
     key: str
@@ -82,7 +88,13 @@ class Card:
 
 
 def measured_folder() -> Path:
-    """Where measured cards lie: `$REVREMAT_CARDS`, or the user's cache folder."""
+    """Where measured cards lie: `$REVREMAT_CARDS`, or the user's cache folder.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.measured_folder().is_absolute()
+      True
+    """
     return folder_of("REVREMAT_CARDS", "cards")
 
 
@@ -98,8 +110,16 @@ def load_card(key: str) -> Card:
     A measurement in `measured_folder()` (what `make card` writes) or beside the
     package replaces the data sheet's factors and reserve.
 
+    Args:
+      key: As targets write it, such as `h100`.
+
     Raises:
       UserError: No such card.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.load_card("a100").name
+      'NVIDIA A100-SXM4-80GB'
     """
     if key in GPU_CARDS:
         card = _gpu_card(key)
@@ -227,9 +247,18 @@ def _with_measurement(card: Card) -> Card:
 def with_changes(card: Card, found: dict[str, Any]) -> Card:
     """A card with measured fields in place of its own.
 
+    Args:
+      card: With the factors of its data sheet.
+      found: Fields by name; those that cannot be measured are left out.
+
     Raises:
       ValueError: A value is no positive number, or means something else by now.
       TypeError: A value is no number at all.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.with_changes(xla.load_card("h100"), {"launch_us": 9.0}).launch_us
+      9.0
     """
     changes = {k: _checked(k, found[k]) for k in MEASURABLE if k in found}
     if "curves" in changes:

@@ -61,6 +61,13 @@ class Lowered:
       options: Compiler options, by XLA's names.
       placed: The step's arguments on the target's devices, as leaves.
       remat_pass: Whether XLA's own rematerialization pass runs.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> lowered = xla.lower_step(jnp.sin, (jnp.ones(256),), rr.target("cpu:1"))
+      >>> lowered.compile().stats["argument"]
+      1024
     """
 
     program: Any
@@ -138,7 +145,26 @@ def lower_step(
     options: Mapping[str, Any] | None = None,
     remat_pass: bool = False,
 ) -> Lowered:
-    """Traces `step` and lowers it for `target`; see `compile_step`."""
+    """Traces `step` and lowers it for `target`; see `compile_step`.
+
+    Args:
+      step: A function, or the result of `jax.jit`.
+      specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s.
+      target: What to compile for.
+      donate: Positions of the arguments that may be overwritten.
+      options: Compiler options, by XLA's names.
+      remat_pass: Whether XLA's own rematerialization pass runs.
+
+    Raises:
+      UserError: The program mixes meshes of the target and of this machine.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> lowered = xla.lower_step(jnp.sin, (jnp.ones(256),), rr.target("cpu:1"))
+      >>> "sine" in lowered.program.as_text()
+      True
+    """
     given = handed(step, specs, positions(donate))
     label = getattr(step, "__name__", "the step")
 
@@ -178,7 +204,21 @@ def lower_traced(
     options: Mapping[str, Any] | None = None,
     remat_pass: bool = False,
 ) -> Lowered:
-    """Lowers what was traced before, a `jax.stages.Traced`; see `compile_step`."""
+    """Lowers what was traced before, a `jax.stages.Traced`; see `compile_step`.
+
+    Args:
+      traced: The result of `jax.jit(step).trace(...)`.
+      target: What to compile for.
+      options: Compiler options, by XLA's names.
+      remat_pass: Whether XLA's own rematerialization pass runs.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> traced = jax.jit(jnp.sin).trace(jnp.ones(256))
+      >>> xla.lower_traced(traced, rr.target("cpu:1")).compile().stats["argument"]
+      1024
+    """
     with _as_on(target):
         return _lower(traced, target, options, remat_pass)
 
@@ -255,6 +295,14 @@ def compile_step(
     Raises:
       DoesNotFit: The compiler ran out of memory before it had laid it out.
       UserError: The arguments do not suit the target.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> artifact.stats["temp"]
+      0
     """
     lowered = lower_step(
         step, specs, target, donate=donate, options=options, remat_pass=remat_pass
@@ -263,7 +311,18 @@ def compile_step(
 
 
 def read_compiled(compiled: Any) -> Artifact:
-    """What can be read from a `jax.stages.Compiled`: totals and module, no buffers."""
+    """What can be read from a `jax.stages.Compiled`: totals and module, no buffers.
+
+    Args:
+      compiled: The result of `.compile()`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from revremat import xla
+      >>> compiled = jax.jit(jnp.sin).lower(jnp.ones(256)).compile()
+      >>> xla.read_compiled(compiled).stats["argument"]
+      1024
+    """
     module = compiled.runtime_executable().hlo_modules()[0]
     text = module.as_serialized_hlo_module_proto()
     # An HloProto with the module as its field 1.

@@ -34,6 +34,11 @@ class Matmul:
       batch: How many products of matrices it is.
       rows: Of each result.
       columns: Of each result.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.Matmul("dot", "bfloat16", flops=2.0 * 64**3, rows=64, columns=64).batch
+      1
     """
 
     kind: str
@@ -69,6 +74,11 @@ class Cost:
       reduced_bytes: Read by reductions, along `rows` or over `columns`.
       strided: Reads across the rows of operands.
       scattered: Writes across the rows of the result.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.Cost({"bfloat16": 2e9}, other_flops=1e6, bytes=4e6).bytes
+      4000000.0
     """
 
     matmul_flops: dict[str, float]
@@ -97,7 +107,22 @@ class _Tally:
 
 
 def cost_of(i: Any, module: Module) -> Cost:
-    """Work of one instruction, all of a fusion's together."""
+    """Work of one instruction, all of a fusion's together.
+
+    Args:
+      i: One of `module.instructions`.
+      module: The scheduled program.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> root = list(module.instructions.values())[-1]
+      >>> xla.cost_of(root, module).bytes >= 0
+      True
+    """
     if i.opcode in FREE:
         return Cost({}, 0.0, 0.0)
     tally = _Tally()

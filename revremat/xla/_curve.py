@@ -40,6 +40,17 @@ def memory_curve(
 
     Returns:
       A `Curve`, or None for a program without temporaries on the device.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> step = lambda x: (x @ x) @ x
+      >>> artifact = xla.compile_step(step, (jnp.ones((64, 64)),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> curve = xla.memory_curve(module, xla.liveness(module))
+      >>> len(curve.positions) > 0
+      True
     """
     origins = origins or Origins(module)
     heaps = [h for h in memory.heaps if h.space == 0]

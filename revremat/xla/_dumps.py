@@ -37,6 +37,16 @@ def find_dump(place: str | Path, module: str = "") -> tuple[Path, str]:
 
     Raises:
       UserError: Nothing there can be read.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from revremat import xla
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> for size, name in enumerate(("init", "step"), 1):
+      ...     path = folder / f"module_0001.jit_{name}.after_optimizations.hlo.pb"
+      ...     _ = path.write_bytes(bytes(size))
+      >>> xla.find_dump(folder, module="init")[0].name
+      'module_0001.jit_init.after_optimizations.hlo.pb'
     """
     place = Path(place)
     try:
@@ -93,6 +103,11 @@ def read_dump(path: Path) -> Artifact:
 
     Raises:
       UserError: It is damaged, has no buffer assignment, or contradicts itself.
+
+    Example:
+      >>> from revremat import xla
+      >>> path, _ = xla.find_dump("dump", module="train_step")  # doctest: +SKIP
+      >>> xla.read_dump(path).stats["temp"]  # doctest: +SKIP
     """
     try:
         data = read_bytes(path, most=_MOST_BYTES)

@@ -25,6 +25,13 @@ def stage_of(step: Any) -> Any:
 
     Returns:
       A `jax.stages.Traced`, `Lowered` or `Compiled`; None where it is no stage.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from revremat import xla
+      >>> lowered = jax.jit(jnp.sin).lower(jnp.ones(256))
+      >>> xla.stage_of(lowered) is lowered, xla.stage_of(jnp.sin)
+      (True, None)
     """
     if isinstance(step, _STAGES):
         return step
@@ -35,8 +42,23 @@ def stage_of(step: Any) -> Any:
 def check_stage(stage: Any, target: Target) -> None:
     """Refuses a step that was lowered or compiled for other devices than the target's.
 
+    Args:
+      stage: A `jax.stages.Lowered` or `Compiled`.
+      target: Where it is to be measured.
+
     Raises:
       UserError: It was.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> lowered = jax.jit(jnp.sin).lower(jnp.ones(256))
+      >>> xla.check_stage(lowered, rr.target("cpu:1"))
+      >>> try:
+      ...     xla.check_stage(lowered, rr.target("h100:1"))
+      ... except rr.UserError:
+      ...     print("it was lowered for CPUs")
+      it was lowered for CPUs
     """
     found = _devices_of(stage)
     if not found:

@@ -120,6 +120,18 @@ class Module:
       instructions: By id; ids are unique in a module.
       home: The computation each instruction belongs to, by instruction id.
       callers: The instructions that call each computation, by computation id.
+
+    Args:
+      proto: The `HloProto`; `Module.from_bytes` reads one.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> module.name
+      'jit_sin'
     """
 
     def __init__(self, proto: Any):

@@ -25,6 +25,16 @@ def kernel_key(i: Any, module: Module) -> str:
     Args:
       i: An instruction that runs by itself.
       module: Its module.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> root = list(module.instructions.values())[-1]
+      >>> isinstance(xla.kernel_key(root, module), str)
+      True
     """
     operands = [
         o.shape.SerializeToString(deterministic=True) for o in module.operands(i)

@@ -46,7 +46,20 @@ def is_pallas(call: Any) -> bool:
 
 
 def has_opaque_kernels(module: Module) -> bool:
-    """Whether there are kernels whose arithmetic is not known."""
+    """Whether there are kernels whose arithmetic is not known.
+
+    Args:
+      module: The scheduled program.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> xla.has_opaque_kernels(module)
+      False
+    """
     return any(
         i.opcode == "custom-call" and is_pallas(i) and work_of(i, module) is None
         for i in module.instructions.values()

@@ -88,6 +88,12 @@ class Heap:
       events: Names of the computation and the instruction at each event.
       peak_event: The first event after which most bytes are in use.
       traced: The dump says when its regions are taken and given back.
+
+    Example:
+      >>> from revremat import xla
+      >>> parts = {"live_bytes": (0,), "events": (("", ""),), "peak_event": 0}
+      >>> xla.Heap(0, 64, (), **parts).size_bytes
+      64
     """
 
     space: int
@@ -144,6 +150,15 @@ class Liveness:
     Attributes:
       fixed: Arguments, results and constants.
       heaps: Arenas of temporaries; the device's first.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> [buffer.size_bytes for buffer in xla.liveness(module).fixed]
+      [1024, 1024]
     """
 
     fixed: tuple[Fixed, ...]
@@ -162,8 +177,20 @@ class Liveness:
 def liveness(module: Module) -> Liveness:
     """Reads the buffer assignment of a compiled step.
 
+    Args:
+      module: The scheduled program.
+
     Raises:
       UserError: The dump has none, or contradicts itself.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> xla.liveness(module).heap() is None  # nothing lies in between
+      True
     """
     assignment = module.proto.buffer_assignment
     if not assignment.buffer_allocations:

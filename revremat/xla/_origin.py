@@ -32,7 +32,20 @@ class Origin:
 
 
 class Origins:
-    """Finds origins in one module."""
+    """Finds origins in one module.
+
+    Args:
+      module: The scheduled program.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> type(xla.Origins(module)).__name__
+      'Origins'
+    """
 
     def __init__(self, module: Module):
         self.module = module

@@ -13,7 +13,22 @@ from revremat.xla._origin import Origin, Origins
 def peak_buffers(
     module: Module, memory: Liveness, origins: Origins | None = None
 ) -> tuple[Buffer, ...]:
-    """Every buffer alive at the peak, largest first, on the device and on the host."""
+    """Every buffer alive at the peak, largest first, on the device and on the host.
+
+    Args:
+      module: The scheduled program.
+      memory: Its liveness.
+      origins: Of the same module, where they are at hand.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> [one.phase for one in xla.peak_buffers(module, xla.liveness(module))]
+      ['argument', 'output']
+    """
     origins = origins or Origins(module)
     found = list(fixed_buffers(module, memory, origins))
     for heap in memory.heaps:

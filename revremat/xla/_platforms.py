@@ -21,6 +21,10 @@ def ignore_absent_devices() -> None:
     JAX's start prints a long traceback unless told which platforms to use. So it is
     told, where nobody else has: with `JAX_PLATFORMS` set, or with another
     accelerator's plugin installed, nothing changes.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.ignore_absent_devices()
     """
     if jax.config.jax_platforms:
         return
@@ -40,8 +44,16 @@ def ignore_absent_devices() -> None:
 def request_cpu_devices(count: int) -> int:
     """Asks for at least `count` CPU devices.
 
+    Args:
+      count: At least so many.
+
     Returns:
       How many there are: fewer where JAX had already started with fewer.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.request_cpu_devices(1) >= 1
+      True
     """
     with contextlib.suppress(RuntimeError):  # already started
         if jax.config.jax_num_cpu_devices < count:

@@ -116,8 +116,13 @@ def first_touch_us(num_bytes: float, card: Card) -> float:
 def rate_at(curve: Sequence[tuple[float, float]], size: float) -> float:
     """The rate at a size: between measured ones on logarithmic axes, else the nearest.
 
-    >>> round(rate_at([(1, 10), (100, 1000)], 10))
-    100
+    Args:
+      curve: Pairs of size and rate, the sizes ascending.
+      size: In the unit of the curve.
+
+    Example:
+      >>> round(rate_at([(1, 10), (100, 1000)], 10))
+      100
     """
     size = max(size, 1e-30)
     if size <= curve[0][0]:

@@ -75,6 +75,15 @@ def estimate(module: Module, target: Target) -> Time:
 
     Returns:
       A `Time`.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> xla.estimate(module, target).step_us > 0
+      True
     """
     played = _Clock(module, target).run(module.entry)
     sums = played.sums

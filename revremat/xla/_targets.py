@@ -30,6 +30,14 @@ class Target:
       devices_per_host: Devices in each.
       topology: The slice's shape, for a TPU.
       present: The devices are in this machine.
+
+    Example:
+      >>> import revremat as rr
+      >>> target = rr.target("h100:8")
+      >>> target.num_devices, target.platform
+      (8, 'cuda')
+      >>> target.usable_bytes == target.memory_bytes - target.reserve_bytes
+      True
     """
 
     spec: str

@@ -48,6 +48,15 @@ def unmodeled_calls(module: Module, card: Card) -> dict[str, int]:
 
     Returns:
       Runs in one step, those of loops included, of each such call or operation.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> xla.unmodeled_calls(module, target.card)
+      {}
     """
     done: dict[int, Counter[str]] = {}
 

@@ -28,6 +28,15 @@ def what_if(module: Module, memory: Liveness, origins: Origins | None = None) ->
       module: The scheduled program.
       memory: Its liveness.
       origins: Of the same module, where they are at hand.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> type(xla.what_if(module, xla.liveness(module))).__name__
+      'WhatIf'
     """
     origins = origins or Origins(module)
     donations = _donations(module, memory, origins)

@@ -37,7 +37,8 @@ def test_errors_by_dtype_and_depth():
 
 
 def test_the_first_example_of_the_docs_comes_back_with_its_gradients():
-    text = (Path(__file__).parents[2] / "docs" / "reversible.md").read_text()
+    tutorial = Path(__file__).parents[2] / "docs" / "tutorial"
+    text = (tutorial / "a-reversible-network.md").read_text()
     x = jax.random.normal(jax.random.key(0), (8, 64))
     known = {"x": x}
     exec(text.split("```python\n")[1].split("```")[0], known)
