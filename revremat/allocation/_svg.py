@@ -27,10 +27,10 @@ def draw(
       allocation: Where they are.
       title: Stands above.
 
-    Example:
-      Returns:
-        The text of an SVG file.
+    Returns:
+      The text of an SVG file.
 
+    Example:
       >>> from revremat.allocation import AllocationProblem, Buffer, allocate, draw
       >>> problem = AllocationProblem((Buffer("a", 0, 2, 4),))
       >>> draw(problem, allocate(problem)).startswith("<svg")

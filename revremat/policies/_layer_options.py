@@ -90,7 +90,7 @@ class Assignment:
       bytes: Predicted peak, per device.
       host_bytes: Predicted bytes on the host, per device.
       time_us: Predicted time of all layers, by costs that may be differences.
-      bound_us: No assignment of these candidates is faster than this; -inf if not known.
+      bound_us: No assignment of these candidates is faster; -inf if not known.
 
     Example:
       >>> from revremat.policies import Assignment
