@@ -11,7 +11,7 @@ from revremat._errors import UserError
 from revremat._plan import Plan, UnitPlan, check_nested
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._rewrite import Decision
-from revremat.program._units import FoundUnit
+from revremat.program.units._units import FoundUnit
 
 _log = logging.getLogger("revremat")
 

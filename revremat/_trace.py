@@ -9,12 +9,12 @@ from revremat._graph import FixedUnit, Graph, Operation, Unit, Value
 from revremat._primitives import is_intensive
 from revremat._problem import Problem
 from revremat._sources import loops_told, source_line
-from revremat.program import _costs
 from revremat.program._fusion import read_whole
-from revremat.program._keep import Layer, cannot_recompute
 from revremat.program._loss import TracedLoss, trace_loss
-from revremat.program._ops import Value as ProgramValue
-from revremat.program._units import FoundUnit
+from revremat.program.engine._keep import Layer, cannot_recompute
+from revremat.program.ir import _costs
+from revremat.program.ir._ops import Value as ProgramValue
+from revremat.program.units._units import FoundUnit
 
 BytesOf = Callable[[Any], int]
 """From an array's shape and dtype (`.shape`, `.dtype`) to its size per device."""

@@ -13,7 +13,7 @@ from revremat._cli import main
 from revremat._io._files import check_place, read_text, write_text
 from revremat._report._lock import read_lock
 from revremat.allocation._csv import read_problem
-from revremat.xla import _dumps
+from revremat.xla.compile import _dumps
 
 
 @pytest.fixture(autouse=True)

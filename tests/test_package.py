@@ -55,7 +55,11 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     }
     names = set(wheel.namelist())
     assert expected <= names
-    for one in ("py.typed", "_report/page/templates/report.html", "xla/cards.toml"):
+    for one in (
+        "py.typed",
+        "_report/page/templates/report.html",
+        "xla/target/cards.toml",
+    ):
         assert f"revremat/{one}" in names
     assert all(name.startswith("revremat") for name in names)
     assert not any("__pycache__" in name for name in names)

@@ -6,7 +6,7 @@ import pytest
 
 from revremat import _primitives
 from revremat._primitives import is_intensive
-from revremat.xla import _opcodes
+from revremat.xla.hlo import _opcodes
 
 TABLES = {
     "primitives": (_primitives._PRIMITIVES, _primitives._TRAITS),

@@ -10,7 +10,7 @@ import pytest
 import revremat as rr
 from revremat import xla
 from revremat._cli import main
-from revremat.xla._schema import HloProto
+from revremat.xla.hlo._schema import HloProto
 from tests.xla.steps import STEPS
 
 NAMES = ("scan", "conditional", "donation", "called", "offload")

@@ -15,11 +15,11 @@ from revremat._graph import Graph, Unit
 from revremat._search._heuristics import Heuristics
 from revremat._search._layer_costs import DEPTHS
 from revremat.program._alone import alone
-from revremat.program._costs import num_operations
 from revremat.program._loss import TracedLoss, trace_loss
-from revremat.program._ops import Value
 from revremat.program._rewrite import Decision
-from revremat.program._sites import Site
+from revremat.program.ir._costs import num_operations
+from revremat.program.ir._ops import Value
+from revremat.program.units._sites import Site
 
 
 def small_units(

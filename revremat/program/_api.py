@@ -10,10 +10,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from revremat._action import Action
 from revremat._errors import UserError
-from revremat.program._inverse import inverse_label
-from revremat.program._ops import BLOCK_PREFIX
 from revremat.program._rewrite import act
-from revremat.program._split import write_chunks
+from revremat.program.engine._split import write_chunks
+from revremat.program.ir._inverse import inverse_label
+from revremat.program.ir._ops import BLOCK_PREFIX
 
 
 def name(x: Any, name: str) -> Any:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from revremat._action import Action
-from revremat.program._actions_mark import read_actions
-from revremat.program._ops import as_closed
-from revremat.program._sites import Survey, survey
-from revremat.program._units import FoundUnit, units_of
+from revremat.program.ir._actions_mark import read_actions
+from revremat.program.ir._ops import as_closed
+from revremat.program.units._sites import Survey, survey
+from revremat.program.units._units import FoundUnit, units_of
 
 
 @dataclass(frozen=True, eq=False)

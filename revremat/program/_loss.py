@@ -13,15 +13,15 @@ from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import check_sizes, check_value
 from revremat._sources import source_line
-from revremat.program._avals import is_differentiable
-from revremat.program._costs import every_op
-from revremat.program._fingerprint import describe, fingerprint
 from revremat.program._fixed_units import FoundActions, actions_in
-from revremat.program._linearize import depends
-from revremat.program._ops import Program, flatten
 from revremat.program._rewrite import Decision, rewrite
-from revremat.program._sites import Survey, survey
-from revremat.program._units import FoundUnit, units_of
+from revremat.program.arrays._avals import is_differentiable
+from revremat.program.ir._costs import every_op
+from revremat.program.ir._fingerprint import describe, fingerprint
+from revremat.program.ir._linearize import depends
+from revremat.program.ir._ops import Program, flatten
+from revremat.program.units._sites import Survey, survey
+from revremat.program.units._units import FoundUnit, units_of
 
 
 @dataclass(frozen=True, eq=False)

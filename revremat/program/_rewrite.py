@@ -13,16 +13,16 @@ from revremat import _compat
 from revremat._action import Action, check_actions
 from revremat._errors import UserError
 from revremat._plan import UnitPlan
-from revremat.program._avals import is_differentiable
-from revremat.program._buffers import Each
-from revremat.program._keep import Layer, resolve
-from revremat.program._ops import Constant, Op, Value, flatten, read, run
-from revremat.program._run_stack import run_stack
-from revremat.program._sites import REPEATED, Site, Survey, survey, with_body
-from revremat.program._split import run_chunks
-from revremat.program._stack import Stack
-from revremat.program._unit import Unit, run_unit
-from revremat.program._units import FoundUnit
+from revremat.program.arrays._avals import is_differentiable
+from revremat.program.arrays._buffers import Each
+from revremat.program.engine._keep import Layer, resolve
+from revremat.program.engine._run_stack import run_stack
+from revremat.program.engine._split import run_chunks
+from revremat.program.engine._stack import Stack
+from revremat.program.engine._unit import Unit, run_unit
+from revremat.program.ir._ops import Constant, Op, Value, flatten, read, run
+from revremat.program.units._sites import REPEATED, Site, Survey, survey, with_body
+from revremat.program.units._units import FoundUnit
 
 Step = Callable[..., None]
 """Runs layers on the values so far, and adds what they make.

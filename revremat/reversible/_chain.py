@@ -12,9 +12,9 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat._action import INVERT, RECOMPUTE, SAVE, Action
 from revremat._errors import UserError
-from revremat.program._actions_mark import write_actions
 from revremat.program._api import mark_block
-from revremat.program._avals import instantiate, is_differentiable
+from revremat.program.arrays._avals import instantiate, is_differentiable
+from revremat.program.ir._actions_mark import write_actions
 from revremat.reversible._coupling import (
     Coupling,
     chosen,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
 from revremat._errors import UserError
-from revremat.program._avals import add, zero_cotangent
-from revremat.program._buffers import barrier
+from revremat.program.arrays._avals import add, zero_cotangent
+from revremat.program.arrays._buffers import barrier
 from revremat.reversible._joins import Join
 
 Map = Callable[..., Any]

@@ -15,7 +15,7 @@ from flax import nnx
 from revremat._action import INVERT, Action
 from revremat._errors import UserError
 from revremat._primitives import SAME
-from revremat.program._ops import Value, flatten
+from revremat.program.ir._ops import Value, flatten
 from revremat.reversible._chain import Sequential
 from revremat.reversible._coupling import Coupling, Step, Steps, described
 from revremat.reversible._couplings import Rearrange

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from revremat import _compat
 from revremat._primitives import CALLS
-from revremat.program._ops import Op, as_closed, flatten, read, run
+from revremat.program.ir._ops import Op, as_closed, flatten, read, run
 
 _MUCH_SMALLER = 8
 

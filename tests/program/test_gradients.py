@@ -28,7 +28,7 @@ def test_the_programs_come_to_five_hundred():
 
 def test_a_wrong_gradient_is_noticed(monkeypatch):
     """The comparison itself: one cotangent off by a thousandth does not pass."""
-    from revremat.program import _layer
+    from revremat.program.engine import _layer
 
     exact = _layer.pull_back
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import revremat as rr
-from revremat.program._layout import is_turned
 from revremat.program._loss import trace_loss
+from revremat.program.engine._layout import is_turned
 
 
 def network(channels):

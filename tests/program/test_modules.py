@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import revremat as rr
-from revremat.program._modules import _label
+from revremat.program.units._modules import _label
 
 WIDTHS = (8, 16, 24)
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from revremat.program._ops import flatten
-from revremat.program._repeats import Loop, longest_loop
-from revremat.program._runs import find_runs
-from revremat.program._scattered import find_layers
-from revremat.program._stretch import Stretch
+from revremat.program.ir._ops import flatten
+from revremat.program.units._repeats import Loop, longest_loop
+from revremat.program.units._runs import find_runs
+from revremat.program.units._scattered import find_layers
+from revremat.program.units._stretch import Stretch
 
 rows = st.lists(st.integers(0, 2), max_size=40)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from revremat.program._substrings import repeated
+from revremat.program.units._substrings import repeated
 
 ROWS, WIDTH = 32, 8
 

@@ -3,7 +3,7 @@
 import pytest
 
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE
-from revremat.program._segments import segments
+from revremat.program.engine._segments import segments
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 

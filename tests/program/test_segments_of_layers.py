@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import revremat as rr
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
-from revremat.program._segments import segments
+from revremat.program.engine._segments import segments
 from tests.program_kinds import normal
 
 LAYERS, WIDTH, ROWS = 11, 8, 4

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import revremat as rr
 from revremat import xla
 from revremat.reversible import RevNet, RevNetConfig, _chain
-from revremat.xla._schema import HloProto
+from revremat.xla.hlo._schema import HloProto
 
 CONFIG = RevNetConfig(num_classes=3, channels=(4,), blocks=(2,))
 

@@ -13,8 +13,8 @@ from revremat._search._probe_programs import is_small_part, isolate, small_units
 from revremat._search.passes._ask import probe
 from revremat._search.passes._baseline import baseline
 from revremat._search.passes._profile import profile_layers
-from revremat.program._costs import num_operations
 from revremat.program._loss import trace_loss
+from revremat.program.ir._costs import num_operations
 from tests.program_kinds import PLAIN
 from tests.search.world import measured
 

@@ -4,8 +4,8 @@ import json
 from typing import Any
 
 from revremat.xla import Card, Module, Target
-from revremat.xla._liveness import HOST_SPACE
-from revremat.xla._schema import HloProto
+from revremat.xla.hlo._schema import HloProto
+from revremat.xla.memory._liveness import HOST_SPACE
 
 # XLA's PrimitiveType.
 F32, BF16, S32, TUPLE = 11, 16, 4, 13

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import revremat as rr
-from revremat.xla import _disk
-from revremat.xla._artifact import Artifact
-from revremat.xla._disk import cache_folder, read, write
+from revremat.xla.compile import _disk
+from revremat.xla.compile._artifact import Artifact
+from revremat.xla.compile._disk import cache_folder, read, write
 from tests.xla.programs import spec
 
 HLO = bytes(range(256)) * 8

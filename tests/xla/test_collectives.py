@@ -8,7 +8,7 @@ import pytest
 
 import revremat as rr
 from revremat.xla import Module, Target, estimate
-from revremat.xla._collectives import groups_of
+from revremat.xla.step_time._collectives import groups_of
 from tests.xla.modules import CARD, Program, machine
 from tests.xla.programs import spec
 

@@ -15,8 +15,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import revremat as rr
-from revremat.xla import _cards, _compile, _disk, _scratch
-from revremat.xla._totals import totals
+from revremat.xla.compile import _compile, _disk, _scratch
+from revremat.xla.memory._totals import totals
+from revremat.xla.target import _cards
 from tests.xla.programs import spec
 
 SOURCE = """

@@ -9,9 +9,9 @@ import pytest
 
 import revremat as rr
 from revremat.xla import Module, estimate
-from revremat.xla._cost import Cost, cost_of
-from revremat.xla._roofline import roofline_us
-from revremat.xla._schema import HloProto, ModuleProto
+from revremat.xla.hlo._schema import HloProto, ModuleProto
+from revremat.xla.step_time._cost import Cost, cost_of
+from revremat.xla.step_time._roofline import roofline_us
 from tests.xla.modules import CARD, Program, machine
 from tests.xla.programs import spec
 

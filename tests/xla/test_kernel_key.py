@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from revremat.xla import Module, read_compiled
-from revremat.xla._kernel_key import kernel_key
+from revremat.xla.hlo._kernel_key import kernel_key
 from tests.xla.modules import BF16, Program
 
 

@@ -13,9 +13,9 @@ from jax.sharding import PartitionSpec as P
 
 import revremat as rr
 from revremat.policies import candidates, named
-from revremat.program._attention import num_pairs
+from revremat.program.ir._attention import num_pairs
 from revremat.xla import Module, lower_step
-from revremat.xla._cost import cost_of
+from revremat.xla.step_time._cost import cost_of
 
 LAYERS, BATCH, LENGTH, HEADS, FEATURES = 4, 2, 512, 8, 64
 WIDTH = HEADS * FEATURES

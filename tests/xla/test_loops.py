@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from revremat.xla import Module, estimate
-from revremat.xla._loops import trip_count
-from revremat.xla._schema import HloProto, ModuleProto
+from revremat.xla.hlo._loops import trip_count
+from revremat.xla.hlo._schema import HloProto, ModuleProto
 from tests.xla.modules import S32, Program, machine
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat.xla._origin import phase_of, split_op_name
+from revremat.xla.hlo._origin import phase_of, split_op_name
 from tests.xla.programs import spec
 
 TARGETS = ("cpu:1", "h100:1")

@@ -6,10 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revremat.xla import _access, estimate, load_card
-from revremat.xla._access import Access
-from revremat.xla._cost import Cost, Matmul, cost_of
-from revremat.xla._roofline import first_touch_us, matmul_rate, rate_at, roofline_us
+from revremat.xla import estimate, load_card
+from revremat.xla.step_time import _access
+from revremat.xla.step_time._access import Access
+from revremat.xla.step_time._cost import Cost, Matmul, cost_of
+from revremat.xla.step_time._roofline import (
+    first_touch_us,
+    matmul_rate,
+    rate_at,
+    roofline_us,
+)
 from tests.xla.modules import CARD, Program, machine
 
 

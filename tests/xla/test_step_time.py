@@ -7,7 +7,7 @@ import json
 import pytest
 
 from revremat.xla import estimate
-from revremat.xla._kernel_key import kernel_key
+from revremat.xla.hlo._kernel_key import kernel_key
 from tests.xla.modules import BF16, CARD, Program, machine
 
 

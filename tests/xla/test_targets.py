@@ -9,8 +9,8 @@ from jax.sharding import AxisType
 
 import revremat as rr
 from revremat import xla
-from revremat.xla import _targets
-from revremat.xla._cards import MEASURABLE
+from revremat.xla.target import _targets
+from revremat.xla.target._cards import MEASURABLE
 
 GIB = 2**30
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat.xla import _compile
-from revremat.xla._tiling import DISABLED_PASSES, untiled
+from revremat.xla.compile import _compile
+from revremat.xla.compile._tiling import DISABLED_PASSES, untiled
 from tests.xla.programs import NO_TILING, PROGRAMS, enlarged, spec
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import revremat as rr
 from revremat.xla import estimate
-from revremat.xla._timeline import STREAMS, Event, spans
+from revremat.xla.step_time._timeline import STREAMS, Event, spans
 from tests.xla.modules import Program, machine
 from tests.xla.test_step_time import BACKWARD, RECOMPUTE, gather
 

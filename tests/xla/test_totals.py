@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import revremat as rr
-from revremat.xla._specs import place
+from revremat.xla.target._specs import place
 from tests.xla.programs import PROGRAMS
 
 TARGETS = ("cpu:1", "cpu:8", "h100:1", "h100:8")

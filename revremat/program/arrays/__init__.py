@@ -1,0 +1,1 @@
+"""Values at run time: buffers of many layers, host memory, what types entail."""

@@ -1,0 +1,318 @@
+"""The backward pass of a stack: a loop over its layers, from the last to the first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from revremat.program.arrays import _avals
+from revremat.program.arrays._buffers import Each, at, at_all, barrier, put, take
+from revremat.program.arrays._host import fetch
+from revremat.program.engine import _layer
+from revremat.program.engine._engine import Engine
+from revremat.program.engine._keep import Kept
+from revremat.program.engine._segments import Segment
+from revremat.program.ir._linearize import pick
+from revremat.program.ir._ops import Value
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["carry", "consts", "xs", "output", "fetched"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class _Gradients:
+    """What the backward pass carries from layer to layer."""
+
+    carry: list[Any]
+    consts: list[Any]
+    xs: list[Any]
+    output: list[Any] | None
+    fetched: list[Any] | None
+
+
+def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
+    """Cotangents for the constants, the first carry and the `xs`; None for zero."""
+    state = _Gradients(
+        carry=[_avals.instantiate(ct) for ct in pick(ct_carry, engine.carry_mask)],
+        consts=[
+            _avals.zero_cotangent(v.aval)
+            for v in pick(engine.const_values, engine.const_mask)
+        ],
+        xs=[
+            jax.tree.map(lambda a: _avals.room(a.to_ct_aval()), aval)
+            for aval in pick(x_avals, engine.x_mask)
+        ],
+        output=None,
+        fetched=None,
+    )
+    own = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
+    run = _Backward(engine, consts, xs, own)
+    saved, carry = run.fetch_all(saved, state.carry)
+    state = replace(state, carry=carry)
+    below = [None, *map(run.on_host_at_top, engine.segments, saved)]
+    for segment, (kept, last), waiting in zip(
+        reversed(engine.segments), reversed(saved), reversed(below[:-1]), strict=True
+    ):
+        if last is not None:
+            state = replace(state, output=last)
+        if not segment.pattern[0].inverts:
+            state = replace(state, output=None)
+        state = run.segment(segment, kept, waiting, state)
+    spread = lambda mask, found: [next(found) if on else None for on in mask]
+    return (
+        spread(engine.const_mask, iter(state.consts)),
+        spread(engine.carry_mask, iter(state.carry)),
+        spread(engine.x_mask, iter(state.xs)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Backward:
+    """The pass over one stack, and what all of its layers are given.
+
+    Attributes:
+      engine: The stack.
+      consts: Arrays that all layers share, None for those that nothing reads.
+      xs: Arrays with one entry for each layer, None for those that nothing reads.
+      ct_ys: Cotangents of the layers' `ys`, None for zero.
+    """
+
+    engine: Engine
+    consts: Sequence[Any]
+    xs: Sequence[Any]
+    ct_ys: Sequence[Any]
+
+    def fetch_all(self, saved: list[Any], cotangents: list[Any]) -> tuple[Any, Any]:
+        """What was sent when all layers were done, back where they look for it."""
+        if not self.engine.stack.at_once:
+            return saved, cotangents
+        on_host = [[host for _, host in kept] for kept, _ in saved]
+        leaves, tree = jax.tree.flatten(on_host)
+        leaves, cotangents = _layer.fetch_after(leaves, cotangents)
+        fetched = tree.unflatten(leaves)
+        back = [
+            ([([*d, *h], []) for (d, _), h in zip(kept, own, strict=True)], last)
+            for (kept, last), own in zip(saved, fetched, strict=True)
+        ]
+        return back, cotangents
+
+    def on_host_at_top(self, segment: Segment, saved: Any) -> list[Any] | None:
+        """What the last one of unrolled layers has on the host."""
+        if (
+            segment.group
+            or segment.iteration > 1
+            or self.engine.kept[segment.pattern[0]].ahead
+        ):
+            return None
+        if not self.engine.is_unrolled(segment, segment.repeats):
+            return None
+        kept, _ = saved
+        return at_all(kept[0][1], segment.repeats - 1)
+
+    def segment(self, segment: Segment, kept, waiting, state: _Gradients):
+        if self.engine.kept[segment.pattern[0]].ahead:
+            return self._ahead(segment, kept, state)
+        iterations = range(segment.repeats)
+        if segment.group:
+            step = partial(self._group, segment, kept)
+            return self.engine.loop(segment, step, state, iterations, reverse=True)[0]
+        step = partial(self._step, segment, kept, waiting)
+        if self.engine.is_unrolled(segment, segment.repeats):
+            return self.engine.loop(segment, step, state, iterations, reverse=True)[0]
+        fetched, carry = self._fetch_first(kept, iterations[-1], state.carry)
+        state = replace(state, carry=carry, fetched=fetched)
+        state, _ = self.engine.loop(segment, step, state, iterations, reverse=True)
+        return replace(state, fetched=None)
+
+    def _fetch_first(self, kept, t: int, cotangents):
+        """What a backward loop's first iteration begins with, once it is wanted."""
+        on_host = kept[-1][1]
+        if not on_host:
+            return [], cotangents
+        iteration, cotangents = barrier((jnp.int32(t), cotangents))
+        return [fetch(array, iteration) for array in on_host], cotangents
+
+    def _step(self, segment: Segment, kept, waiting, state: _Gradients, t):
+        last, unrolled, iteration = len(segment.pattern) - 1, isinstance(t, int), t
+        for j in reversed(range(len(segment.pattern))):
+            plan = self.engine.kept[segment.pattern[j]]
+            if j < last and not unrolled:
+                # Or the compiler fetches every layer's weights before it needs them.
+                t, carry = barrier((t, state.carry))
+                state = replace(state, carry=carry)
+            index, (on_device, on_host) = self.engine.index(segment, t, j), kept[j]
+            cotangents, inverts = state.carry, segment.pattern[j].inverts
+            if unrolled:
+                cotangents = self.engine.lay(cotangents)
+                below = waiting if t == 0 else at_all(on_host, t - 1)
+                own = at_all(on_host, t)
+                fetched, state, cotangents = self._fetch(own, below, state, cotangents)
+            elif j < last:  # While the layer above is differentiated.
+                fetched = [fetch(array, iteration) for array in on_host]
+            else:  # The iteration before has fetched it; this one does for the next.
+                fetched, after = state.fetched, jnp.maximum(iteration - 1, 0)
+                coming = [fetch(array, after) for array in on_host]
+                state = replace(state, fetched=coming)
+            env = self._recall(plan, index, (at_all(on_device, t), fetched))
+            if inverts:
+                self._start_from(state.output, env)
+            if unrolled:
+                cotangents = _layer.tie(env, plan.late, cotangents)
+            state = self._differentiate(plan, index, env, cotangents, state)
+            if unrolled and (segment.unroll or self.engine.stack.unrolled):
+                state = _together(state, index)
+            if inverts:
+                below = [env[v] for v in self.engine.carry_values]
+                state = replace(state, output=below)
+        return state, None
+
+    def _fetch(self, own: list[Any], below, state: _Gradients, cotangents):
+        """What an unrolled layer has on the host, there; the next one's on its way.
+
+        It comes while this layer is differentiated, as what this layer has came before.
+        """
+        fetched, coming = state.fetched, None
+        if fetched is None:
+            fetched, cotangents = _layer.fetch_after(own, cotangents)
+        if below is not None:
+            coming, cotangents = _layer.fetch_after(below, cotangents)
+        return fetched, replace(state, fetched=coming), cotangents
+
+    def _ahead(self, segment: Segment, kept, state: _Gradients):
+        """Recompute part of the layer below beside one layer's gradients."""
+        plan, last = self.engine.kept[segment.pattern[0]], segment.repeats - 1
+        inverts, kept = segment.pattern[0].inverts, kept[0]
+
+        def at(t):
+            index = self.engine.index(segment, t, 0)
+            fetched = [fetch(array, t) for array in kept[1]]
+            return index, self._recall(plan, index, (at_all(kept[0], t), fetched))
+
+        def early(t, cotangents, output):
+            _, env = at(t)
+            if inverts:
+                self._start_from(output, env)
+            _layer.tie(env, plan.early, cotangents)
+            _layer.recompute(plan.early, env)
+            return [env[v] for v in plan.ahead]
+
+        def known(t, recomputed):
+            """What a layer has, and what it was given: the output of the one below."""
+            index, env = at(t)
+            env.update(zip(plan.ahead, recomputed, strict=True))
+            return (
+                index,
+                env,
+                [env[v] for v in self.engine.carry_values] if inverts else None,
+            )
+
+        def differentiate(index, env, given, state):
+            if inverts:
+                self._start_from(state.output, env)
+            state = self._differentiate(plan, index, env, state.carry, state)
+            return replace(state, output=given)
+
+        def step(both, t):
+            state, recomputed = both
+            index, env, given = known(t, recomputed)
+            below = early(t - 1, state.carry, given)
+            return (differentiate(index, env, given, state), below), None
+
+        recomputed = early(last, state.carry, state.output)
+        iterations = range(1, segment.repeats)
+        both = (state, recomputed)
+        (state, recomputed), _ = self.engine.loop(
+            segment, step, both, iterations, reverse=True
+        )
+        return differentiate(*known(0, recomputed), state)
+
+    def _group(self, segment: Segment, kept, state: _Gradients, t):
+        """Run a segment forward again, its layers keeping as said, then backward."""
+        plan = self.engine.kept[segment.pattern[0]]
+        first, _ = at_all(kept[0], t)
+        if isinstance(t, int):
+            first, carry = _layer.tie_arrays(first, state.carry)
+            state = replace(state, carry=carry)
+
+        def again(carry, j):
+            if isinstance(j, int):
+                carry = self.engine.lay(carry)
+            inputs = [
+                *self.consts,
+                *carry,
+                *take(self.xs, self.engine.index(segment, t, j)),
+            ]
+            return _layer.advance(self.engine.layer, plan, inputs)
+
+        iterations = range(segment.group)
+        with jax.named_scope("rematted_computation"):
+            _, saved = self.engine.loop(segment, again, first, iterations)
+
+        def back(state, j):
+            index = self.engine.index(segment, t, j)
+            env = self._recall(plan, index, at_all(saved, j))
+            cotangents = state.carry
+            if isinstance(j, int):
+                cotangents = self.engine.lay(cotangents)
+                cotangents = _layer.tie(env, plan.late, cotangents)
+            return self._differentiate(plan, index, env, cotangents, state), None
+
+        return self.engine.loop(segment, back, state, iterations, reverse=True)
+
+    def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
+        held = dict(zip(self.engine.const_values, self.consts, strict=True))
+        held.update(zip(self.engine.x_values, take(self.xs, index), strict=True))
+        return _layer.recall(plan, held, saved)
+
+    def _start_from(self, output, env: dict[Value, Any]) -> None:
+        """Adds what the layer hands on, from which it is undone."""
+        for atom, array in zip(self.engine.layer.carried_out, output, strict=True):
+            if isinstance(atom, Value):
+                env.setdefault(atom, array)
+
+    def _differentiate(self, plan: Kept, index, env, cotangents, state):
+        out_mask = self.engine.layer.passes.out_mask[: len(self.engine.carry_mask)]
+        carried = dict(zip(_where(self.engine.carry_mask), cotangents, strict=True))
+        ct_outs = [carried[k] for k in _where(out_mask)]
+        y_avals = [out.aval for out in self.engine.layer.passes.forward.outputs][
+            len(out_mask) :
+        ]
+        for k in _where(self.engine.y_mask):
+            ct = self.ct_ys[k]
+            ct_outs.append(
+                _avals.zero_cotangent(y_avals[k]) if ct is None else at(ct, index)
+            )
+        pulled = iter(_layer.pull_back(self.engine.layer, plan, env, ct_outs))
+        ct_consts = [next(pulled) for _ in state.consts]
+        ct_carry = [next(pulled) for _ in state.carry]
+        return replace(
+            state,
+            consts=list(map(_avals.add, state.consts, ct_consts)),
+            carry=ct_carry,
+            xs=put(state.xs, list(pulled), index),
+        )
+
+
+def _together(state: _Gradients, index: int) -> _Gradients:
+    """All gradients of one layer are done before the layer below begins.
+
+    Nobody waits for those of weights, and the compiler would put them off to the end of
+    the step, with all that they are made from.
+    """
+    own = [at(x, index) if isinstance(x, Each) else x for x in state.xs]
+    carry, consts, own = barrier((state.carry, state.consts, own))
+    xs = [
+        put([x], [one], index)[0] if isinstance(x, Each) else one
+        for x, one in zip(state.xs, own, strict=True)
+    ]
+    return replace(state, carry=carry, consts=consts, xs=xs)
+
+
+def _where(mask: Sequence[bool]) -> list[int]:
+    return [k for k, on in enumerate(mask) if on]

@@ -1,0 +1,123 @@
+"""The forward pass of a stack: a loop over its layers, each keeping what it should."""
+
+from functools import partial
+from typing import Any
+
+import jax
+
+from revremat.program.arrays import _avals
+from revremat.program.arrays._buffers import barrier, put, take
+from revremat.program.arrays._host import to_host
+from revremat.program.engine import _layer
+from revremat.program.engine._engine import Engine
+from revremat.program.engine._keep import Kept
+from revremat.program.engine._segments import Segment
+from revremat.program.ir._ops import Value
+
+NOTHING = Kept((), (), (), (), (), (), ())
+
+
+def forward(engine: Engine, consts, init, xs):
+    """What the last layer gives with all `ys`, and what is kept of each segment."""
+    stack, carry = engine.stack, list(init)
+    y_avals = [a.aval for a in engine.layer.passes.forward.outputs[stack.num_carry :]]
+    ys = [_avals.room(_avals.stacked(a, stack.length)) for a in y_avals]
+    saved, sent = [], []
+    for segment in engine.segments:
+        if not engine.is_unrolled(segment, segment.repeats):
+            carry, sent = _layer.wait_for(sent, carry), []
+        step = _group if segment.group else _step
+        iteration = partial(step, engine, segment, consts, xs)
+        first = (carry, ys, _room(engine, segment), sent)
+        state, kept = engine.loop(segment, iteration, first, range(segment.repeats))
+        carry, ys, room, sent = state
+        pairs = zip(room, kept, strict=True)
+        kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
+        last = carry if engine.keeps_output(segment) else None
+        saved.append((_send_all(engine, segment, kept), last))
+    return (_layer.wait_for(sent, carry), ys), saved
+
+
+def _send_all(engine: Engine, segment: Segment, kept: list[Any]) -> list[Any]:
+    """What the layers have for the host, sent there if they have not done so."""
+    split = []
+    for action, (on_device, on_host) in zip(segment.pattern, kept, strict=True):
+        own = len(on_device) - engine.num_sent[action]
+        split.append(
+            (on_device[:own], [*on_host, *jax.tree.map(to_host, on_device[own:])])
+        )
+    return split
+
+
+def _room(engine: Engine, segment: Segment) -> list[list[Any]]:
+    """Buffers for what the layers of a pattern save, where there are several.
+
+    What a loop gives out is only written when an iteration ends; written to buffers, it
+    is out of the way before the pattern's next layer begins.
+    """
+    if len(segment.pattern) == 1:
+        return [[]]
+    room = lambda value: _avals.room(_avals.stacked(value.aval, segment.repeats))
+    return [list(map(room, engine.kept[a].saved)) for a in segment.pattern]
+
+
+def _step(engine: Engine, segment: Segment, consts, xs, state, t):
+    carry, ys, room, sent = state
+    unrolled = isinstance(t, int)
+    if unrolled:
+        carry = engine.lay(carry)
+    room, kept = list(room), []
+    last = len(segment.pattern) - 1
+    for j, action in enumerate(segment.pattern):
+        index = engine.index(segment, t, j)
+        inputs = [*consts, *carry, *take(xs, index)]
+        outs, (on_device, on_host) = _layer.forward(
+            engine.layer, engine.kept[action], inputs
+        )
+        carry, y = outs[: len(carry)], outs[len(carry) :]
+        ys = put(ys, y, index)
+        if room[j]:
+            room[j] = put(room[j], on_device, t)
+            on_device = []
+            if j < last:
+                t, carry, room[j] = barrier((t, carry, room[j]))
+        kept.append((on_device, on_host))
+    if unrolled:
+        # What the layer before sent to the host had a layer's time to get there.
+        carry = _layer.wait_for(sent, carry)
+        sent = [array for _, on_host in kept for array in on_host]
+    return (carry, ys, room, sent), kept
+
+
+def _group(engine: Engine, segment: Segment, consts, xs, state, t):
+    """A segment of layers of which only the first one's input is kept."""
+    first, ys, room, sent = state
+
+    def one(state, j):
+        carry, ys = state
+        if isinstance(j, int):
+            carry = engine.lay(carry)
+        index = engine.index(segment, t, j)
+        inputs = [*consts, *carry, *take(xs, index)]
+        outs, _ = _layer.forward(engine.layer, NOTHING, inputs)
+        return (outs[: len(carry)], put(ys, outs[len(carry) :], index)), None
+
+    (carry, ys), _ = engine.loop(segment, one, (first, ys), range(segment.group))
+    return (carry, ys, room, sent), [(first, [])]
+
+
+def only_used(engine: Engine, consts, xs):
+    """The weights that the backward pass reads, and None for all others."""
+    used = {a for a in engine.layer.passes.residuals}
+    for kept in engine.kept.values():
+        for op in (*kept.early, *kept.late):
+            used.update(op.inputs)
+    for action, kept in engine.kept.items():
+        if action.segment_length > 1:
+            for op in _layer.advancing(engine.layer, kept):
+                used.update(op.inputs)
+            used.update(a for a in engine.layer.carried_out if isinstance(a, Value))
+    keep = lambda values, arrays: [
+        a if v in used else None for v, a in zip(values, arrays, strict=True)
+    ]
+    return keep(engine.const_values, consts), keep(engine.x_values, xs)

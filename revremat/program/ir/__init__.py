@@ -1,0 +1,1 @@
+"""A program as data: operations, what they cost, what identifies them."""

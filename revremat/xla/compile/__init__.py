@@ -1,0 +1,1 @@
+"""From a step to what the compiler made of it, with a cache on disk."""

@@ -1,0 +1,419 @@
+"""Compile a step for a target; the second time it comes from the disk."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from revremat._compat import (
+    ShardingTypeError,
+    forget_callbacks,
+    lower_absent_callbacks,
+    on_device,
+    trace_absent_kernels,
+    use_remat_pass,
+    without_compilation_cache,
+)
+from revremat._errors import DoesNotFit, UserError, arguments_told
+from revremat._primitives import ATTENTION
+from revremat._problem import positions
+from revremat._sources import loops_told
+from revremat.xla.compile._artifact import Artifact, versions
+from revremat.xla.compile._carried import carried_ambient_mesh, carry_over, is_mixture
+from revremat.xla.compile._disk import fingerprint, read, write
+from revremat.xla.compile._handed import Handed, handed
+from revremat.xla.compile._no_kernels import no_kernels, quick_kernels
+from revremat.xla.compile._scratch import scratch_folder
+from revremat.xla.compile._tiling import (
+    DISABLED_PASSES,
+    REMAT_PASS,
+    may_leave_out,
+    remember,
+    seen_tiled,
+    untiled,
+    way_around,
+    without_tiling,
+)
+from revremat.xla.hlo._literals import without_literals
+from revremat.xla.memory._totals import NAMES, totals
+from revremat.xla.target._asked import traced_for
+from revremat.xla.target._specs import is_typed_by_mesh
+from revremat.xla.target._targets import Target
+
+_NO_ROOM = "RESOURCE_EXHAUSTED"
+_REFUSED = (
+    "the compiler of {} refuses the program for want of memory; these are the sums of "
+    "the buffers that it had laid out, some hundred kB off at most"
+)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A step that is ready to be compiled, in any thread.
+
+    Attributes:
+      program: The `jax.stages.Lowered`.
+      target: What to compile for.
+      options: Compiler options, by XLA's names.
+      placed: The step's arguments on the target's devices, as leaves.
+      remat_pass: Whether XLA's own rematerialization pass runs.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> lowered = xla.lower_step(jnp.sin, (jnp.ones(256),), rr.target("cpu:1"))
+      >>> lowered.compile().stats["argument"]
+      1024
+    """
+
+    program: Any
+    target: Target
+    options: Mapping[str, Any]
+    placed: Any = ()
+    remat_pass: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no argument is split over the devices, as far as it is known."""
+        found = [
+            getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(self.placed)
+        ]
+        return bool(found) and all(s and s.is_fully_replicated for s in found)
+
+    def compile(self, *, cache: bool = True) -> Artifact:
+        """Compiles it, or reads an identical compile from the disk.
+
+        Raises:
+          DoesNotFit: The compiler ran out of memory before it had laid it out.
+        """
+        target = self.target
+        asked = {"remat_pass": True} if self.remat_pass else {}
+        key = fingerprint(self.program, target, {**self.options, **asked}, self.placed)
+        if cache and (found := read(key)) is not None:
+            return self._marked(found)
+        made = self._untiled() if cache else None
+        made = made or self._tiled()
+        if cache:
+            write(key, made)
+        return self._marked(made)
+
+    def _marked(self, made: Artifact) -> Artifact:
+        return replace(made, is_whole=self.is_whole, remat_pass=self.remat_pass)
+
+    def _untiled(self) -> Artifact | None:
+        """The program without tiles; None where it takes tiling to know it."""
+        if not may_leave_out(self.target, self.options):
+            return None
+        options = {**self.options, **without_tiling()}
+        try:
+            made = self._compiled(options)
+        except jax.errors.JaxRuntimeError:
+            return None
+        kernels = untiled(made.hlo)
+        if kernels is not None and kernels <= seen_tiled(self.target, self.options):
+            return made
+        whole = self._tiled()
+        same = dict(whole.stats) == dict(made.stats)
+        if kernels and same and not whole.remarks:
+            remember(kernels, self.target, self.options)
+        return replace(whole, seconds=made.seconds + whole.seconds)
+
+    def _tiled(self) -> Artifact:
+        try:
+            return self._compiled(self.options)
+        except jax.errors.JaxRuntimeError as error:
+            changes, remark = way_around(error, self.options)
+            if not changes:
+                raise
+            made = self._compiled({**self.options, **changes})
+            return replace(made, remarks=(remark,))
+
+    def _compiled(self, options: Mapping[str, Any]) -> Artifact:
+        return _compile(self.program, self.target, options, self.remat_pass)
+
+
+def lower_step(
+    step: Callable[..., Any],
+    specs: tuple[Any, ...],
+    target: Target,
+    *,
+    donate: tuple[int, ...] = (),
+    options: Mapping[str, Any] | None = None,
+    remat_pass: bool = False,
+) -> Lowered:
+    """Traces `step` and lowers it for `target`; see `compile_step`.
+
+    Args:
+      step: A function, or the result of `jax.jit`.
+      specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s.
+      target: What to compile for.
+      donate: Positions of the arguments that may be overwritten.
+      options: Compiler options, by XLA's names.
+      remat_pass: Whether XLA's own rematerialization pass runs.
+
+    Raises:
+      UserError: The program mixes meshes of the target and of this machine.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> lowered = xla.lower_step(jnp.sin, (jnp.ones(256),), rr.target("cpu:1"))
+      >>> "sine" in lowered.program.as_text()
+      True
+    """
+    given = handed(step, specs, positions(donate))
+    label = getattr(step, "__name__", "the step")
+
+    def lowered(placed: Handed) -> Lowered:
+        with arguments_told(label, step, specs), loops_told(label):
+            traced = placed.trace()
+        return _lower(traced, target, options, remat_pass)
+
+    placed = given.placed(target)
+    try:
+        with _as_on(target):
+            return lowered(placed)
+    except UserError:
+        raise
+    except (TypeError, ValueError, ShardingTypeError) as error:
+        if not is_typed_by_mesh((given.args, given.kwargs)):
+            raise
+        # There a mesh of this machine in the program is of another type than the
+        # target's: all are traced as they are, and carried over afterwards.
+        try:
+            with traced_for(target):
+                return lowered(given.placed(target, carried=False))
+        except (TypeError, ValueError, ShardingTypeError) as other:
+            if is_mixture(error) or is_mixture(other):
+                raise UserError(
+                    f"the program mixes meshes of {target} and of this machine, which "
+                    "are of different types where axes are Explicit or a mesh is set: "
+                    "make all of them with target.mesh(...), or all of them here"
+                ) from None
+            raise error from None
+
+
+def lower_traced(
+    traced: Any,
+    target: Target,
+    *,
+    options: Mapping[str, Any] | None = None,
+    remat_pass: bool = False,
+) -> Lowered:
+    """Lowers what was traced before, a `jax.stages.Traced`; see `compile_step`.
+
+    Args:
+      traced: The result of `jax.jit(step).trace(...)`.
+      target: What to compile for.
+      options: Compiler options, by XLA's names.
+      remat_pass: Whether XLA's own rematerialization pass runs.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> traced = jax.jit(jnp.sin).trace(jnp.ones(256))
+      >>> xla.lower_traced(traced, rr.target("cpu:1")).compile().stats["argument"]
+      1024
+    """
+    with _as_on(target):
+        return _lower(traced, target, options, remat_pass)
+
+
+@contextlib.contextmanager
+def _as_on(target: Target) -> Iterator[None]:
+    """JAX is told that it is on the target, as far as a program can notice."""
+    trace_absent_kernels()
+    lower_absent_callbacks()
+    with carried_ambient_mesh(target), traced_for(target), _elsewhere(target):
+        yield
+
+
+def _lower(
+    traced: Any, target: Target, options: Mapping[str, Any] | None, remat_pass: bool
+) -> Lowered:
+    moved = carry_over(traced, target)
+    try:
+        lowered = moved.lower(lowering_platforms=(target.platform,))
+    except NotImplementedError as error:
+        if target.platform == "cuda" or ATTENTION not in str(error):
+            raise
+        raise UserError(
+            f"the program calls cuDNN's attention, which {target} does not have: write "
+            "another implementation, or a target such as h100:1"
+        ) from None
+    except ValueError as error:
+        if "ordered effects are not supported" not in str(error):
+            raise
+        raise UserError(
+            f"the program has ordered callbacks, which JAX does not run on the "
+            f"{target.num_devices} devices of {target}: leave out ordered=True"
+        ) from None
+    options = {**_default_options(target), **(options or {})}
+    return Lowered(lowered, target, options, moved._meta_tys_flat, remat_pass)
+
+
+def _elsewhere(target: Target) -> contextlib.AbstractContextManager[None]:
+    """Kernels that ask which device they are for are told the target's."""
+    if target.platform == "cpu" or target.present:
+        return contextlib.nullcontext()
+    capability = target.card.description.get("compute_capability", "")
+    return on_device(target.devices[0], str(capability))
+
+
+def compile_step(
+    step: Callable[..., Any],
+    specs: tuple[Any, ...],
+    target: Target,
+    *,
+    donate: tuple[int, ...] = (),
+    options: Mapping[str, Any] | None = None,
+    remat_pass: bool = False,
+    cache: bool = True,
+) -> Artifact:
+    """Compiles `step` for `target`, or reads an identical compile from the disk.
+
+    XLA's own rematerialization pass is off, so that the program keeps what it says it
+    keeps, unless it is asked for.
+
+    Args:
+      step: A function, or the result of `jax.jit`.
+      specs: Its arguments, as arrays or `jax.ShapeDtypeStruct`s.
+      target: What to compile for.
+      donate: Positions of the arguments that may be overwritten; only for a `step`
+        that is not jitted yet.
+      options: More compiler options, by XLA's names.
+      remat_pass: Whether XLA's own rematerialization pass runs, as by JAX's default.
+      cache: Read and write the cache.
+
+    Returns:
+      An `Artifact`.
+
+    Raises:
+      DoesNotFit: The compiler ran out of memory before it had laid it out.
+      UserError: The arguments do not suit the target.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> artifact.stats["temp"]
+      0
+    """
+    lowered = lower_step(
+        step, specs, target, donate=donate, options=options, remat_pass=remat_pass
+    )
+    return lowered.compile(cache=cache)
+
+
+def read_compiled(compiled: Any) -> Artifact:
+    """What can be read from a `jax.stages.Compiled`: totals and module, no buffers.
+
+    Args:
+      compiled: The result of `.compile()`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from revremat import xla
+      >>> compiled = jax.jit(jnp.sin).lower(jnp.ones(256)).compile()
+      >>> xla.read_compiled(compiled).stats["argument"]
+      1024
+    """
+    module = compiled.runtime_executable().hlo_modules()[0]
+    text = module.as_serialized_hlo_module_proto()
+    # An HloProto with the module as its field 1.
+    hlo = b"\x0a" + _varint(len(text)) + text
+    return Artifact(hlo, _stats(compiled), 0.0, False, versions())
+
+
+def _default_options(target: Target) -> dict[str, Any]:
+    if target.platform == "cuda" and not target.present:
+        return {"xla_gpu_autotune_level": 0}  # nothing to tune on
+    return {}
+
+
+def _compile(
+    lowered: Any, target: Target, options: Mapping[str, Any], remat_pass: bool
+) -> Artifact:
+    with scratch_folder() as folder:
+        return _compile_in(folder, lowered, target, options, remat_pass)
+
+
+def _compile_in(
+    folder: str,
+    lowered: Any,
+    target: Target,
+    options: Mapping[str, Any],
+    remat_pass: bool,
+) -> Artifact:
+    elsewhere = target.platform == "cuda" and not target.present
+    if elsewhere:
+        forget_callbacks(lowered)
+    if DISABLED_PASSES in options and not remat_pass:
+        # Takes the place of what JAX says by its setting.
+        passes = f"{options[DISABLED_PASSES]},{REMAT_PASS}"
+        options = {**options, DISABLED_PASSES: passes}
+    options = {
+        **(quick_kernels() if target.platform == "cpu" else {}),
+        **options,
+        **(no_kernels(Path(folder)) if elsewhere else {}),
+        "xla_dump_to": folder,
+        "xla_dump_hlo_as_proto": True,
+        # Whatever XLA_FLAGS say:
+        "xla_dump_hlo_module_re": ".*",
+        "xla_dump_compress_protos": False,
+    }
+    start, remarks = time.perf_counter(), ()
+    try:
+        with use_remat_pass(remat_pass), without_compilation_cache():
+            try:
+                stats = _stats(lowered.compile(compiler_options=options))
+            except jax.errors.JaxRuntimeError as error:
+                refused = target.platform == "tpu" and _NO_ROOM in str(error)
+                if not (elsewhere or refused):
+                    raise
+                try:  # All we ask for is settled once buffers are assigned.
+                    stats = totals(_largest_dump(folder))
+                except RuntimeError:
+                    raise error from None
+                remarks = (_REFUSED.format(target.spec),) * refused
+        seconds = time.perf_counter() - start
+        hlo = _largest_dump(folder)
+        if not hlo:
+            raise RuntimeError(f"XLA wrote no dump for {target.spec}")
+    except jax.errors.JaxRuntimeError as error:
+        if _NO_ROOM in str(error):
+            reason = str(error).splitlines()[0]
+            raise DoesNotFit(
+                f"the compiler of {target.spec} refuses the program: {reason}"
+            ) from None
+        raise
+    return Artifact(without_literals(hlo), stats, seconds, False, versions(), remarks)
+
+
+def _largest_dump(folder: str) -> bytes:
+    dumps = [p.read_bytes() for p in Path(folder).glob("*after_optimizations.hlo.pb")]
+    return max(dumps, key=len, default=b"")
+
+
+def _stats(compiled: Any) -> dict[str, int]:
+    found = compiled.memory_analysis()
+    if found is None:
+        raise UserError("this backend's compiler states no memory figures")
+    return {
+        prefix + name: getattr(found, f"{prefix}{name}_size_in_bytes")
+        for prefix in ("", "host_")
+        for name in NAMES
+    }
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*out, number))

@@ -1,0 +1,1 @@
+"""A scheduled HLO program, indexed: instructions, loops, kernels, origins."""

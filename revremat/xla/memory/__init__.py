@@ -1,0 +1,1 @@
+"""Which bytes live when, and whose they are."""

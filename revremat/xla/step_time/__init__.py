@@ -1,0 +1,1 @@
+"""How long a scheduled program takes: work, bytes, collectives, summed up."""

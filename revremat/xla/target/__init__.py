@@ -1,0 +1,1 @@
+"""The machine to compile for, and what a program may ask of it."""
