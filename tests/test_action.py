@@ -367,7 +367,7 @@ def test_what_is_proposed_is_taken_everywhere(loss):
         ),
         (reversible, (INVERT, SAVE, INVERT, RECOMPUTE(segment_length=2))),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_what_is_taken_has_the_same_gradient(loss, actions):
     graph, unit = traced(loss)
