@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat import _measure, xla
+from revremat import xla
+from revremat._measure import _read
 from tests.xla.programs import spec
 
 W, X = [spec(64, 64)] * 8, spec(8192, 64)
@@ -136,7 +137,7 @@ def test_it_runs(fit, way):
 
 @pytest.mark.parametrize("target", ["cuda", "tpu", "cpu"])
 def test_a_fit_says_so_where_the_compiler_has_that_pass(fit, target):
-    notes = _measure._NOTES[target]
+    notes = _read._NOTES[target]
     measured = dataclasses.replace(fit.measurement, notes=notes)
     text = rr.render(dataclasses.replace(fit, measurement=measured))
     told = "with fit.as_measured():" in " ".join(text.split())

@@ -10,7 +10,7 @@ from revremat._action import RECOMPUTE
 from revremat._apply import apply
 from revremat._errors import UserError
 from revremat._graph import Graph
-from revremat._measure import Failure, Oracle, Step, ask_each, try_each
+from revremat._measure import Compiles, Failure, Oracle, Step, ask_each
 from revremat._measurement import Measurement
 from revremat._problem import Problem
 from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
@@ -59,17 +59,18 @@ class CompilerOracle:
             return list(ask_each(made, self.oracle))
         asked: list[Request] = []
         calls: list[bool] = []
-
-        def steps() -> Iterator[Step]:
-            for request in requests:
-                asked.append(request)
-                calls.append(False)
-                yield self.step(request.key, functools.partial(note, len(calls) - 1))
+        found: list[Measurement | Failure] = []
 
         def note(place: int) -> None:
             calls[place] = True
 
-        found = list(try_each(steps(), target=self.target))
+        with Compiles(self.target) as compiles:
+            for place, request in enumerate(requests):
+                asked.append(request)
+                calls.append(False)
+                step = self.step(request.key, functools.partial(note, place))
+                found += compiles.start(step)
+            found += compiles.rest()
         plans = [
             called
             for request, called, one in zip(asked, calls, found, strict=True)

@@ -1,0 +1,14 @@
+"""Measuring: a step is compiled for a target, and what its compiler says is read."""
+
+from revremat._measure._measure import assert_fits as assert_fits
+from revremat._measure._measure import measure as measure
+from revremat._measure._read import REMAT_PASS_OFF as REMAT_PASS_OFF
+from revremat._measure._read import read_artifact as read_artifact
+from revremat._measure._read import remarks as remarks
+from revremat._measure._steps import Compiles as Compiles
+from revremat._measure._steps import Failure as Failure
+from revremat._measure._steps import Oracle as Oracle
+from revremat._measure._steps import Step as Step
+from revremat._measure._steps import ask_each as ask_each
+from revremat._measure._steps import measure_each as measure_each
+from revremat._measure._steps import try_each as try_each
