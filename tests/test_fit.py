@@ -224,7 +224,7 @@ def test_where_a_limit_kept_out_what_fits_it_says_so(most, fits):
     how = {"budget": "1.5MiB", "target": "cpu:1", "most_compiles": most}
     found = rr.fit(tight, *arrays, **how)
     assert (found.plan.fits, found.is_cut_short) == (fits, not fits)
-    assert ("the limit cut " in rr.render(found)) == (not fits)
+    assert ("the limit of compiles cut " in rr.render(found)) == (not fits)
     if not fits:
         with pytest.raises(rr.DoesNotFit, match="; allow more than 7 compiles to try"):
             rr.fit(tight, *arrays, **how, strict=True)

@@ -78,8 +78,8 @@ def run_all(state: State, ask: Ask, passes: Sequence[Pass]) -> State:
 
 
 def name_of(one: Pass) -> str:
-    """What a pass is called."""
-    return getattr(one, "__name__", type(one).__name__)
+    """What people call a pass."""
+    return getattr(one, "__name__", type(one).__name__).replace("_", " ")
 
 
 def profile_all(state: State, ask: Ask) -> State:

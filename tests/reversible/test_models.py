@@ -92,7 +92,7 @@ def test_the_reversible_one_keeps_no_activation_of_its_layers(name):
         )
         graph, params, state = nnx.split(model, nnx.Param, ...)
         loss = loss_of(graph)
-        return rr.trace(loss, params, state, jax.eval_shape(inputs)).choices
+        return rr.trace(loss, params, state, jax.eval_shape(inputs)).fixed_units
 
     assert choices(False) == ()
     found = choices(True)

@@ -44,14 +44,14 @@ def chained(params, x):
 
 
 def test_a_stack_that_is_inverted_shows_what_it_would_have_kept():
-    (choice,) = rr.trace(stacked(INVERT), *SPECS).choices
+    (choice,) = rr.trace(stacked(INVERT), *SPECS).fixed_units
     assert (choice.unit.name, choice.actions) == ("stack", (INVERT,) * DEPTH)
     assert (choice.kept_bytes, choice.plain_bytes) == (0, PLAIN_BYTES)
 
 
 def test_a_stack_under_mixed_actions_shows_each():
     actions = (SAVE,) * 2 + (INVERT,) * (DEPTH - 2)
-    (choice,) = rr.trace(stacked(actions), *SPECS).choices
+    (choice,) = rr.trace(stacked(actions), *SPECS).fixed_units
     assert choice.actions == actions
     assert choice.kept_bytes == PLAIN_BYTES * 2 // DEPTH
 
@@ -92,7 +92,7 @@ def test_what_plain_autodiff_keeps_is_what_jax_keeps():
 
 
 def test_a_chain_of_couplings_shows_what_it_would_have_kept():
-    (choice,) = rr.trace(chained, *SPECS).choices
+    (choice,) = rr.trace(chained, *SPECS).fixed_units
     assert (choice.unit.name, choice.unit.num_layers) == ("chain", DEPTH)
     assert set(choice.actions) == {INVERT}
     assert (choice.kept_bytes, choice.plain_bytes) == (0, PLAIN_BYTES)
@@ -105,7 +105,7 @@ def test_a_chain_of_mixed_actions_shows_and_keeps_what_each_says():
         own = [jax.tree.map(lambda w, k=k: w[k], params) for k in range(DEPTH)]
         return squares(reversible.chain([COUPLING] * DEPTH, own, x, actions=actions))
 
-    (choice,) = rr.trace(loss, *SPECS).choices
+    (choice,) = rr.trace(loss, *SPECS).fixed_units
     assert choice.actions == actions
     # What three keep by plain autodiff, and the two streams that another is given.
     assert choice.kept_bytes == 3 * PLAIN_BYTES // DEPTH + 2 * STREAM.size * 4
@@ -135,7 +135,7 @@ def test_a_chain_that_grows_shows_every_kind_of_coupling():
         couplings, actions = [grows, full, full], (RECOMPUTE, INVERT, SAVE)
         return squares(reversible.chain(couplings, params, (x,), actions=actions))
 
-    found = rr.trace(loss, [one] * 3, STREAM).choices
+    found = rr.trace(loss, [one] * 3, STREAM).fixed_units
     layers = {c.unit.name: c.actions for c in found}
     assert layers == {
         "chain/coupling": (RECOMPUTE,),

@@ -13,6 +13,7 @@ import revremat as rr
 from revremat._search import answer, begin, decide
 from revremat._search._space import nested_units
 from revremat._search._state import OutOfCompiles
+from revremat._search.passes._nested import nested
 from tests.search.world import World, unit_of
 
 LAYERS, WIDTH, ROWS, BATCHES = 8, 256, 4096, 4
@@ -89,7 +90,7 @@ def test_where_outer_layers_are_unrolled_and_may_gain_no_bound_is_known(
 ):
     state, ask = around(kind, budget)
     searched = lambda state, ask: pytest.fail("loops of unrolled layers are all alike")
-    state = nested_actions(searched)(state, ask)
+    state = nested(searched)(state, ask)
     assert state.bound_us == bound_us
     assert state.skipped == ()
 
@@ -99,7 +100,7 @@ def test_where_compiles_end_inside_what_is_known_there_counts_outside(kind):
     state, ask = around(kind, 20, room=0)
     searched = lambda state, ask: pytest.fail("there is no room")
     with pytest.raises(OutOfCompiles) as cut:
-        nested_actions(searched)(state, ask)
+        nested(searched)(state, ask)
     known = cut.value.state
     assert known.units == state.units
     assert known.num_compiles == state.num_compiles

@@ -173,7 +173,7 @@ def test_a_step_that_leaves_out_its_loss_is_refused_whoever_is_asked():
 
 def test_numbers_that_decide_may_be_others(noted):
     problem, _, fit = noted
-    heuristics = Heuristics(most_candidates=2, most_filled=0, num_runners_up=0)
+    heuristics = Heuristics(most_candidates=2, most_local_steps=0, num_runners_up=0)
     found = _search.run(problem, rr.target("cpu:1"), BUDGET, heuristics=heuristics)
     assert found.num_compiles < fit.num_compiles
     assert found.plan.fits
