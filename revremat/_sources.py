@@ -54,7 +54,7 @@ def is_users(file: str) -> bool:
     return not any(file.startswith(folder) for folder in _installed())
 
 
-_BEGINNINGS = ("xla/_compile.py", "program/_loss.py")
+_BEGINNINGS = ("xla/compile/_compile.py", "program/_loss.py")
 
 
 @cache
