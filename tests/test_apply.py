@@ -176,7 +176,11 @@ def other_body(w, x):
         (scanned, arguments(layers=5), "it has 4 layers in unit 'scan_0', this one 5"),
         (scanned, arguments(width=9), "unit 'scan_0' computes something else"),
         (other_body, arguments(), "unit 'scan_0' computes something else"),
-        (lambda w, x: 2 * scanned(w, x), arguments(), "the code outside of them does not"),
+        (
+            lambda w, x: 2 * scanned(w, x),
+            arguments(),
+            "the code outside of them does not",
+        ),
     ],
 )
 def test_a_plan_for_another_program_is_refused(loss, args, message):

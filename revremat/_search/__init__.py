@@ -24,6 +24,7 @@ from revremat._search._pass import Pass as Pass
 from revremat._search._result import Dropped as Dropped
 from revremat._search._result import Fit as Fit
 from revremat._search._result import Row as Row
+from revremat._search._result import why_it_does_not_fit as why_it_does_not_fit
 from revremat._search._run import DECIDE as DECIDE
 from revremat._search._run import PROFILE as PROFILE
 from revremat._search._run import decide as decide

@@ -284,3 +284,18 @@ def holders(row: Row, graph: Graph, share: float, times: float = 1.0) -> str:
         "units, where nothing is decided: put rr.block, jax.checkpoint or your "
         "library's remat around what makes them"
     )
+
+
+def why_it_does_not_fit(found: Fit) -> str:
+    """A sentence about a plan that is over its budget."""
+    plan = found.plan
+    assert plan.budget_bytes is not None
+    assert plan.total_bytes is not None
+    more = f"; allow more than {found.most_compiles} compiles to try other actions"
+    others = more if found.is_cut_short else ""
+    return (
+        f"no plan stays within {format_bytes(plan.budget_bytes)} on {plan.target}: the "
+        f"smallest that was compiled takes {format_bytes(plan.total_bytes)}, "
+        f"{format_bytes(plan.shortfall_bytes)} more; most is held by {plan.held_by}"
+        f"{others}"
+    )
