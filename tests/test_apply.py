@@ -15,8 +15,6 @@ import revremat as rr
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
 from revremat.program.nnx import Stack
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 LAYERS, WIDTH, BATCH = 4, 8, 4
 
 

@@ -132,7 +132,6 @@ def modules():
 
 
 @pytest.mark.parametrize("name", modules())
-@pytest.mark.usefixtures("quick_compiles")
 def test_examples_in_docstrings(name):
     module = importlib.import_module(name)
     with warnings.catch_warnings():

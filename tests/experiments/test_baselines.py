@@ -192,6 +192,7 @@ def test_looking_along_a_line_ends_whatever_the_bytes(sizes, budget, most):
         )
 
 
+@pytest.mark.slow
 def test_every_baselines_answers_are_plans_that_compile_to_what_they_say(search):
     budget = budgets_of(search, 3)[1]
     comparison = comparison_of(search)

@@ -18,8 +18,6 @@ from experiments.models.faster_rcnn import (
 from experiments.papers.revbifpn.detectors import DETECTORS, detection_step, detector
 from revremat import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SIZES = [(56, 80), (28, 40), (14, 20), (7, 10)]  # of images of 224 x 320 pixels
 
 

@@ -15,8 +15,6 @@ from experiments.models.layout import Layout
 from experiments.models.vit import ViTConfig
 from revremat._errors import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 SMALL_GPT = GPTConfig(
     vocab_size=17, seq_len=12, width=16, num_layers=2, num_heads=2, mlp_width=24
 )

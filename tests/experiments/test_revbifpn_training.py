@@ -14,8 +14,6 @@ from experiments.models import revbifpn
 from experiments.papers.revbifpn import accuracy, flops
 from experiments.papers.revbifpn.networks import INVERTED, STORED
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def rows(inverted, stored):
     return [

@@ -8,8 +8,6 @@ from flax import nnx
 
 from experiments.models.stateful import Stateful
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 class Small(nnx.Module):
     """Every kind of array there is: in a list, with statistics, with draws."""

@@ -358,6 +358,7 @@ def test_a_start_that_failed_does_not_keep_the_folder(trainer, tmp_path):
     assert "changed since" not in out
 
 
+@pytest.mark.slow
 def test_eight_cpu_devices_train_to_the_same_losses(trainer, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     sizes = ("--sharding.model", "2", "--sharding.fsdp", "2")

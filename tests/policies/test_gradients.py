@@ -8,8 +8,6 @@ import revremat as rr
 from revremat.policies import Joint, candidates
 from tests.program.networks import NETWORKS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def worst_error(got, wanted):
     errors = jax.tree.map(

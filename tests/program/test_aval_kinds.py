@@ -16,8 +16,6 @@ import revremat as rr
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE
 from tests.program.aval_kinds import KINDS, LAYERS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 @pytest.fixture(autouse=True)
 def _float64():

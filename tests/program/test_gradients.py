@@ -6,8 +6,6 @@ import pytest
 from experiments.bench.gradients import TOLERANCE, check
 from experiments.bench.random_programs import FORMS
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 PLANS = 10
 SEEDS = range(10_000, 10_050)
 

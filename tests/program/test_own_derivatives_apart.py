@@ -9,8 +9,6 @@ import pytest
 
 import revremat as rr
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 LAYERS, WIDTH, ROWS = 4, 16, 64
 
 

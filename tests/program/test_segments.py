@@ -5,8 +5,6 @@ import pytest
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE
 from revremat.program.engine._segments import segments
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 S, R, F, V = SAVE, RECOMPUTE, OFFLOAD, INVERT
 A = RECOMPUTE(ahead=["x"])
 

@@ -11,8 +11,6 @@ import pytest
 import revremat as rr
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 LAYERS, WIDTH, BATCH = 4, 4, 3
 
 MIXTURES = {

@@ -12,7 +12,7 @@ from revremat.reversible._coupling import together
 from tests.reversible import examples
 from tests.reversible.examples import assert_close, quick_jit, square_sum, stacked
 
-pytestmark = pytest.mark.usefixtures("float64", "quick_compiles")
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize("name", examples.ALL)

@@ -10,8 +10,6 @@ from revremat import reversible
 from tests.reversible import examples
 from tests.reversible.examples import assert_close, square_sum
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 DEPTH = 1000
 
 

@@ -14,8 +14,6 @@ from revremat.reversible import RevResidual, from_plain
 from revremat.reversible._from_plain import Passed
 from tests.reversible.examples import assert_close, quick_jit
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 WIDTH, TOKENS, BATCH = 4, 3, 2
 
 

@@ -13,8 +13,6 @@ import revremat as rr
 from revremat.reversible import linen, to_grid
 from tests.reversible.examples import assert_close, quick_jit
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 X = jax.random.normal(jax.random.key(5), (8, 4))
 
 

@@ -18,8 +18,6 @@ from revremat.reversible import (
 from revremat.reversible._revbifpn import MBConv, RevBiFPN, RevBiFPNConfig
 from tests.reversible.examples import assert_close, quick_jit
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 class Map(nnx.Module):
     """A dense layer with batch norm and dropout, changing width where asked."""

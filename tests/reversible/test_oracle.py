@@ -9,7 +9,7 @@ from revremat import reversible
 from tests.reversible import examples
 from tests.reversible.examples import assert_close, quick_jit, square_sum
 
-pytestmark = pytest.mark.usefixtures("float64", "quick_compiles")
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def naive_silo(params, x, num_outputs):

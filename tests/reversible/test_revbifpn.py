@@ -11,8 +11,6 @@ from revremat.reversible import REVBIFPN, RevBiFPN
 from revremat.reversible.nnx import RevSilo
 from tests.reversible.counts import count
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 # Parameters, multiply-accumulates of convolutions and linear layers, and those by the
 # rule of the published numbers.
 PUBLISHED = {

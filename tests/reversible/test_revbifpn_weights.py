@@ -14,8 +14,6 @@ from revremat.reversible._revbifpn_weights import _leaves
 from tests.reversible.examples import quick_jit
 from tests.reversible.naive_revbifpn import S3, S6, Naive, drawn, shapes
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def abstract(**changes):
     config = replace(REVBIFPN["S0"], **changes)

@@ -203,6 +203,7 @@ def test_both_levels_take_less_than_either():
     assert both < 0.8 * compiled_bytes({"scan_0/scan_0": rr.RECOMPUTE})
 
 
+@pytest.mark.slow
 def test_where_neither_level_fits_both_are_decided():
     smallest = compiled_bytes(
         nested_actions(rr.RECOMPUTE, rr.RECOMPUTE(segment_length=8))

@@ -148,6 +148,7 @@ def test_costs_are_those_within_the_program(name):
         assert faster[0] == pytest.approx(faster[1], abs=0.05 * layers_us)
 
 
+@pytest.mark.slow
 def test_a_plan_by_such_costs_fits():
     problem, target = two_kinds(2), rr.target("h100:1")
     plain = rr.measure(problem, target=target).memory.total_bytes

@@ -117,6 +117,7 @@ def test_layers_of_a_python_loop_are_layers_wherever_their_input_is_made():
     assert len(given.operations) == len(made.operations)
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_all_that_spares_the_kernel(target):
     plan = rr.search(loss, *specs(), budget="40MiB", target=target, most_compiles=16)
     assert plan.fits
