@@ -4,7 +4,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -231,12 +231,10 @@ class Plan(InNotebooks):
 
     def to_json(self) -> str:
         """One JSON object; equal neighbouring layers are written once, with a count."""
-        fields = {key: getattr(self, key) for key in _PLAN_FIELDS}
-        fields["gradient_barrier"] = self.gradient_barrier
+        about = {key: getattr(self, key) for key in _PLAN_FIELDS}
+        about["gradient_barrier"] = self.gradient_barrier
         units = [_write_unit(unit) for unit in self.units]
-        return json.dumps(
-            {"schema": SCHEMA_VERSION, **fields, "units": units}, indent=1
-        )
+        return json.dumps({"schema": SCHEMA_VERSION, **about, "units": units}, indent=1)
 
     @classmethod
     def from_json(cls, text: str, source: str = "the text") -> "Plan":
@@ -263,14 +261,14 @@ class Plan(InNotebooks):
         if schema < SCHEMA_VERSION:
             data = renamed_keys(data, _OLD_KEYS)
         try:
-            fields = {key: typed(data, key, kind) for key, kind in _PLAN_FIELDS.items()}
+            about = {key: typed(data, key, kind) for key, kind in _PLAN_FIELDS.items()}
             if "gradient_barrier" not in data and schema >= _KNOWS_BARRIER:
                 raise ValueError("'gradient_barrier' is missing")
-            fields["gradient_barrier"] = flag(data, "gradient_barrier")
+            about["gradient_barrier"] = flag(data, "gradient_barrier")
             units = _read_units(typed(data, "units", list))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
-        return cls(units=units, **fields)
+        return cls(units=units, **about)
 
     def __str__(self) -> str:
         size = "" if self.total_bytes is None else f", {self.total_bytes:,} bytes"
@@ -292,6 +290,11 @@ _PLAN_FIELDS: dict[str, Any] = {
     "compiled_bytes": _OPTIONAL_INT,
     "held_by": str,
     "jax_version": str,
+}
+
+
+_RUN_KEYS = {field.name for field in fields(Action)} | {
+    *("layers", "on_device", "on_host"),
 }
 
 
@@ -340,6 +343,8 @@ def _read_unit(data: dict[str, Any], most_layers: int) -> UnitPlan:
             raise ValueError(
                 f"'layers' is {count}, and {MOST_LAYERS:,} are the most of all units"
             )
+        if unknown := run.keys() - _RUN_KEYS:
+            raise ValueError(f"{min(unknown)!r} is no part of an action")
         action = read_action(run)
         actions += [action] * count
         device_names += [names(run, "on_device")] * count

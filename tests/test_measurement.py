@@ -1,5 +1,6 @@
 """Measurement: sums, queries, and JSON that reads back."""
 
+import dataclasses
 import json
 
 import pytest
@@ -173,3 +174,12 @@ def test_a_report_of_schema_1_is_still_read():
         for name in added:
             del buffer[name]
     assert rr.Measurement.from_json(json.dumps(older)) == MEASUREMENT
+
+
+def test_schema_2_had_another_word_for_fragmentation():
+    curve = rr.Curve((0, 4), (("forward", (8, 16)),), fragmentation_bytes=(0, 2))
+    new = changed(memory=dataclasses.replace(MEMORY, curve=curve))
+    older = json.loads(new.to_json()) | {"schema": 2}
+    of_curve = older["memory"]["curve"]
+    of_curve["holes_bytes"] = of_curve.pop("fragmentation_bytes")
+    assert rr.Measurement.from_json(json.dumps(older)) == new

@@ -57,6 +57,13 @@ def test_keys_of_older_schemas_are_read():
     assert Plan.from_json(json.dumps(data | {"schema": 4})) == new
 
 
+def test_a_key_that_says_nothing_is_refused():
+    data = json.loads(plan().to_json())
+    data["units"][0]["actions"][0]["every"] = 2
+    with pytest.raises(UserError, match="'every' is no part of an action"):
+        Plan.from_json(json.dumps(data))
+
+
 def test_a_flag_is_true_or_false():
     with pytest.raises(
         UserError, match="gradient_barrier='no' is neither True nor False"

@@ -1,6 +1,7 @@
 """What trace finds in a program: units, residuals, names, fingerprints."""
 
 import functools
+import json
 
 import chex
 import flax.linen as nn
@@ -282,6 +283,20 @@ def test_what_has_side_effects_is_kept_and_the_reason_given():
 def test_a_graph_comes_back_from_json():
     graph = rr.trace(blocks, *specs())
     assert rr.Graph.from_json(graph.to_json()) == graph
+
+
+def test_a_graph_without_a_schema_is_of_the_first_one():
+    graph = rr.trace(blocks, *specs())
+    old = json.loads(graph.to_json())
+    del old["schema"]
+    old["choices"] = old.pop("fixed_units")
+    for unit in old["units"]:
+        unit["inside"] = unit.pop("enclosing")
+        unit["handed_on"] = unit.pop("carried_out")
+        for op in unit["operations"]:
+            op["dear"] = op.pop("compute_intensive")
+            op["pinned"] = op.pop("effectful")
+    assert rr.Graph.from_json(json.dumps(old)) == graph
 
 
 def test_a_graph_prints_its_residuals():
