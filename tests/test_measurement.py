@@ -178,7 +178,8 @@ def test_a_report_of_schema_1_is_still_read():
 
 def test_schema_2_had_another_word_for_fragmentation():
     curve = rr.Curve((0, 4), (("forward", (8, 16)),), fragmentation_bytes=(0, 2))
-    new = changed(memory=dataclasses.replace(MEMORY, curve=curve))
+    memory = dataclasses.replace(MEMORY, curve=curve)
+    new = dataclasses.replace(MEASUREMENT, memory=memory)
     older = json.loads(new.to_json()) | {"schema": 2}
     of_curve = older["memory"]["curve"]
     of_curve["holes_bytes"] = of_curve.pop("fragmentation_bytes")
