@@ -202,7 +202,7 @@ def test_an_empty_variable_names_no_folder(value, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     own = tmp_path / "home" / ".cache" / "revremat"
     assert cache_folder().parent == own
-    assert rr.xla._cards.measured_folder() == own / "cards"
+    assert rr.xla.measured_folder() == own / "cards"
     write(key_of(1), ARTIFACT)
     assert [p.name for p in tmp_path.iterdir()] == ["home"]
 
