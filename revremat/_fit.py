@@ -100,7 +100,9 @@ def fit(
       strict: Raise where no plan fits.
       most_compiles: Compile no more than so many programs.
       unroll: Whether layers of a loop may be unrolled.
-      progress: Told before each compile: what, how many are done, and of how many.
+      progress: Called before each compile: with what, how many are done, and of how
+        many.
+      oracle: Says what steps take; see `search`.
 
     Returns:
       A `Fit`: the loss to train with, its plan, what the compiler says of it, and all

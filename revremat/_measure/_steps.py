@@ -56,6 +56,12 @@ class Step:
         None for the program without a plan, and for shortened programs.
       key: Where a search asks: text that is equal for equal programs of one problem and
         one version of revremat, under which a table may keep what is known of them.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> step = rr.Step(jnp.tanh, (jnp.ones(256),), name="tanh")
+      >>> rr.measure(step, target="cpu:1").memory.argument_bytes
+      1024
     """
 
     function: Any

@@ -78,4 +78,4 @@ def test_unrolled_layers_can_be_exported_where_layouts_are_allowed():
     allowed = [jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
     exported = jax.export.export(jax.jit(jax.grad(applied)), disabled_checks=allowed)
     ours = exported(w, x[0]).call(w, x[0])
-    np.testing.assert_allclose(ours, jax.grad(loss)(w, x[0]), rtol=1e-6)
+    np.testing.assert_allclose(ours, jax.grad(loss)(w, x[0]), rtol=1e-6, atol=1e-5)

@@ -57,7 +57,7 @@ def graphs():
 @pytest.mark.parametrize(
     "action",
     [
-        pytest.param(SAVE, id="save"),
+        pytest.param(SAVE, id="save", marks=pytest.mark.slow),
         pytest.param(RECOMPUTE, id="recompute"),
         pytest.param(
             RECOMPUTE(save=("ctx", "up")), id="save some", marks=pytest.mark.slow

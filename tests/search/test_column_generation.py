@@ -80,6 +80,7 @@ def test_nothing_is_asked_where_nothing_is_to_be_gained():
     assert column_generation(state, ask) is state
 
 
+@pytest.mark.slow
 def test_a_limit_of_compiles_holds():
     most = 20
     problem = rr.Problem(loss, specs())
