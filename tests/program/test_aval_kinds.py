@@ -5,7 +5,6 @@ regions within them, host memory, keys, extended dtypes, ordered effects.
 """
 
 import itertools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -210,7 +209,8 @@ INVERTED = [
     "weights_on_the_host",
     "scales_by_maximum",
 ]
-slow_but = lambda name: () if name == "data_parallel" else pytest.mark.slow
+AT_EVERY_COMMIT = {"data_parallel", "mapped_around"}
+slow_but = lambda name: () if name in AT_EVERY_COMMIT else pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -222,13 +222,8 @@ def test_inverting_changes_no_gradient(name):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    "name", ["keys", pytest.param("keys_of_layers", marks=pytest.mark.slow)]
-)
-def test_the_key_checker_sees_no_key_used_twice(name, form):
+def test_the_key_checker_sees_no_key_used_twice(form):
     kind = KINDS["keys"]()
-    if name == "keys_of_layers":
-        kind = replace(kind, layer=lambda w, x: (kind.layer(w, x)[0], x[1]))
     loss = loss_of(kind, FORMS[form])
     specs = types_of(kind)
     graph = rr.trace(loss, specs)

@@ -1,10 +1,11 @@
 """What a layer keeps under an action, and how the rest is recomputed from it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from revremat import _resolve
+from revremat import _compat, _resolve
 from revremat._action import Action, check_names
 from revremat._errors import UserError
 from revremat._primitives import is_intensive
@@ -41,6 +42,7 @@ class Layer:
       inverse: Where there is one: from what the layer takes, with what is carried out
         in place of what is carried in, to the latter.
       carried: Which of the layer's inputs are carried.
+      within: Calls a function as if where the layer stands, as inside of a `shard_map`.
     """
 
     passes: Linearized
@@ -50,6 +52,7 @@ class Layer:
     free: frozenset[Value]
     inverse: Program | None = None
     carried: tuple[int, ...] = ()
+    within: Callable[[Callable[[], Any]], Any] = _compat.here
 
     @property
     def carried_in(self) -> tuple[Value, ...]:
@@ -67,8 +70,9 @@ class Layer:
 
         What both the inverse and the layer compute is there once.
         """
-        assert self.inverse is not None
-        return undone(self.inverse, self.passes.forward, self.carried)
+        inverse = self.inverse
+        assert inverse is not None
+        return self.within(lambda: undone(inverse, self.passes.forward, self.carried))
 
     @cached_property
     def flow(self) -> Flow[Atom, Op]:

@@ -110,9 +110,8 @@ class Site:
             passes = self.within(lambda: linearize(self.body, mask))
             pairs = zip(passes.forward.inputs, self.held, strict=True)
             held = [v for v, held in pairs if held]
-            self.layers[self.in_mask] = name_values(
-                passes, held, unit, self.inverse, self.carried
-            )
+            layer = name_values(passes, held, unit, self.inverse, self.carried)
+            self.layers[self.in_mask] = replace(layer, within=self.within)
         return self.layers[self.in_mask]
 
 
