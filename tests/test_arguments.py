@@ -225,6 +225,25 @@ def test_what_is_no_argument_is_left_alone():
     assert (kept, LOG, SEEN, trainer.history) == ([], [], {"log": []}, {})
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_is_within_others_is_left_alone(depth):
+    innermost: list = []
+    kept: dict | list = innermost
+    for _ in range(depth):
+        kept = {"inner": kept}
+
+    def logs_deeper(w, x):
+        inner = kept
+        while isinstance(inner, dict):
+            inner = inner["inner"]
+        inner.append(x)
+        return net(w, x)
+
+    with pytest.raises(rr.UserError, match="none of its arguments"):
+        rr.trace(logs_deeper, W, X)
+    assert innermost == []
+
+
 def test_python_may_count_how_often_it_runs():
     calls = []
 

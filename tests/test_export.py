@@ -167,6 +167,18 @@ def test_a_tag_that_is_there_stands_in_for_what_it_is_made_of():
     assert found.lost == ()
 
 
+def test_a_tag_that_is_there_is_taken_before_an_expression_is_split():
+    def layer(x, w):
+        return jnp.sin(rr.name(x @ w + 1.0, "up")) @ w, None
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 8, 8), (16, 8))]
+    graph = rr.trace(lambda w, x: jax.lax.scan(layer, x, w)[0].sum(), *shapes)
+    plan = graph.plan({"scan_0": RECOMPUTE(save=["dot_general_0"])})
+    found = rr.export(plan, graph)
+    assert 'policies.save_only_these_names("up")' in found.text
+    assert "Tag first" not in found.text
+
+
 def test_inside_of_a_library_there_is_no_place_and_one_sentence_says_so():
     def layer(w, x):
         return nn.silu(x @ w[0]) * nn.softmax(nn.silu(x) @ w[1])

@@ -196,6 +196,15 @@ def test_a_page_of_several_targets_has_a_row_and_a_section_for_each(tmp_path):
         assert target in text
 
 
+def test_bars_of_several_targets_are_shares_of_the_longest_step(tmp_path):
+    slower = dataclasses.replace(MEASUREMENT.time, step_us=MEASUREMENT.time.step_us * 4)
+    both = [MEASUREMENT, dataclasses.replace(MEASUREMENT, time=slower)]
+    widths = re.findall(
+        r"width:([\d.]+)%;background:var\(--step\)", page(both, tmp_path)
+    )
+    assert widths[:2] == ["25.00", "100.00"]
+
+
 def test_programs_are_named_where_there_are_several(tmp_path):
     names = ["gpt", "gpt_with_recompute"]
     text = page([changed(program=name) for name in names], tmp_path)

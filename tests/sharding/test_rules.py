@@ -115,6 +115,13 @@ def test_resolve_keeps_the_tree_and_the_mesh():
     assert where["b"].mesh == mesh
 
 
+def test_paths_are_keys_and_places_with_slashes_between():
+    shapes = {"a": [jax.ShapeDtypeStruct((8, 4), "float32")] * 2}
+    rule = ByPath((("a/0", P("model")),))
+    where = resolve((rule,), shapes, make_mesh(SIZES))
+    assert [one.spec for one in where["a"]] == [P(None, "model"), P()]
+
+
 @given(
     shape=st.lists(st.integers(1, 24), max_size=4).map(tuple),
     min_size=st.integers(0, 200),
