@@ -22,6 +22,11 @@ from jax.extend.core import (
 )
 from jaxlib.mlir import passmanager
 
+INTERNALS = "jax._src."
+"""How the names of JAX's own modules begin."""
+ASK_FOR_PROGRAMS = (f"{INTERNALS}sharding_impls", f"{INTERNALS}mesh_utils")
+"""Those of them that ask about devices on behalf of a program."""
+
 
 def without_lines(module: Any) -> Any:
     """A copy of an MLIR module that says nothing of where its operations come from."""

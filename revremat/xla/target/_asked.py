@@ -17,11 +17,11 @@ from typing import Any
 import jax
 from jax.extend import backend
 
+from revremat import _compat
 from revremat.xla.target._targets import Target
 
 _answers: ContextVar[Mapping[str, Any] | None] = ContextVar("answers", default=None)
 _traced_for = jax.make_user_context(None)
-_ASK_FOR_PROGRAMS = ("jax._src.sharding_impls", "jax._src.mesh_utils")
 
 
 @contextlib.contextmanager
@@ -115,14 +115,14 @@ def _asking(*args: Any, **kwargs: Any) -> Any:
     return _asked(args, kwargs)
 
 
-_OURS = ("jax._src.", "revremat.")
+_OURS = (_compat.INTERNALS, "revremat.")
 
 
 def _asked(args: Any, kwargs: Any) -> Any:
     name = sys._getframe(1).f_code.co_name
     asker = sys._getframe(2).f_globals.get("__name__", "")
     # What JAX and we do with the devices of this machine is about this machine.
-    ours = asker.startswith(_OURS) and asker not in _ASK_FOR_PROGRAMS
+    ours = asker.startswith(_OURS) and asker not in _compat.ASK_FOR_PROGRAMS
     answers = _answers.get()
     if answers is None or args or kwargs or ours:
         return _own()[name](*args, **kwargs)
