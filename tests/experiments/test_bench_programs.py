@@ -11,8 +11,8 @@ from revremat.policies import preset
 
 # Their parameters are float32 whatever JAX has.
 FLOAT32 = {"gpt2_xl", "llama_7b", "gpt_22b", "vit_l_384", "revbifpn_s4"}
-# Half a minute each to compile.
-LARGE = {"unet", "efficientnet_b7", "revbifpn_s4"}
+# Ten seconds to half a minute each to compile.
+LARGE = {"unet", "efficientnet_b7", "revbifpn_s4", "resnet_152", "t5_large"}
 # Compiling is most of the time.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 CPU = rr.target("cpu:1")

@@ -71,6 +71,7 @@ def _without_time(path):
     return {k: v for k, v in found.items() if k not in ("seconds", "load")}
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_and_writes_the_same(
     whole, tmp_path, capsys, monkeypatch
 ):

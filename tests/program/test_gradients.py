@@ -7,12 +7,19 @@ from experiments.bench.gradients import TOLERANCE, check
 from experiments.bench.random_programs import FORMS
 
 PLANS = 10
-SEEDS = range(10_000, 10_050)
+EVERY_COMMIT, NOW_AND_THEN = range(10_000, 10_025), range(10_025, 10_050)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_plan_changes_a_gradient(form):
-    of_this_form = [seed for seed in SEEDS if FORMS[seed % len(FORMS)] == form]
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(EVERY_COMMIT, id="every commit"),
+        pytest.param(NOW_AND_THEN, id="now and then", marks=pytest.mark.slow),
+    ],
+)
+def test_no_plan_changes_a_gradient(form, seeds):
+    of_this_form = [seed for seed in seeds if FORMS[seed % len(FORMS)] == form]
     with jax.enable_x64(True):
         checks = [c for seed in of_this_form for c in check(seed, PLANS)]
     assert len(checks) == PLANS * len(of_this_form)
@@ -21,7 +28,7 @@ def test_no_plan_changes_a_gradient(form):
 
 
 def test_the_programs_come_to_five_hundred():
-    assert len(SEEDS) * PLANS == 500
+    assert (len(EVERY_COMMIT) + len(NOW_AND_THEN)) * PLANS == 500
 
 
 def test_a_wrong_gradient_is_noticed(monkeypatch):

@@ -1,6 +1,7 @@
 """Artifact: what a compiler made of a step."""
 
 import contextlib
+import functools
 import importlib.metadata as metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Artifact:
     remat_pass: bool = False
 
 
+@functools.cache  # reading what is installed takes milliseconds a package
 def versions() -> str:
     """Versions of everything that takes part in a compile."""
     names = []
