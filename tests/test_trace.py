@@ -126,6 +126,9 @@ def test_what_an_action_keeps_and_recomputes():
     assert unit.kept(RECOMPUTE(save=["hidden"])).recomputed == ("one_minus_square",)
     assert unit.kept(RECOMPUTE(save=["dot_general_1"])).unused == ("dot_general_1",)
     assert unit.kept(RECOMPUTE(offload=["input"])).host_bytes == 4 * BATCH * WIDTH
+    shared = lambda n: unit.kept(RECOMPUTE(segment_length=n)).device_bytes
+    input_bytes = 4 * BATCH * WIDTH
+    assert [shared(n) for n in (1, 2, 3)] == [input_bytes, 32, 22]  # rounded up
 
 
 def test_bytes_per_device_come_from_the_caller():
