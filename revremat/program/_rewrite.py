@@ -285,9 +285,9 @@ class _Rewriter:
     def run(self, found: Survey, args: Sequence[Any]) -> list[Any]:
         program = found.program
         env: dict[Value, Any] = dict(zip(program.inputs, args, strict=True))
-        as_written, done = self._as_written(found), set[Region]()
+        untouched, done = self._untouched(found), set[Region]()
         for op in program.ops:
-            if (region := as_written.get(op)) in done:
+            if (region := untouched.get(op)) in done:
                 continue
             # What gives weights another form stands before what the region takes.
             if region is not None and env.keys() >= _values(region.op.inputs):
@@ -308,7 +308,7 @@ class _Rewriter:
                 env.update(zip(op.outputs, results, strict=True))
         return [read(env, out) for out in program.outputs]
 
-    def _as_written(self, found: Survey) -> dict[Op, Region]:
+    def _untouched(self, found: Survey) -> dict[Op, Region]:
         """Operations of checkpoints in which nothing is changed, with those."""
         concerned = {*self.chosen, *self.covered}
         for op, places in found.inner.items():
