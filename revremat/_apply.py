@@ -59,7 +59,7 @@ def apply_quietly(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         args, kwargs = by_position(loss, args, kwargs)
         bound = functools.partial(loss, **kwargs)
         functools.update_wrapper(bound, loss)
-        traced = trace_loss(bound, args)
+        traced = trace_loss(bound, args, keep_checkpoints=plan.keep_checkpoints)
         return traced.run(_decide(traced, plan))
 
     return applied

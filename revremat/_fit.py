@@ -25,6 +25,7 @@ def search(
     strict: bool = False,
     most_compiles: int | None = None,
     unroll: bool = True,
+    keep_checkpoints: bool = False,
     progress: Progress | None = None,
     oracle: Oracle | None = None,
 ) -> Plan:
@@ -41,6 +42,8 @@ def search(
         the search ends there with the best plan so far, which with more is never worse.
       unroll: Whether layers of a loop may be unrolled, which is
         often faster; a long program takes longer to compile, here and where it runs.
+      keep_checkpoints: Whether the program's own `jax.checkpoint` regions, and loops
+        with one inside, stay as they are written.
       progress: Called before each compile.
       oracle: Says what steps take, in place of the target's own compiler: a table, or
         times of this machine; see `Oracle`. The budget still is one of the target.
@@ -72,6 +75,7 @@ def search(
         strict=strict,
         most_compiles=most_compiles,
         unroll=unroll,
+        keep_checkpoints=keep_checkpoints,
         progress=progress,
         oracle=oracle,
     ).plan
@@ -85,6 +89,7 @@ def fit(
     strict: bool = False,
     most_compiles: int | None = None,
     unroll: bool = True,
+    keep_checkpoints: bool = False,
     progress: Progress | None = None,
     oracle: Oracle | None = None,
 ) -> Fit:
@@ -100,6 +105,7 @@ def fit(
       strict: Raise where no plan fits.
       most_compiles: Compile no more than so many programs.
       unroll: Whether layers of a loop may be unrolled.
+      keep_checkpoints: As for `search`.
       progress: Called before each compile: with what, how many are done, and of how
         many.
       oracle: Says what steps take; see `search`.
@@ -133,6 +139,7 @@ def fit(
         limit,
         most_compiles=most_compiles,
         unroll=unroll,
+        keep_checkpoints=keep_checkpoints,
         progress=progress,
         oracle=oracle,
     )
@@ -178,6 +185,7 @@ def frontier(
     target: str | Target,
     num_budgets: int = 8,
     unroll: bool = True,
+    keep_checkpoints: bool = False,
     progress: Progress | None = None,
     oracle: Oracle | None = None,
 ) -> Frontier:
@@ -190,6 +198,7 @@ def frontier(
       num_budgets: How many budgets, evenly spaced by ratio, from just under what the
         baseline takes to the smallest that its per-layer costs allow.
       unroll: As for `search`.
+      keep_checkpoints: As for `search`.
       progress: Called before each compile.
       oracle: As for `search`.
 
@@ -212,7 +221,12 @@ def frontier(
     problem = _as_problem(problem, specs)
     wanted = xla.target(target)
     state, ask = _search.begin(
-        problem, wanted, oracle=oracle, unroll=unroll, progress=progress
+        problem,
+        wanted,
+        oracle=oracle,
+        unroll=unroll,
+        keep_checkpoints=keep_checkpoints,
+        progress=progress,
     )
     ask = dataclasses.replace(ask, expected=ask.expected + 4 * num_budgets)
     state = _search.profile_all(state, ask)

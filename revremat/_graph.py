@@ -377,6 +377,8 @@ class Graph(InNotebooks):
       jax_version: Of the JAX that traced it.
       fixed_units: What the program has decided by itself: stacks with `actions`, chains
         of couplings.
+      keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay as they
+        are written.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -393,6 +395,7 @@ class Graph(InNotebooks):
     fingerprint: str
     jax_version: str
     fixed_units: tuple[FixedUnit, ...] = ()
+    keep_checkpoints: bool = False
 
     def __getitem__(self, name: str) -> Unit:
         """The unit of that name.
@@ -454,7 +457,7 @@ class Graph(InNotebooks):
             units=tuple(units),
             program=self.fingerprint,
             jax_version=self.jax_version,
-            **about,
+            **{"keep_checkpoints": self.keep_checkpoints, **about},
         )
 
     def to_json(self) -> str:
@@ -480,7 +483,13 @@ class Graph(InNotebooks):
             )
             for one in data["fixed_units"]
         )
-        return cls(units, data["fingerprint"], data["jax_version"], fixed_units)
+        return cls(
+            units,
+            data["fingerprint"],
+            data["jax_version"],
+            fixed_units,
+            data.get("keep_checkpoints", False),  # Older files have no such key.
+        )
 
     def __str__(self) -> str:
         lines = []

@@ -114,6 +114,8 @@ class Plan(InNotebooks):
         before the backward pass goes on below them. Else the compiler may put gradients
         of weights off and hold what they are made of, which it does where a loop adds
         them up over microbatches.
+      keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay as they
+        are written, and no unit is in them.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -136,12 +138,12 @@ class Plan(InNotebooks):
     held_by: str = ""
     jax_version: str = ""
     gradient_barrier: bool = False
+    keep_checkpoints: bool = False
 
     def __post_init__(self):
-        if not isinstance(self.gradient_barrier, bool):
-            raise UserError(
-                f"gradient_barrier={self.gradient_barrier!r} is neither True nor False"
-            )
+        for name in ("gradient_barrier", "keep_checkpoints"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UserError(f"{name}={value!r} is neither True nor False")
 
     @property
     def total_bytes(self) -> int | None:
@@ -233,6 +235,8 @@ class Plan(InNotebooks):
         """One JSON object; equal neighbouring layers are written once, with a count."""
         about = {key: getattr(self, key) for key in _PLAN_FIELDS}
         about["gradient_barrier"] = self.gradient_barrier
+        if self.keep_checkpoints:
+            about["keep_checkpoints"] = True
         units = [_write_unit(unit) for unit in self.units]
         return json.dumps({"schema": SCHEMA_VERSION, **about, "units": units}, indent=1)
 
@@ -265,6 +269,7 @@ class Plan(InNotebooks):
             if "gradient_barrier" not in data and schema >= _KNOWS_BARRIER:
                 raise ValueError("'gradient_barrier' is missing")
             about["gradient_barrier"] = flag(data, "gradient_barrier")
+            about["keep_checkpoints"] = flag(data, "keep_checkpoints")
             units = _read_units(typed(data, "units", list))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
@@ -278,6 +283,8 @@ class Plan(InNotebooks):
             head += f" (does not fit: {printable(self.held_by) or 'see the units'})"
         if self.gradient_barrier:
             head += ", with a gradient barrier"
+        if self.keep_checkpoints:
+            head += ", the program's own checkpoints kept"
         return "\n".join([head, *(f"  {unit}" for unit in self.units)])
 
 

@@ -24,12 +24,14 @@ def trace(
     loss: Callable[..., Any] | Problem,
     *specs: Any,
     bytes_of: BytesOf = _costs.num_bytes,
+    keep_checkpoints: bool = False,
 ) -> Graph:
     """Find a program's units of decision and their residuals.
 
     Units are the bodies of `jax.lax.scan`, functions marked with `rr.block`, unrolled
     repeats of the same computation, and `jax.checkpoint` regions; without any, the
-    whole loss is the one unit.
+    whole loss is the one unit. A region of `jax.checkpoint` is a proposal: where better
+    layers or loops are in it, those are the units.
 
     Args:
       loss: `loss(*specs) -> scalar`, or `(scalar, auxiliary)`; differentiated in its
@@ -37,6 +39,9 @@ def trace(
       *specs: The loss's arguments, as arrays or `jax.ShapeDtypeStruct`s.
       bytes_of: The size per device of one array of the forward pass; by default its
         whole size, as on one device.
+      keep_checkpoints: Whether the program's own `jax.checkpoint` regions, and loops
+        with one inside, stay as they are written: no units are in them. For regions
+        whose policy sends values to the host, say, and is not to be undone.
 
     Raises:
       UserError: The loss is not scalar, an argument is not made of arrays, nothing in
@@ -55,12 +60,13 @@ def trace(
         if specs:
             raise UserError("a Problem has its own specs: write no arguments beside it")
         loss, specs = loss.loss, loss.specs
-    traced = trace_loss(loss, specs)
+    traced = trace_loss(loss, specs, keep_checkpoints=keep_checkpoints)
     return Graph(
         units=tuple(_unit(found, bytes_of) for found in traced.units),
         fingerprint=traced.fingerprint,
         jax_version=_compat.jax_version(),
         fixed_units=_fixed_units(traced, bytes_of),
+        keep_checkpoints=keep_checkpoints,
     )
 
 

@@ -10,6 +10,7 @@ from revremat._errors import UserError
 from revremat._export._places import Lost, Places, users_place
 from revremat._graph import Graph, Operation
 from revremat._plan import Plan, UnitPlan
+from revremat.policies import equivalents
 
 FORMS = ("jax", "nnx", "maxtext")
 
@@ -298,8 +299,17 @@ def _maxtext(plan: Plan, graph: Graph, lost: Lost) -> str:
     kept |= dict.fromkeys(sorted(set(host) - inputs), "offload")
     for name in sorted(set(kept) - set(MAXTEXT_NAMES)):
         where, tag = kept.pop(name), places.tag(name)
+        others = [other for other in equivalents(unit, name) if other in MAXTEXT_NAMES]
         if tag is not None and tag.name in MAXTEXT_NAMES:
             kept.setdefault(tag.name, where)
+        elif others:
+            kept.setdefault(others[0], where)
+            lost.add(
+                "MaxText has no setting for {names}; it keeps as many bytes of tagged "
+                "values next to them, and recomputes what needs the others themselves",
+                "",
+                [f"{name!r} ({others[0]})"],
+            )
         else:
             lost.add(
                 "MaxText has no setting for {names}; it recomputes them",
@@ -309,7 +319,7 @@ def _maxtext(plan: Plan, graph: Graph, lost: Lost) -> str:
     layer_input = "offload" if inputs & set(host) else "device"
     if not kept and layer_input == "device":
         return " ".join(["remat_policy=full", *loops])
-    flags = [f"{name}={where}" for name, where in kept.items()]
+    flags = [f"{name}={where}" for name, where in sorted(kept.items())]
     return " ".join(
         ["remat_policy=custom", f"decoder_layer_input={layer_input}", *flags, *loops]
     )

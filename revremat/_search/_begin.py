@@ -13,14 +13,18 @@ from revremat.xla import Target
 
 
 def compiler(
-    problem: Problem, target: Target, oracle: Oracle | None = None
+    problem: Problem,
+    target: Target,
+    oracle: Oracle | None = None,
+    *,
+    keep_checkpoints: bool = False,
 ) -> CompilerOracle:
     """The target's own compiler, or an oracle in its place, for one problem.
 
     Raises:
       UserError: The loss is another program each time it is traced.
     """
-    graph, traced = traced_twice(problem, target)
+    graph, traced = traced_twice(problem, target, keep_checkpoints=keep_checkpoints)
     found = CompilerOracle(problem, traced, graph, target, oracle)
     if oracle is not None:
         found.check_uses_loss()
@@ -35,6 +39,7 @@ def begin(
     heuristics: Heuristics | None = None,
     most_compiles: int | None = None,
     unroll: bool = True,
+    keep_checkpoints: bool = False,
     progress: Progress | None = None,
 ) -> tuple[State, Asking]:
     """A search that knows nothing yet, and how it asks.
@@ -46,12 +51,13 @@ def begin(
       heuristics: Numbers that decide.
       most_compiles: How many programs may be measured; None for as many as it takes.
       unroll: Whether layers of loops may be unrolled.
+      keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay.
       progress: Called before each program is measured.
 
     Raises:
       UserError: As `rr.search` does.
     """
-    known = compiler(problem, target, oracle)
+    known = compiler(problem, target, oracle, keep_checkpoints=keep_checkpoints)
     state = state_of(
         problem,
         target,
@@ -74,6 +80,7 @@ def run(
     heuristics: Heuristics | None = None,
     most_compiles: int | None = None,
     unroll: bool = True,
+    keep_checkpoints: bool = False,
     progress: Progress | None = None,
 ) -> Fit:
     """The best plan for a budget; takes what `begin` takes."""
@@ -84,6 +91,7 @@ def run(
         heuristics=heuristics,
         most_compiles=most_compiles,
         unroll=unroll,
+        keep_checkpoints=keep_checkpoints,
         progress=progress,
     )
     return answer(decide(state.within(budget_bytes), ask), problem.loss)

@@ -73,7 +73,7 @@ def shorten(
         args, kwargs = by_position(loss, args, kwargs)
         bound = functools.partial(loss, **kwargs)
         functools.update_wrapper(bound, loss)
-        traced = trace_loss(bound, args)
+        traced = trace_loss(bound, args, keep_checkpoints=graph.keep_checkpoints)
         decisions = [
             _first_layers(traced, graph, name, given, gradient_barrier)
             for name, given in actions.items()

@@ -27,18 +27,30 @@ NOTHING_TO_DECIDE = (
     "there is nothing to decide: every action keeps the same values for the backward "
     "pass"
 )
+ALL_KEPT = (
+    "there is nothing to decide: all layers are in checkpoints of the program's own, "
+    "which keep_checkpoints=True leaves as they are; write keep_checkpoints=False"
+)
 
 
-def traced_twice(problem: Problem, target: Target) -> tuple[Graph, TracedLoss]:
+def traced_twice(
+    problem: Problem, target: Target, *, keep_checkpoints: bool = False
+) -> tuple[Graph, TracedLoss]:
     """A program's units and its loss, which has to be the same program each time.
+
+    Args:
+      problem: The program.
+      target: Where it would run.
+      keep_checkpoints: As for `rr.trace`.
 
     Raises:
       UserError: It is not.
     """
     again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
     with xla.traced_for(target):
-        graph = trace(problem.loss, *problem.specs)
-        traced = trace_loss(again, problem.specs)
+        kept = {"keep_checkpoints": keep_checkpoints}
+        graph = trace(problem.loss, *problem.specs, **kept)
+        traced = trace_loss(again, problem.specs, **kept)
     if traced.fingerprint != graph.fingerprint:
         raise UserError(
             "the loss is another program each time it is traced, so no plan can hold "
@@ -121,7 +133,8 @@ def start(
     offered = _offered(space, space.heuristics.most_candidates)
     space = _with_units(space, offered)
     if not space.units:
-        raise UserError(NOTHING_TO_DECIDE)
+        no_units = graph.keep_checkpoints and not graph.units
+        raise UserError(ALL_KEPT if no_units else NOTHING_TO_DECIDE)
     first = {unit.name: first_of(space, unit) for unit in space.units}
     return State.of(space).but(candidates=first)
 

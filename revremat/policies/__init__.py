@@ -38,3 +38,5 @@ from revremat.policies._named import named as named
 from revremat.policies._named import roles as roles
 from revremat.policies._proposals import sent_to_host as sent_to_host
 from revremat.policies._shortlist import shortlist as shortlist
+from revremat.policies._tagged import equivalents as equivalents
+from revremat.policies._tagged import with_tags as with_tags

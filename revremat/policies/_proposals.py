@@ -5,7 +5,7 @@ bytes against time cannot judge: offloading, inversion, segments and chunks.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, zip_longest
 
@@ -16,6 +16,7 @@ from revremat.policies._bans import bans
 from revremat.policies._candidate import Candidate, dots
 from revremat.policies._joint import Joint
 from revremat.policies._mincut import Cut, Weights, cut
+from revremat.policies._tagged import with_tags
 
 _MOST_NAMES = 10
 _MOST_STEPS = 200_000
@@ -48,12 +49,14 @@ def cuts(
     """
     unit = joint.unit
     partitioner = cut(joint, Weights(recomputing=0.0), bans(joint))
-    found = [Candidate("min-cut", _keep(joint, partitioner))]
-    found += [Candidate(title(unit, c.kept), _keep(joint, c)) for c in corners]
+    found = [Candidate("min-cut", _keep(joint, partitioner.kept))]
+    tagged = [with_tags(joint, corner.kept) for corner in corners]
+    found += [Candidate(title(unit, kept), _keep(joint, kept)) for kept in tagged]
     subsets = _best_subsets(unit, names) or [[name] for name in _cheap_names(unit)]
     for subset in subsets:
         for more in (beside, []):
-            action = _without_unused(unit, RECOMPUTE(save=[*subset, *more]))
+            kept = {unit.position[name] for name in (*subset, *more)}
+            action = _keep(joint, kept)
             kept = {unit.position[name] for name in action.save}
             found.append(Candidate(title(unit, kept), action))
     return found
@@ -67,7 +70,7 @@ def cuts_by_rules(joint: Joint) -> list[Candidate]:
     return [
         Candidate(
             f"min-cut, {' and '.join(rules)} kept",
-            _keep(joint, cut(joint, Weights(recomputing=0.0), bans(joint, rules))),
+            _keep(joint, cut(joint, Weights(recomputing=0.0), bans(joint, rules)).kept),
         )
         for rules in (
             ("compute-intensive", "reduction", "whole"),
@@ -77,8 +80,9 @@ def cuts_by_rules(joint: Joint) -> list[Candidate]:
     ]
 
 
-def _keep(joint: Joint, found: Cut) -> Action:
-    save = [joint.unit.values[k].name for k in found.kept]
+def _keep(joint: Joint, kept: Collection[int]) -> Action:
+    """Keeps values, or their tagged equivalents."""
+    save = [joint.unit.values[k].name for k in with_tags(joint, kept)]
     return _without_unused(joint.unit, RECOMPUTE(save=save))
 
 

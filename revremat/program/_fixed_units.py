@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from revremat._action import Action
 from revremat.program.ir._actions_mark import read_actions
 from revremat.program.ir._ops import as_closed
-from revremat.program.units._sites import Survey, survey
+from revremat.program.units._sites import Survey
+from revremat.program.units._survey import survey
 from revremat.program.units._units import FoundUnit, units_of
 
 

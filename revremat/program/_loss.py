@@ -20,7 +20,8 @@ from revremat.program.ir._costs import every_op
 from revremat.program.ir._fingerprint import describe, fingerprint
 from revremat.program.ir._linearize import depends
 from revremat.program.ir._ops import Program, flatten
-from revremat.program.units._sites import Survey, survey
+from revremat.program.units._sites import Survey
+from revremat.program.units._survey import survey
 from revremat.program.units._units import FoundUnit, units_of
 
 
@@ -73,8 +74,15 @@ class TracedLoss:
         return actions_in(self.found)
 
 
-def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
+def trace_loss(
+    loss: Callable[..., Any], args: Sequence[Any], *, keep_checkpoints: bool = False
+) -> TracedLoss:
     """Trace a loss and survey its program.
+
+    Args:
+      loss: A function.
+      args: Its arguments.
+      keep_checkpoints: Whether its regions of `jax.checkpoint` stay as they are.
 
     Raises:
       UserError: The loss is no function or not scalar, an argument is not made of
@@ -112,7 +120,7 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
             "nothing to differentiate; put the parameters first."
         )
     _check_no_refs(flatten(closed))
-    found = survey(closed, mask)
+    found = survey(closed, mask, keep_checkpoints=keep_checkpoints)
     return TracedLoss(
         found=found,
         units=units_of(found, mask),

@@ -20,8 +20,17 @@ from revremat.program.engine._run_stack import run_stack
 from revremat.program.engine._split import run_chunks
 from revremat.program.engine._stack import Stack
 from revremat.program.engine._unit import Unit, run_unit
-from revremat.program.ir._ops import Constant, Op, Value, flatten, read, run
-from revremat.program.units._sites import REPEATED, Site, Survey, survey, with_body
+from revremat.program.ir._ops import (
+    Constant,
+    Op,
+    Region,
+    Value,
+    flatten,
+    read,
+    run,
+)
+from revremat.program.units._sites import REPEATED, Site, Survey, with_body
+from revremat.program.units._survey import survey
 from revremat.program.units._units import FoundUnit
 
 Step = Callable[..., None]
@@ -276,8 +285,15 @@ class _Rewriter:
     def run(self, found: Survey, args: Sequence[Any]) -> list[Any]:
         program = found.program
         env: dict[Value, Any] = dict(zip(program.inputs, args, strict=True))
+        untouched, done = self._untouched(found), set[Region]()
         for op in program.ops:
-            if op in self.chosen:
+            if (region := untouched.get(op)) in done:
+                continue
+            # What gives weights another form stands before what the region takes.
+            if region is not None and env.keys() >= _values(region.op.inputs):
+                _bind_region(region, env)
+                done.add(region)
+            elif op in self.chosen:
                 changed = self._changed(found, op)
                 self.chosen[op](
                     env, **({"inside": changed["jaxpr"]} if changed else {})
@@ -291,6 +307,19 @@ class _Rewriter:
                 results = _compat.bind(op.eqn, values, op.scope, **changed)
                 env.update(zip(op.outputs, results, strict=True))
         return [read(env, out) for out in program.outputs]
+
+    def _untouched(self, found: Survey) -> dict[Op, Region]:
+        """Operations of checkpoints in which nothing is changed, with those."""
+        concerned = {*self.chosen, *self.covered}
+        for op, places in found.inner.items():
+            if any(self._concerns(inside) for _, _, inside in places):
+                concerned.add(op)
+        return {
+            op: region  # the outermost one comes last
+            for region in found.program.regions
+            if concerned.isdisjoint(region.ops)
+            for op in region.ops
+        }
 
     def _mapped(self, found: Survey, op: Op) -> Callable[..., Any] | None:
         """A `shard_map` whose program is rewritten, where that changes anything."""
@@ -324,6 +353,18 @@ class _Rewriter:
             for places in found.inner.values()
             for _, _, inside in places
         )
+
+
+def _values(atoms: Sequence[Any]) -> set[Value]:
+    return {atom for atom in atoms if isinstance(atom, Value)}
+
+
+def _bind_region(region: Region, env: dict[Value, Any]) -> None:
+    """Run a checkpoint as its author wrote it."""
+    op = region.op
+    results = _compat.bind(op.eqn, [read(env, a) for a in op.inputs], op.scope)
+    pairs = zip(region.outputs, results, strict=True)
+    env.update((out, result) for out, result in pairs if isinstance(out, Value))
 
 
 def act(

@@ -25,18 +25,23 @@ def num_operations(program: Program) -> int:
 
 
 def every_op(
-    program: Program, within: Callable[[Any], bool] = lambda closed: True
+    program: Program,
+    within: Callable[[Any], bool] = lambda closed: True,
+    *,
+    keep_checkpoints: bool = False,
 ) -> Iterator[Op]:
     """Operations, with those of loops' bodies and other calls, once each.
 
     Args:
       program: Their program.
       within: Which programs (closed jaxprs) that they hold are looked into.
+      keep_checkpoints: Whether regions of `jax.checkpoint` are operations, too.
     """
     for op in program.ops:
         yield op
         for closed in filter(within, _inside(op)):
-            yield from every_op(flatten(closed), within)
+            inside = flatten(closed, keep_checkpoints=keep_checkpoints)
+            yield from every_op(inside, within, keep_checkpoints=keep_checkpoints)
 
 
 def num_flops(op: Op) -> int:

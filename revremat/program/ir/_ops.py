@@ -109,18 +109,36 @@ class Program:
       ops: Its operations, each after all that it uses.
       outputs: Its results; an input or a constant may be one.
       names: `(name, value)` for every value tagged with `rr.name`.
+      regions: The regions of `jax.checkpoint` whose operations are among `ops`, each
+        after those within it.
     """
 
     inputs: tuple[Value, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Atom, ...]
     names: tuple[tuple[str, Atom], ...] = field(default=())
+    regions: tuple["Region", ...] = field(default=())
 
     def __call__(self, *args: Any) -> list[Any]:
         """Evaluate on arrays or tracers, one per input; returns one per output."""
         env = dict(zip(self.inputs, args, strict=True))
         run(self.ops, env)
         return [read(env, out) for out in self.outputs]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A region of `jax.checkpoint` that a flat program has dissolved.
+
+    Attributes:
+      op: The region as one operation, on what it takes from around it.
+      ops: Its operations, those of regions within it included.
+      outputs: What it gives, one for each of `op`'s outputs.
+    """
+
+    op: Op
+    ops: tuple[Op, ...]
+    outputs: tuple[Atom, ...]
 
 
 Rewrite = Callable[[Op, list[Any]], list[Any] | None]
@@ -150,7 +168,7 @@ def flatten(
     closed: Any,
     *,
     keep_names: bool = False,
-    keep_checkpoints: bool = False,
+    keep_checkpoints: bool | Callable[[JaxprEqn], bool] = False,
     keep_blocks: bool = False,
     keep: Callable[[Op], bool] = lambda op: False,
 ) -> Program:
@@ -160,24 +178,31 @@ def flatten(
       closed: From `jax.make_jaxpr`, or an equation's `jaxpr` parameter.
       keep_names: Leave names as operations too (needed where the program is to run
         under somebody else's checkpoint policy).
-      keep_checkpoints: Leave `jax.checkpoint` regions as single operations.
+      keep_checkpoints: Leave `jax.checkpoint` regions as single operations, all or
+        those of which it says so.
       keep_blocks: Leave `rr.block` calls as single operations.
       keep: Which other calls to leave.
     """
-    flat = _Flattener(keep_names, keep_checkpoints, keep_blocks, keep)
+    is_whole = keep_checkpoints
+    if not callable(is_whole):
+        is_whole = lambda eqn, all_of_them=is_whole: all_of_them
+    flat = _Flattener(keep_names, is_whole, keep_blocks, keep)
     inputs = tuple(Value(v.aval) for v in closed.jaxpr.invars)
     outputs = flat.inline(closed, inputs, scope=None)
-    return Program(inputs, tuple(flat.ops), tuple(outputs), tuple(flat.names))
+    return Program(
+        inputs, tuple(flat.ops), tuple(outputs), tuple(flat.names), tuple(flat.regions)
+    )
 
 
 @dataclass
 class _Flattener:
     keep_names: bool
-    keep_checkpoints: bool
+    keep_checkpoints: Callable[[JaxprEqn], bool]
     keep_blocks: bool
     keep: Callable[[Op], bool]
     ops: list[Op] = field(default_factory=list)
     names: list[tuple[str, Atom]] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
 
     def inline(self, closed: Any, args: Sequence[Atom], scope: Any) -> list[Atom]:
         env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, args, strict=True))
@@ -204,14 +229,20 @@ class _Flattener:
             return op.outputs  # Nothing uses it.
         body = self._body(op)
         if body is not None:
-            return self.inline(body, inputs, scope)
+            first = len(self.ops)
+            results = self.inline(body, inputs, scope)
+            if kind in CHECKPOINTS:
+                ops = tuple(self.ops[first:])
+                self.regions.append(Region(op, ops, tuple(results)))
+            return results
         self.ops.append(op)
         return op.outputs
 
     def _body(self, op: Op) -> Any:
         """The jaxpr to put in an operation's place, or None to leave it."""
         if op.kind in CHECKPOINTS:
-            return None if self.keep_checkpoints else as_closed(op.eqn.params["jaxpr"])
+            is_whole = self.keep_checkpoints(op.eqn)
+            return None if is_whole else as_closed(op.eqn.params["jaxpr"])
         if op.kind not in CALLS or (
             self.keep_blocks and (op.is_block or op.is_written)
         ):

@@ -6,14 +6,13 @@ from typing import Any
 
 from revremat import _compat
 from revremat._action import Facts
-from revremat._primitives import CALLS, CHECKPOINTS, MOVES
-from revremat.program.arrays._avals import is_differentiable
+from revremat._primitives import MOVES
 from revremat.program.engine._keep import Layer, name_values
 from revremat.program.engine._split import Chunked, block_chunks
 from revremat.program.engine._stack import carried_mask
 from revremat.program.ir._fingerprint import block_name
 from revremat.program.ir._inverse import block_inverse, scan_inverse
-from revremat.program.ir._linearize import has_derivative, linearize
+from revremat.program.ir._linearize import linearize
 from revremat.program.ir._ops import (
     Atom,
     Constant,
@@ -120,65 +119,23 @@ class Survey:
     """The sites of a flat program, and of the programs inside its operations.
 
     Attributes:
-      program: With blocks and checkpoints left whole.
+      program: With blocks left whole, and those checkpoints that are layers.
       sites: Those on its own level, in program order.
       inner: For operations that hold programs of their own: under which parameter, and
         at which place in it (None if it is no tuple), each with its survey.
       own_derivatives: Functions with a derivative of their own, and which of their
         inputs are differentiated.
+      keeps_checkpoints: Whether checkpoints stay as they are, and there are any.
     """
 
     program: Program
     sites: tuple[Site, ...]
     inner: dict[Op, tuple[tuple[str, int | None, "Survey"], ...]]
     own_derivatives: tuple[tuple[Op, tuple[bool, ...]], ...] = ()
+    keeps_checkpoints: bool = False
 
 
-def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
-    """Find the sites of a closed jaxpr, given which inputs are differentiated."""
-    program = flatten(closed, keep_names=True, keep_checkpoints=True, keep_blocks=True)
-    live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
-    program, weights = _weights_first(program, live)
-    sites, inner, own_derivatives, loops = [], {}, [], set()
-    for op in program.ops:
-        mask = [atom in live for atom in op.inputs]
-        if not has_derivative(op) or not any(mask):
-            continue
-        live.update(out for out in op.outputs if is_differentiable(out.aval))
-        held = [isinstance(atom, Constant) or atom in weights for atom in op.inputs]
-        if op.kind == "scan":
-            if op.eqn.params["length"] == 0:
-                continue
-            sites.append(_scan_site(op, mask))
-            if not _takes_weights(op, live & weights):
-                loops.add(op)
-        elif op.is_block or op.kind in CHECKPOINTS:
-            sites.append(_call_site(op, mask, held))
-        elif op.has_own_derivative:
-            own_derivatives.append((op, tuple(mask)))
-        if nested := _inner(op, mask):
-            inner[op] = nested
-    apart = {*inner, *(s.ops[0] for s in sites)}
-    repeats = _repeat_sites(program, apart - loops, live, weights) if loops else []
-    # Unless loops are parts of layers, layers are found between them.
-    if not any(op in loops for site in repeats for op in site.ops):
-        repeats = _repeat_sites(program, apart, live, weights)
-    order = {op: k for k, op in enumerate(program.ops)}
-    sites = sorted([*repeats, *sites], key=lambda site: order[site.ops[0]])
-    return Survey(program, tuple(sites), inner, tuple(own_derivatives))
-
-
-def _takes_weights(op: Op, weights: set[Value]) -> bool:
-    """Whether a scan's iterations are layers with own weights; else time or chunks.
-
-    Such a loop can be a part of a layer.
-    """
-    return any(
-        atom in weights for atom in op.inputs[sum(_compat.scan_counts(op.eqn)) :]
-    )
-
-
-def _weights_first(program: Program, live: set[Value]) -> tuple[Program, set[Value]]:
+def weights_first(program: Program, live: set[Value]) -> tuple[Program, set[Value]]:
     """The program with what only gives its inputs another form moved to the front.
 
     Args:
@@ -231,7 +188,7 @@ def _entries_early(ops: Sequence[Op]) -> list[Op]:
     return [ops[k] for _, k in sorted(order)]
 
 
-def _repeat_sites(
+def repeat_sites(
     program: Program, apart: set[Op], live: set[Value], weights: set[Value]
 ) -> list[Site]:
     """Unrolled loops between the operations in `apart`; their layers."""
@@ -308,7 +265,7 @@ def _lift(program: Program) -> tuple[Program, list[Constant]]:
     return body, list(map(Constant, avals, arrays))
 
 
-def _call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
+def call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
     closed = as_closed(op.eqn.params["jaxpr"])
     body, constants = _lift(flatten(closed, keep_names=True))
     extra = len(constants)
@@ -330,7 +287,7 @@ def _call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
     )
 
 
-def _scan_site(op: Op, mask: Sequence[bool]) -> Site:
+def scan_site(op: Op, mask: Sequence[bool]) -> Site:
     closed = as_closed(op.eqn.params["jaxpr"])
     body, constants = _lift(flatten(closed, keep_names=True))
     extra = len(constants)
@@ -363,60 +320,5 @@ def with_body(site: Site, closed: Any) -> Site:
     (op,) = site.ops
     changed = op.eqn.replace(params={**op.eqn.params, "jaxpr": closed})
     mask = site.in_mask[len(site.inputs) - len(op.inputs) :]
-    made = _scan_site(replace(op, eqn=changed), mask)
+    made = scan_site(replace(op, eqn=changed), mask)
     return replace(made, within=site.within, num_scans=site.num_scans)
-
-
-def _placed(found: Survey, within: Callable[[Callable[[], Any]], Any]) -> Survey:
-    """The survey of a program that runs inside of `shard_map`."""
-    sites = tuple(
-        replace(site, within=lambda f, site=site: within(lambda: site.within(f)))
-        for site in found.sites
-    )
-    inner = {
-        op: tuple((key, k, _placed(inside, within)) for key, k, inside in places)
-        for op, places in found.inner.items()
-    }
-    return replace(found, sites=sites, inner=inner)
-
-
-def _looped(found: Survey) -> Survey:
-    """The survey of a program that is a scan's body."""
-    inner = {
-        op: tuple((key, k, _looped(inside)) for key, k, inside in places)
-        for op, places in found.inner.items()
-    }
-    sites = tuple(replace(s, num_scans=s.num_scans + 1) for s in found.sites)
-    return replace(found, sites=sites, inner=inner)
-
-
-def _inner(op: Op, mask: Sequence[bool]) -> tuple[tuple[str, int | None, Survey], ...]:
-    """Surveys of the programs inside an operation, where any has a site."""
-    params = op.eqn.params
-    if op.kind in CALLS and not op.is_block:
-        key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
-        found = [(key, None, survey(as_closed(params[key]), mask))]
-    elif op.kind == "cond":
-        found = [
-            ("branches", k, survey(as_closed(branch), mask[1:]))
-            for k, branch in enumerate(params["branches"])
-        ]
-    elif op.kind == "scan":
-        num_consts, num_carry = _compat.scan_counts(op.eqn)
-        n, k = num_consts, num_consts + num_carry
-        closed = as_closed(params["jaxpr"])
-        body = flatten(closed, keep_names=True)
-        inside = survey(closed, carried_mask(body, mask[:n], mask[n:k], mask[k:]))
-        # A block in a scan's body is part of the layer; another scan is a unit.
-        scans = tuple(site for site in inside.sites if site.is_loop)
-        found = [("jaxpr", None, _looped(replace(inside, sites=scans)))]
-    elif op.kind == "shard_map":
-        inside = survey(as_closed(params["jaxpr"]), mask)
-        found = [("jaxpr", None, _placed(inside, _compat.mapped_like(op.eqn)))]
-    else:
-        return ()
-    return tuple(
-        item
-        for item in found
-        if item[2].sites or item[2].inner or item[2].own_derivatives
-    )

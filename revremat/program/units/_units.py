@@ -80,7 +80,7 @@ class FoundUnit:
 def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
     """The units of a program, in order of their first sites."""
     sites = list(_walk(found, "", None))
-    if not sites and found.program.ops:
+    if not sites and found.program.ops and not found.keeps_checkpoints:
         sites = [("", found.program, whole(found.program, in_mask), None, False)]
     groups: dict[Any, list[tuple[Program, Site]]] = {}
     around: dict[Site, Site | None] = {site: outer for *_, site, outer, _ in sites}

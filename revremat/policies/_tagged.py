@@ -1,0 +1,107 @@
+"""Tagged equivalents: values as large, with no product between, that have a tag.
+
+What a product makes, the same with a bias, in another shape or divided by a sum: to
+keep one or the other is the same decision. The one that the user tagged is kept, so
+that names mean what their author meant, and other tools know them.
+"""
+
+from collections.abc import Collection, Iterator
+
+from revremat._graph import Operation, Unit
+from revremat.policies._joint import Joint
+
+
+def equivalents(unit: Unit, name: str) -> list[str]:
+    """Tagged values as large as one, with nothing compute-intensive between.
+
+    Args:
+      unit: From a graph.
+      name: Of one of its values.
+
+    Returns:
+      Their names, the nearest first; of two as near the one that is made of the value,
+      before what the value is made of.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import equivalents
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> layer = lambda w, x: jnp.tanh(rr.name(x @ w + 1, "up"))
+      >>> unit = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)["stack"]
+      >>> equivalents(unit, "dot_general_0")
+      ['up']
+    """
+    start = unit.position[name]
+    found: dict[int, None] = {}
+    near = {True: [start], False: [start]}
+    seen = {start}
+    users: dict[int, list[Operation]] = {}
+    for op in unit.operations:
+        for k in op.inputs:
+            users.setdefault(k, []).append(op)
+
+    def beside(k: int, forward: bool) -> Iterator[int]:
+        made_by = [unit.maker[k]] if k in unit.maker else []
+        for op in users.get(k, []) if forward else made_by:
+            if not (op.compute_intensive or op.effectful):
+                yield from op.outputs if forward else op.inputs
+
+    while near[True] or near[False]:
+        for forward in (True, False):
+            reached = [j for k in near[forward] for j in beside(k, forward)]
+            near[forward] = [j for j in dict.fromkeys(reached) if j not in seen]
+            seen.update(near[forward])
+            found |= dict.fromkeys(near[forward])
+    size = unit.values[start].num_bytes
+    values = [unit.values[k] for k in found]
+    alike = [v for v in values if v.given and v.is_decided and v.num_bytes == size]
+    return [value.name for value in alike]
+
+
+def with_tags(joint: Joint, kept: Collection[int]) -> frozenset[int]:
+    """A set of values to keep, with tagged ones for others where that costs nothing.
+
+    Not where the backward pass needs the other one itself and its product would run
+    again.
+
+    Args:
+      joint: A unit's graph.
+      kept: Positions of values.
+
+    Returns:
+      As many bytes, from which no more products are computed again.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import Joint, with_tags
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> layer = lambda w, x: jnp.tanh(rr.name(x @ w + 1, "up"))
+      >>> unit = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)["stack"]
+      >>> tagged = with_tags(Joint(unit), {unit.position["dot_general_0"]})
+      >>> [unit.values[k].name for k in tagged]
+      ['up']
+    """
+    unit, kept = joint.unit, frozenset(kept)
+    if not any(value.given for value in unit.values):
+        return kept
+    size, products = joint.cost(kept).bytes, _products(joint, kept)
+    for k in sorted(kept):
+        value = unit.values[k]
+        if value.given or value.role != "made" or not value.name:
+            continue
+        for name in equivalents(unit, value.name):
+            swapped = kept - {k} | {unit.position[name]}
+            if len(swapped) < len(kept):
+                continue  # that one is kept already
+            if joint.cost(swapped).bytes <= size and (
+                _products(joint, swapped) <= products
+            ):
+                kept = swapped
+                break
+    return kept
+
+
+def _products(joint: Joint, kept: Collection[int]) -> set[int]:
+    """What is compute-intensive and runs again."""
+    again = joint.needed(kept)[1]
+    return {n for n in again if joint.unit.operations[n].compute_intensive}
