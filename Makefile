@@ -21,7 +21,7 @@ test-oldest:
 
 # What the first GPU of this machine really does; without one, its CPU.
 card: setup
-	@$(PYTHON) -m experiments.card
+	@$(PYTHON) -m experiments.calibrate
 
 # The manual, as docs/_build/index.html.
 docs: setup

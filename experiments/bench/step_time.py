@@ -32,10 +32,10 @@ import tyro
 import revremat as rr
 from experiments.bench import step_time_programs as programs
 from experiments.bench.programs import refusal
-from experiments.card import curves, facts, kernels
-from experiments.card.jobs import Here
-from experiments.card.jobs import seconds as fastest_of
-from experiments.card.programs import values
+from experiments.calibrate import curves, facts, kernels
+from experiments.calibrate.jobs import Here
+from experiments.calibrate.jobs import seconds as fastest_of
+from experiments.calibrate.programs import values
 from experiments.records import write_whole
 from revremat import xla
 from revremat.xla import MEASURABLE, Card, load_card, with_changes

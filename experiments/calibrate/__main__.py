@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments.card import facts, kernels, programs
+from experiments.calibrate import facts, kernels, programs
 from experiments.records import write_whole
 from revremat.xla import measured_folder
 
@@ -142,7 +142,7 @@ def run_job(
     }
     if job.startswith("predict"):
         environment["JAX_PLATFORMS"] = "cpu"
-    command = [sys.executable, "-m", "experiments.card.jobs", *job.split()]
+    command = [sys.executable, "-m", "experiments.calibrate.jobs", *job.split()]
     if machine is not None:
         command += ["--target", machine["target"], "--platform", machine["platform"]]
     try:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import revremat as rr
-from experiments.card import curves, kernels, programs
+from experiments.calibrate import curves, kernels, programs
 
 Json = dict[str, Any]
 

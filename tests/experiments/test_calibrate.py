@@ -6,8 +6,8 @@ import jax
 import pytest
 
 import revremat as rr
-from experiments.card import facts, kernels, programs
-from experiments.card.__main__ import Notes, main
+from experiments.calibrate import facts, kernels, programs
+from experiments.calibrate.__main__ import Notes, main
 from revremat.xla import load_card
 
 GIB = 2**30
@@ -17,7 +17,7 @@ TINY = ["--quick", "--groups", "elementwise", "--programs", "mlp"]
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """Nothing is written into the repository."""
-    monkeypatch.setattr("experiments.card.__main__.Notes", _notes_in(tmp_path))
+    monkeypatch.setattr("experiments.calibrate.__main__.Notes", _notes_in(tmp_path))
     return tmp_path
 
 
@@ -58,7 +58,7 @@ def test_a_stopped_run_goes_on_and_a_failed_job_is_tried_again(places, monkeypat
                 raise KeyboardInterrupt
             return {"error": "no memory"} if job == "kernels matmul" else GOOD[job]
 
-        monkeypatch.setattr("experiments.card.__main__.run_job", run_job)
+        monkeypatch.setattr("experiments.calibrate.__main__.run_job", run_job)
 
     where = ["--out", str(places / "out"), "--cards", str(places / "cards")]
     arguments = ["--groups", "elementwise", "matmul", "--programs", "mlp", *where]
