@@ -36,7 +36,7 @@ from experiments.calibrate import curves, facts, kernels
 from experiments.calibrate.jobs import Here
 from experiments.calibrate.jobs import seconds as fastest_of
 from experiments.calibrate.programs import values
-from experiments.records import write_whole
+from experiments.files import write_whole
 from revremat import xla
 from revremat.xla import MEASURABLE, Card, load_card, with_changes
 

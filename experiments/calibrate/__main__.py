@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.calibrate import facts, kernels, programs
-from experiments.records import write_whole
+from experiments.files import write_whole
 from revremat.xla import measured_folder
 
 ROOT = Path(__file__).parents[2]

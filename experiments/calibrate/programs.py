@@ -1,42 +1,65 @@
-"""Six training steps that are predicted, then compiled and run."""
+"""The programs that a card runs, in three scales."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from experiments.configs import gpt, vit_digits
+import revremat as rr
+from experiments.bench.programs import PROGRAMS as BENCH
 from revremat import Problem
 
 Loss = Callable[..., jax.Array]
+Scale = Literal["quick", "cpu", "card"]
+"""`card` fits on 80 GB, `cpu` takes tens of milliseconds on a core, `quick` is tiny."""
+
+_SIZES: tuple[Scale, ...] = ("quick", "cpu", "card")
 
 
-def make(name: str, target: Any, platform: str, quick: bool = False) -> Problem:
-    """One of the programs, in the size that suits the platform.
+@dataclass(frozen=True)
+class Program:
+    """One training step to run.
 
-    Its step takes what it replaces first: `step(x, *rest) -> (x, others)`.
+    Attributes:
+      make: `make(target, scale)`. The step takes what it replaces first:
+        `step(state, *rest) -> (state, others)`, the state donated.
+      num_labels: By scale: whole numbers in its arguments are below that.
+    """
+
+    make: Callable[[Any, Scale], Problem]
+    num_labels: dict[Scale, int]
+
+
+class Here:
+    """This machine's first device, as programs want their target."""
+
+    num_devices = 1
+
+    def mesh(self, axes: dict[str, int]) -> jax.sharding.Mesh:
+        """A mesh of it, with Auto axes."""
+        devices = np.array(jax.devices()[:1], dtype=object)
+        auto = (jax.sharding.AxisType.Auto,) * len(axes)
+        return jax.sharding.Mesh(devices.reshape([1] * len(axes)), tuple(axes), auto)
+
+
+def make(name: str, target: Any, scale: Scale) -> Problem:
+    """One of the programs.
 
     Args:
       name: One of `NAMES`.
-      target: Has `num_devices` and `mesh(axes)`.
-      platform: `gpu` or `cpu`.
-      quick: Tiny, for tests.
+      target: Has `num_devices` and `mesh(axes)`, such as `Here()`.
+      scale: How large.
     """
-    return _PROGRAMS[name](target, 0 if quick else 2 if platform == "gpu" else 1)
+    return PROGRAMS[name].make(target, scale)
 
 
-def values(specs: Any) -> Any:
-    """Numbers of those shapes: small random ones, tokens and labels zero."""
-
-    def fill(spec):
-        if jnp.issubdtype(spec.dtype, jnp.floating):
-            return 0.02 * jax.random.normal(jax.random.key(1), spec.shape, spec.dtype)
-        return jnp.zeros(spec.shape, spec.dtype)
-
-    put = lambda s: jax.jit(partial(fill, s), out_shardings=s.sharding)()
-    return jax.tree.map(put, specs)
+def num_labels(name: str, scale: Scale) -> int:
+    """Whole numbers in a program's arguments are below that."""
+    return PROGRAMS[name].num_labels[scale]
 
 
 def _spec(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -63,22 +86,28 @@ def _mlp_loss(params, x):
     return jnp.mean(x.astype(jnp.float32) ** 2)
 
 
-def _mlp_specs(size: int) -> tuple[Any, Any]:
-    width, depth = ((32, 2), (256, 4), (2048, 8))[size]
-    rows = (16, 512, 16_384)[size]
+def _mlp_specs(scale: Scale) -> tuple[Any, Any]:
+    width, depth, rows = {
+        "quick": (32, 2, 16),
+        "cpu": (256, 4, 512),
+        "card": (2048, 8, 16_384),
+    }[scale]
     layers = [(_spec(width, 4 * width), _spec(4 * width, width)) for _ in range(depth)]
-    dtype = jnp.bfloat16 if size == 2 else jnp.float32
-    return layers, _spec(rows, width, dtype=dtype)
+    return layers, _spec(rows, width, dtype=_dtype(scale))
 
 
-def _mlp(target: Any, size: int) -> Problem:
-    params, x = _mlp_specs(size)
+def _dtype(scale: Scale) -> Any:
+    return jnp.bfloat16 if scale == "card" else jnp.float32
+
+
+def _mlp(target: Any, scale: Scale) -> Problem:
+    params, x = _mlp_specs(scale)
     return _problem(_mlp_loss, params, x)
 
 
-def _accumulated(target: Any, size: int) -> Problem:
+def _accumulated(target: Any, scale: Scale) -> Problem:
     """Gradients of four micro-batches are added up in a scan."""
-    params, x = _mlp_specs(size)
+    params, x = _mlp_specs(scale)
     parts = _spec(4, *x.shape, dtype=x.dtype)
 
     def step(loss):
@@ -91,14 +120,14 @@ def _accumulated(target: Any, size: int) -> Problem:
             moved = jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads)
             return moved, jnp.zeros(())
 
-        return run
+        return run, (params, parts)
 
-    return _problem(_mlp_loss, params, parts, step=step)
+    return Problem(_mlp_loss, (params, x), step=step, donate=(0,))
 
 
-def _rematted(target: Any, size: int) -> Problem:
+def _rematted(target: Any, scale: Scale) -> Problem:
     """Scanned layers whose insides are computed a second time."""
-    params, x = _mlp_specs(size)
+    params, x = _mlp_specs(scale)
     stacked = tuple(_spec(2 * len(params), *w.shape) for w in params[0])
 
     def loss(stacked, x):
@@ -112,65 +141,108 @@ def _rematted(target: Any, size: int) -> Problem:
     return _problem(loss, stacked, x)
 
 
-def _conv_net(target: Any, size: int) -> Problem:
-    features, side, batch = ((8, 8, 2), (32, 32, 16), (256, 56, 128))[size]
-    dtype = jnp.bfloat16 if size == 2 else jnp.float32
+def _conv_net(target: Any, scale: Scale) -> Problem:
+    features, side, batch = {
+        "quick": (8, 8, 2),
+        "cpu": (32, 32, 16),
+        "card": (256, 56, 128),
+    }[scale]
 
     def loss(params, images):
         x = images
         for number, kernel in enumerate(params):
             stride = 2 if number % 2 else 1
-            dims = ("NHWC", "HWIO", "NHWC")
             x = jax.lax.conv_general_dilated(
                 x,
                 kernel.astype(x.dtype),
                 (stride, stride),
                 "SAME",
-                dimension_numbers=dims,
+                dimension_numbers=("NHWC", "HWIO", "NHWC"),
             )
             x = jax.nn.relu(x)
         return jnp.mean(x.astype(jnp.float32) ** 2)
 
     params = [_spec(3, 3, features, features) for _ in range(4)]
-    return _problem(loss, params, _spec(batch, side, side, features, dtype=dtype))
+    images = _spec(batch, side, side, features, dtype=_dtype(scale))
+    return _problem(loss, params, images)
 
 
-def _gpt(target: Any, size: int) -> Problem:
-    large = {
-        "num_layers": 12,
-        "width": 1024,
-        "mlp_width": 4096,
-        "num_heads": 16,
-        "seq_len": 1024,
-        "batch_size": 8,
-        "vocab_size": 32_768,
-        "model.dtype": "bfloat16",
-    }
-    small = {"num_layers": 1, "width": 16, "mlp_width": 32, "seq_len": 16}
-    return gpt.problem(target, **(small, {}, large)[size])
+def _stack_loss(weights, x):
+    """Layers whose one residual of some size is their input."""
+
+    def layer(w, x):
+        return x + jnp.tanh(jnp.tanh(x @ w[0]) @ w[1])
+
+    return rr.stack(layer, weights, x).astype(jnp.float32).mean()
 
 
-def _vit(target: Any, size: int) -> Problem:
-    large = {
-        "num_layers": 12,
-        "width": 768,
-        "mlp_width": 3072,
-        "num_heads": 12,
-        "image_size": 224,
-        "patch_size": 16,
-        "batch_size": 128,
-        "model.dtype": "bfloat16",
-    }
-    small = {"num_layers": 1, "batch_size": 4}
-    return vit_digits.problem(target, **(small, {}, large)[size])
+def _products(target: Any, scale: Scale) -> Problem:
+    """Twelve layers of two large products: what one of them keeps can be sent away."""
+    depth, width, rows = {
+        "quick": (3, 32, 16),
+        "cpu": (6, 256, 256),
+        "card": (12, 8192, 4096),
+    }[scale]
+    weights = _spec(depth, 2, width, width, dtype=_dtype(scale))
+    return _problem(_stack_loss, weights, _spec(rows, width, dtype=_dtype(scale)))
 
 
-_PROGRAMS: dict[str, Callable[[Any, int], Problem]] = {
-    "mlp": _mlp,
-    "accumulated": _accumulated,
-    "rematted": _rematted,
-    "conv_net": _conv_net,
-    "gpt": _gpt,
-    "vit": _vit,
+def _offloaded(target: Any, scale: Scale) -> Problem:
+    """The same, with all that it keeps in host memory."""
+    found = _products(target, scale)
+    plan = rr.trace(found).plan({"stack": rr.OFFLOAD})
+    return _problem(rr.apply(found.loss, plan), *found.specs)
+
+
+def _revbifpn(variant: Any, side: int, batch: int) -> Callable[..., Problem]:
+    def build(target: Any, scale: Scale) -> Problem:
+        from experiments.configs import revbifpn_fashion
+
+        small = {"batch_size": 2 if scale == "quick" else 8}
+        large = {
+            "variant": variant,
+            "image_size": side,
+            "channels": 3,
+            "num_classes": 1000,
+            "depthwise": "xla",
+            "batch_size": batch,
+        }
+        changes = large if scale == "card" else small
+        return revbifpn_fashion.problem(target, **changes)
+
+    return build
+
+
+def _of_bench(name: str, card: Any = "real") -> Callable[..., Problem]:
+    """A program of the search benchmark; `card` names its size there."""
+    sizes = {"quick": "tiny", "cpu": "cpu", "card": card}
+    return lambda target, scale: BENCH[name].make(target, sizes[scale])
+
+
+def _labels(quick: int = 8, cpu: int = 8, card: int = 8) -> dict[Scale, int]:
+    return dict(zip(_SIZES, (quick, cpu, card), strict=True))
+
+
+PROGRAMS: dict[str, Program] = {
+    "gpt2_xl_24": Program(_of_bench("gpt2_xl", "card"), _labels(64, 256, 50_257)),
+    "tiny_matmuls": Program(_of_bench("tiny_matmuls"), _labels()),
+    "t5_large": Program(_of_bench("t5_large"), _labels(32, 256, 32_128)),
+    "vit_l_384": Program(_of_bench("vit_l_384", "card"), _labels(10, 10, 1000)),
+    "efficientnet_b7": Program(
+        _of_bench("efficientnet_b7", "card"), _labels(10, 10, 1000)
+    ),
+    "mlp": Program(_mlp, _labels()),
+    "conv_net": Program(_conv_net, _labels()),
+    "accumulated": Program(_accumulated, _labels()),
+    "rematted": Program(_rematted, _labels()),
+    "products": Program(_products, _labels()),
+    "offloaded": Program(_offloaded, _labels()),
+    "moe": Program(_of_bench("moe", "card"), _labels(32, 256, 32_000)),
+    "recurrence": Program(_of_bench("recurrence"), _labels(32, 128, 8192)),
+    "revbifpn_s0": Program(_revbifpn("S0", 224, 256), _labels(10, 10, 1000)),
+    "revbifpn_s2": Program(_revbifpn("S2", 256, 128), _labels(10, 10, 1000)),
+    "unet": Program(_of_bench("unet"), _labels()),
 }
-NAMES = tuple(_PROGRAMS)
+"""By name. `gpt2_xl_24` is GPT-2 XL with half of its layers."""
+
+NAMES = tuple(PROGRAMS)
