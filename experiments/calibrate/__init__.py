@@ -1,8 +1,10 @@
 """What a card really does, beside what its data sheet and an ahead-of-time compile say.
 
-Command, on any machine with one GPU (on one without, its CPU in a short form):
-    make card
+    python -m experiments.calibrate --seconds 540 --out DIR
 
-Under ten minutes; stopped and started again it goes on where it was. Needs no network.
-Every job has a process of its own, so that none inherits another's memory.
+Jobs are ordered by what they tell, and each runs in a process of its own with a time
+limit of its own. Every result is one line of `results.jsonl` at once; the tables of
+`summary.txt` are made from that file alone. Stopped and begun again with the same
+folder it goes on where it was. It needs no network and no installation: a plain folder
+with this repository, and wheels that lack there on PYTHONPATH (`tools/wheels`).
 """

@@ -22,8 +22,8 @@ import jax
 
 import revremat as rr
 from experiments.calibrate import programs
+from experiments.calibrate.plan_files import PLANS, Json
 from experiments.calibrate.programs import Scale
-from experiments.calibrate.variants import PLANS, Json
 from experiments.files import write_whole
 from revremat.policies import PRESETS, preset
 

@@ -11,6 +11,8 @@ import numpy as np
 
 import revremat as rr
 from experiments.bench.programs import PROGRAMS as BENCH
+from experiments.bench.programs import Size
+from experiments.bench.programs.transformers import gpt2_xl
 from revremat import Problem
 
 Loss = Callable[..., jax.Array]
@@ -213,10 +215,17 @@ def _revbifpn(variant: Any, side: int, batch: int) -> Callable[..., Problem]:
     return build
 
 
-def _of_bench(name: str, card: Any = "real") -> Callable[..., Problem]:
+def _of_bench(name: str, card: Size = "real") -> Callable[..., Problem]:
     """A program of the search benchmark; `card` names its size there."""
-    sizes = {"quick": "tiny", "cpu": "cpu", "card": card}
+    sizes: dict[Scale, Size] = {"quick": "tiny", "cpu": "cpu", "card": card}
     return lambda target, scale: BENCH[name].make(target, sizes[scale])
+
+
+def _fused_attention(target: Any, scale: Scale) -> Problem:
+    """GPT-2 XL's layers with attention in one kernel, on cards by cuDNN."""
+    size: Size = "tiny" if scale == "quick" else scale
+    kernel = "cudnn" if scale == "card" else "dot_product"
+    return gpt2_xl(target, size, attention=kernel)
 
 
 def _labels(quick: int = 8, cpu: int = 8, card: int = 8) -> dict[Scale, int]:
@@ -225,6 +234,7 @@ def _labels(quick: int = 8, cpu: int = 8, card: int = 8) -> dict[Scale, int]:
 
 PROGRAMS: dict[str, Program] = {
     "gpt2_xl_24": Program(_of_bench("gpt2_xl", "card"), _labels(64, 256, 50_257)),
+    "gpt2_xl_24_fused": Program(_fused_attention, _labels(64, 256, 50_257)),
     "tiny_matmuls": Program(_of_bench("tiny_matmuls"), _labels()),
     "t5_large": Program(_of_bench("t5_large"), _labels(32, 256, 32_128)),
     "vit_l_384": Program(_of_bench("vit_l_384", "card"), _labels(10, 10, 1000)),

@@ -1,21 +1,12 @@
-"""How one program is run in several ways: plans made beforehand, held to the program.
-
-What `plans/NAME.json` holds was compiled ahead of time for another device or this one.
-Its bytes and times are predictions, and are called so wherever they are written.
-"""
+"""How one program is run in several ways, by plans that were made beforehand."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import revremat as rr
-from experiments.calibrate.programs import Scale
-
-PLANS = Path(__file__).parent / "plans"
-
-Json = dict[str, Any]
+from experiments.calibrate.plan_files import Json
 
 
 class Mismatch(ValueError):
@@ -37,34 +28,22 @@ class Variant:
     predicted: Json
 
 
-def read(program: str, scale: Scale, folder: Path = PLANS) -> Json | None:
-    """What was made beforehand of a program in a scale; None where nothing was.
-
-    Returns:
-      `target`, `jax`, `fingerprint` and `variants`, each of which has `name`, `bytes`,
-      `estimate_us` and `plan` (None for the baseline).
-    """
-    try:
-        text = (folder / f"{program}.json").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    return json.loads(text)["scales"].get(scale)
-
-
 def fingerprint(problem: rr.Problem) -> str:
     """The program's fingerprint here, as plans hold it."""
     return rr.trace(problem).fingerprint
 
 
 def variants(
-    problem: rr.Problem, made: Json | None, names: tuple[str, ...] = ()
+    problem: rr.Problem,
+    made: Json | None,
+    is_wanted: Callable[[str], bool] = lambda name: True,
 ) -> list[Variant]:
     """The ways to run a program that were made beforehand.
 
     Args:
       problem: The program.
       made: What `read` found; None gives the baseline alone.
-      names: Which; all by default.
+      is_wanted: Which, by name; all by default.
 
     Raises:
       Mismatch: The program here is another one: what both fingerprints are.
@@ -80,7 +59,7 @@ def variants(
         )
     found = []
     for one in made["variants"]:
-        if names and one["name"] not in names:
+        if not is_wanted(one["name"]):
             continue
         loss = problem.loss
         if one["plan"] is not None:

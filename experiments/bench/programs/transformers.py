@@ -38,8 +38,9 @@ def _problem(
     return rr.Problem(found.loss, found.specs, found.step, found.donate, name=name)
 
 
-def _gpt2_xl(target: Any, size: Size) -> rr.Problem:
-    real = {
+def gpt2_xl(target: Any, size: Size, **changes: Any) -> rr.Problem:
+    """GPT-2 XL; `changes` are of its experiment."""
+    real = changes | {
         "vocab_size": 50_257,
         "seq_len": 1024,
         "width": 1600,
@@ -49,7 +50,8 @@ def _gpt2_xl(target: Any, size: Size) -> rr.Problem:
         "model.dtype": "bfloat16",
         "batch_size": 8,
     }
-    return _problem("gpt2_xl", gpt.config, target, size, _SMALL_TEXT, real)
+    small = {size: changes | {**given} for size, given in _SMALL_TEXT.items()}
+    return _problem("gpt2_xl", gpt.config, target, size, small, real)
 
 
 def _llama_7b(target: Any, size: Size) -> rr.Problem:
@@ -99,7 +101,7 @@ ENTRIES = (
         "gpt2_xl",
         "standard",
         "h100:1",
-        _gpt2_xl,
+        gpt2_xl,
         "GPT-2 XL (Radford et al. 2019): 48 layers of 1600, 8 x 1024 tokens",
     ),
     Entry(
