@@ -35,6 +35,8 @@ CARD, TUNING, HLO = "card.json", "autotune.tgz", "hlo.tgz"
 FILES = (RESULTS, LOG, SUMMARY, CARD, TUNING, HLO)
 """All that a run writes."""
 
+JOB_MODULE = "experiments.calibrate.job"
+
 CLOSING_S = 25.0
 """Kept back at the end: the card's figures, the summary, the packed files."""
 
@@ -189,7 +191,7 @@ class _Workplace:
         write("begun", limit_s=round(limit_s, 1), memory_fraction=share)
         print(f"{job.name} (at most {limit_s:.0f} s)", flush=True)
         command = [
-            *(sys.executable, "-m", "experiments.calibrate.job", job.kind),
+            *(sys.executable, "-m", JOB_MODULE, job.kind),
             *(job.subject, "--out", str(self.options.out.resolve())),
             *("--attempt", str(write.attempt), "--platform", self.options.platform),
             *("--scale", self.options.scale, "--hlo", str(self.hlo)),
@@ -297,6 +299,8 @@ def environment_of(job: Job, options: Options, tuning: Path) -> dict[str, str]:
     # the share set at once, and jaxlib refuses to start.
     found.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)
     found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "true"
+    if options.quick:  # kernels are made in half of the time, and are as slow as that
+        found["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     if on_gpu:
         flag = f"--xla_gpu_per_fusion_autotune_cache_dir={tuning}"
         found["XLA_FLAGS"] = f"{found.get('XLA_FLAGS', '')} {flag}".strip()

@@ -105,14 +105,15 @@ def _jobs(found: dict[str, list[Record]]) -> Table:
         last = records[-1]
         took = last.get("seconds")
         parts = [r for r in records if r.kind == "failed" and not r.get("whole")]
+        failed = f", {len(parts)} failed" if parts else ""
         why = error_of(records) or "; ".join(
             f"{r.get('variant') or r.get('kernel') or r.get('program')}: {r['error']}"
             for r in parts
         )
         rows.append(
             (
-                Cell(job),
-                Cell(state_of(records) + (f", {len(parts)} failed" if parts else "")),
+                Cell(job, (last,)),
+                Cell(state_of(records) + failed, (last, *parts)),
                 Cell(_NONE if took is None else f"{took:.0f} s", (last,)),
                 Cell(" ".join(why.split())[:160], (last, *parts)),
             )
@@ -138,8 +139,8 @@ def _races(found: dict[str, list[Record]]) -> Table:
                 continue
             rows.append(
                 (
-                    Cell(job),
-                    Cell(variant),
+                    Cell(job, (of[0],)),
+                    Cell(variant, (of[0],)),
                     _median(timed),
                     _spread(timed),
                     _estimate(said, timed),
@@ -189,7 +190,7 @@ def _orders(found: dict[str, list[Record]]) -> Table:
         pairs = len(both) * (len(both) - 1) // 2
         rows.append(
             (
-                Cell(job),
+                Cell(job, of),
                 Cell(" < ".join(by_time), of),
                 Cell(" < ".join(by_estimate), of),
                 Cell(f"{alike} of {pairs}", of),
@@ -258,8 +259,8 @@ def _bad(timed: list[Record]) -> Cell:
 def _checks(found: dict[str, list[Record]]) -> Table:
     rows = [
         (
-            Cell(job),
-            Cell(record.get("variant") or record.get("program") or ""),
+            Cell(job, (record,)),
+            Cell(record.get("variant") or record.get("program") or "", (record,)),
             Cell("agrees" if record["agrees"] else "DIFFERS", (record,)),
             Cell(record["sentence"], (record,)),
         )
@@ -279,7 +280,7 @@ def _fits(found: dict[str, list[Record]]) -> Table:
             if record.get("what") != "fit":
                 continue
             stats = record["memory"]["allocator"]
-            share = begun[-1].get("memory_fraction")
+            share = begun[-1].get("memory_fraction") if begun else None
             ended = (
                 f"ran out in {record['in_stage']}, step {record['steps']}"
                 if record["ran_out"]
@@ -288,9 +289,9 @@ def _fits(found: dict[str, list[Record]]) -> Table:
             limit, peak = (stats.get(k) for k in ("bytes_limit", "peak_bytes_in_use"))
             rows.append(
                 (
-                    Cell(job),
-                    Cell(record["variant"]),
-                    Cell(_NONE if share is None else f"{share:.4f}", (begun[-1],)),
+                    Cell(job, (record,)),
+                    Cell(record["variant"], (record,)),
+                    Cell(_NONE if share is None else f"{share:.4f}", (*begun[-1:],)),
                     Cell(_NONE if limit is None else size(limit), (record,)),
                     Cell(_NONE if peak is None else size(peak), (record,)),
                     Cell(ended, (record,)),
@@ -303,7 +304,7 @@ def _fits(found: dict[str, list[Record]]) -> Table:
 def _exact(found: dict[str, list[Record]]) -> Table:
     rows = [
         (
-            Cell(record["dtype"]),
+            Cell(record["dtype"], (record,)),
             Cell(f"{record['depth']}", (record,)),
             Cell(f"{record['numbers']:,}", (record,)),
             Cell(f"{record['wrong_after_inverse']:,}", (record,)),
@@ -319,8 +320,8 @@ def _exact(found: dict[str, list[Record]]) -> Table:
 def _gradients(found: dict[str, list[Record]]) -> Table:
     rows = [
         (
-            Cell(record["program"]),
-            Cell(record["variant"]),
+            Cell(record["program"], (record,)),
+            Cell(record["variant"], (record,)),
             Cell(f"{record['worst_relative_error']:.2g}", (record,)),
         )
         for record in found.get("gradients", [])
@@ -334,7 +335,7 @@ def _gradients(found: dict[str, list[Record]]) -> Table:
 def _copies(found: dict[str, list[Record]]) -> Table:
     rows = [
         (
-            Cell(record["variant"]),
+            Cell(record["variant"], (record,)),
             Cell(_ms(record["copying_s"]), (record,)),
             Cell(_ms(record["exposed_s"]), (record,)),
             Cell(_ms(record["busy_s"]), (record,)),
@@ -343,7 +344,7 @@ def _copies(found: dict[str, list[Record]]) -> Table:
         if record.get("what") == "copies"
     ]
     columns = ("variant", "copying", "of it beside no kernel", "device busy")
-    title = "Copies to and from the host, measured in a trace."
+    title = "Copies to and from the host in a trace, measured."
     return Table(title, columns, tuple(rows))
 
 
@@ -355,8 +356,8 @@ def _kernels(found: dict[str, list[Record]]) -> Table:
         flops, moved = (record[k] / record["seconds"] for k in ("flops", "bytes"))
         rows.append(
             (
-                Cell(record["group"]),
-                Cell(record["kernel"]),
+                Cell(record["group"], (record,)),
+                Cell(record["kernel"], (record,)),
                 Cell(_ms(record["seconds"]), (record,)),
                 Cell(f"{flops * 1e-12:.3g}" if flops else _NONE, (record,)),
                 Cell(f"{moved * 1e-9:.3g}" if moved else _NONE, (record,)),
@@ -386,16 +387,16 @@ def _memory(found: dict[str, list[Record]]) -> Table:
             )
             stage = f"{record.get('variant') or ''} {memory['stage']}".strip()
             cells = (Cell(_NONE if n is None else size(n), (record,)) for n in sizes)
-            rows.append((Cell(job), Cell(stage), *cells))
+            rows.append((Cell(job, (record,)), Cell(stage, (record,)), *cells))
     columns = ("job", "after", "outside of the pool", "pool", "limit", "peak", "in use")
-    return Table("Memory, measured stage by stage.", columns, tuple(rows))
+    return Table("Memory, stage by stage, measured.", columns, tuple(rows))
 
 
 def _card(found: dict[str, list[Record]]) -> Table:
     rows = [
         (
-            Cell(record["field"]),
-            Cell(_value(record["data_sheet"])),
+            Cell(record["field"], (record,)),
+            Cell(_value(record["data_sheet"]), (record,)),
             Cell(_value(record["value"]), (record,)),
         )
         for record in found.get("card", [])
