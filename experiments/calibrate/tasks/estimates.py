@@ -62,18 +62,19 @@ def _needed_beside(found: dict[str, list[Record]]) -> tuple[int, list[int]] | No
     beyond: list[tuple[int, int]] = []
     for records in found.values():
         compiled: dict[str, Record] = {}
+        tuned: dict[str, Json] = {}
         for record in records:
-            memory = record.get("memory")
-            if not memory or "allocator" not in memory:
+            name, memory = record.get("variant", ""), record.get("memory")
+            if record.kind == "compiled":
+                compiled[name] = record
+            if not memory:
                 continue
             if (size := facts.outside_bytes(memory)) is not None:
                 outside.append((size, record.line))
-            name = record.get("variant", "")
-            if record.kind == "compiled":
-                compiled[name] = record
-            elif record.get("what") == "steps" and name in compiled:
-                before = compiled[name]
-                size = facts.beyond_bytes(before.data, before["memory"], memory)
+            if memory["stage"] == "compiled":
+                tuned[name] = memory
+            elif record.get("what") == "steps" and name in tuned:
+                size = facts.beyond_bytes(compiled[name].data, tuned[name], memory)
                 if size is not None:
                     beyond.append((size, record.line))
     if not outside:
