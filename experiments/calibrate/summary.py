@@ -21,6 +21,7 @@ from experiments.calibrate.records import (
     read,
     state_of,
 )
+from experiments.calibrate.refuted import sentences
 
 GIB, MIB = 2**30, 2**20
 _NONE = "-"
@@ -58,6 +59,8 @@ def text(records: list[Record]) -> str:
     """All tables of a run, and before them what machine it was."""
     found = latest(records)
     lines = [*head(found), ""]
+    if against := sentences(found):
+        lines += ["What this refutes:", "", *(f"- {one}" for one in against), ""]
     for table in tables(records):
         lines += [*_printed(table), ""]
     return "\n".join(lines)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from experiments.calibrate import schedule, summary
+from experiments.calibrate import page, refuted, schedule, summary
 from experiments.calibrate.records import (
     Writer,
     error_of,
@@ -147,6 +147,52 @@ def test_the_head_says_what_ran_and_whether_it_was_a_card(path, whole):
     assert "no figure here is of a graphics card" in head
     assert "its times say nothing" in head
     assert summary.head({}) == ["No device answered: nothing was measured."]
+
+
+def test_what_a_run_refutes_is_said_first_with_its_lines(whole):
+    records = read(whole)
+    (exact,) = refuted.sentences(latest(records))
+    assert exact.startswith("exact, maps in bfloat16: 3 numbers are not exact [lines ")
+    assert exact in summary.text(records).split("Jobs:")[0]
+    race = Writer(whole, "race mlp", 1)
+    for name, us, median in (("scan", 5.0, 2e-6), ("unrolled", 4.0, 3e-6)):
+        race("predicted", variant=name, estimate_us=us, bytes=1, target="h100:1")
+        timed = {"median_s": median, "round": 0, "not_finite": 0}
+        race("measured", what="steps", variant=name, **timed)
+    race("checked", variant="scan", agrees=False, sentence="2 bytes, and 1 was said")
+    for job, ran_out in (("fit mlp", True), ("over mlp", False)):
+        about = {"in_stage": "steps", "steps": 0, "memory": MEMORY}
+        Writer(whole, job, 1)(
+            "measured", what="fit", variant="searched", ran_out=ran_out, **about
+        )
+    told = [one.split(" [")[0] for one in refuted.sentences(latest(read(whole)))]
+    assert told[1:] == [
+        "race mlp: scan is the fastest, the estimates say unrolled",
+        "race mlp, scan: 2 bytes, and 1 was said",
+        "fit mlp: searched runs out of memory with what its plan takes",
+        "over mlp: searched runs with 5 % less than its plan takes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("about", "is_shown"),
+    [
+        ({}, True),
+        ({"platform": "cpu"}, False),
+        ({"machine": "H100, jax 0.11.2, quick sizes"}, False),
+    ],
+)
+def test_the_manual_shows_runs_of_cards_alone(whole, tmp_path, about, is_shown):
+    folder = tmp_path / "cards" / "h100-first"
+    folder.mkdir(parents=True)
+    text = whole.read_text().replace(
+        json.dumps(NOTE)[1:-1], json.dumps(NOTE | about)[1:-1]
+    )
+    (folder / "results.jsonl").write_text(text)
+    shown = page.text(folder.parent)
+    assert shown.startswith("h100-first\n==========\nNVIDIA H100") is is_shown
+    assert (shown == "None yet.") is not is_shown
+    assert page.text(tmp_path / "nothing") == "None yet."
 
 
 @pytest.mark.parametrize("left", ['{"job": "exa', "", "[]", "7", '{"job": "a"}'])

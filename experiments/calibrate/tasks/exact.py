@@ -29,7 +29,7 @@ def exact(job: Job) -> None:
         y = jax.jit(layers.forward)(params, x)
         back = jax.jit(layers.inverse)(params, y)
         ones = jax.tree.map(jnp.ones_like, y)
-        rebuilt, *_ = jax.jit(layers.pull_back)(params, y, ones)
+        restored, *_ = jax.jit(layers.pull_back)(params, y, ones)
         job.tell(
             "measured",
             what="exact inverse",
@@ -38,7 +38,7 @@ def exact(job: Job) -> None:
             width=width,
             numbers=sum(a.size for a in wanted),
             wrong_after_inverse=_differing(back, wanted),
-            wrong_after_pull_back=_differing(rebuilt, wanted),
+            wrong_after_pull_back=_differing(restored, wanted),
             largest_error=max(
                 float(jnp.abs(a - b).max()) for a, b in zip(back, wanted, strict=True)
             ),
