@@ -22,7 +22,7 @@ from jax.extend.core import Literal
 
 import revremat as rr
 from experiments.bench.random_programs import FORMS, make_plan, make_program
-from experiments.records import write_whole
+from experiments.files import write_whole
 
 # Private: equations are evaluated one by one, and what JAX's versions call their parts
 # is written down in one place.

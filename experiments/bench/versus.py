@@ -34,7 +34,7 @@ from experiments.bench.baselines import BASELINES
 from experiments.bench.comparison import Searched, comparison, plain_json, search_again
 from experiments.bench.programs import PROGRAMS, refusal
 from experiments.bench.programs._entry import Size
-from experiments.records import write_whole
+from experiments.files import write_whole
 from revremat import format_bytes, format_us
 
 RESULTS = Path(__file__).parents[1] / "results" / "versus"

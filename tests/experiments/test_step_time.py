@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import revremat as rr
 from experiments.bench import measured_gain, step_time, step_time_programs
-from experiments.card import curves, facts
-from experiments.card.jobs import Here
+from experiments.calibrate import curves, facts
+from experiments.calibrate.programs import Here
 from revremat.xla import load_card, with_changes
 
 CARD = {"launch_us": 0.5, "curves": {"matmul.float32": [[1e3, 1e10], [1e9, 1e11]]}}

@@ -32,23 +32,26 @@ _ALL_FSDP = {"data": 1, "fsdp": None, "model": 1}
 def _problem(
     name: str, config: Experiment, target: Any, size: Size, small: Any, real: Any
 ) -> rr.Problem:
-    changes = real if size == "real" else _SMALL[size] | small[size] | _ALL_FSDP
+    on_cards = size in ("card", "real")
+    changes = real if on_cards else _SMALL[size] | small[size] | _ALL_FSDP
     found = step.problem(override(config, changes), target)
     return rr.Problem(found.loss, found.specs, found.step, found.donate, name=name)
 
 
-def _gpt2_xl(target: Any, size: Size) -> rr.Problem:
-    real = {
+def gpt2_xl(target: Any, size: Size, **changes: Any) -> rr.Problem:
+    """GPT-2 XL; `changes` are of its experiment."""
+    real = changes | {
         "vocab_size": 50_257,
         "seq_len": 1024,
         "width": 1600,
-        "num_layers": 48,
+        "num_layers": 24 if size == "card" else 48,
         "num_heads": 25,
         "mlp_width": 6400,
         "model.dtype": "bfloat16",
         "batch_size": 8,
     }
-    return _problem("gpt2_xl", gpt.config, target, size, _SMALL_TEXT, real)
+    small = {size: changes | {**given} for size, given in _SMALL_TEXT.items()}
+    return _problem("gpt2_xl", gpt.config, target, size, small, real)
 
 
 def _llama_7b(target: Any, size: Size) -> rr.Problem:
@@ -88,7 +91,7 @@ def _vit_l_384(target: Any, size: Size) -> rr.Problem:
         "num_heads": 16,
         "mlp_width": 4096,
         "model.dtype": "bfloat16",
-        "batch_size": 64,
+        "batch_size": 32 if size == "card" else 64,
     }
     return _problem("vit_l_384", vit_digits.config, target, size, _SMALL_IMAGE, real)
 
@@ -98,7 +101,7 @@ ENTRIES = (
         "gpt2_xl",
         "standard",
         "h100:1",
-        _gpt2_xl,
+        gpt2_xl,
         "GPT-2 XL (Radford et al. 2019): 48 layers of 1600, 8 x 1024 tokens",
     ),
     Entry(

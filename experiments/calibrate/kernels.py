@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ class Kernel:
       flops: A multiply-add as two.
       bytes: To and from memory at least.
       dtype: Of the operands.
+      options: How it is compiled otherwise than by default.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Kernel:
     flops: float
     bytes: float
     dtype: str
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def groups(platform: str) -> tuple[str, ...]:
@@ -35,7 +37,7 @@ def groups(platform: str) -> tuple[str, ...]:
     common = ("matmul", "elementwise", "arithmetic", "reduction", "launch")
     if platform == "cpu":
         return common
-    return (*common, "attention", "norm", "convolution", "transfer")
+    return (*common, "attention", "norm", "convolution", "transfer", "overlap")
 
 
 def suite(platform: str, quick: bool = False) -> dict[str, list[Kernel]]:
@@ -43,7 +45,8 @@ def suite(platform: str, quick: bool = False) -> dict[str, list[Kernel]]:
     gpu = platform == "gpu"
     sizes = (128,) if quick else (2048, 4096, 8192) if gpu else (512, 1024)
     dtypes = ("bfloat16", "float16", "float32") if gpu else ("float32", "bfloat16")
-    streams = (1 * MIB,) if quick else (64 * MIB, 512 * MIB) if gpu else (128 * MIB,)
+    # Several times what a card's caches hold, or they are what is measured.
+    streams = (1 * MIB,) if quick else (512 * MIB, 2048 * MIB) if gpu else (128 * MIB,)
     scale = 1 if quick or not gpu else 8
     return {
         "matmul": [_matmul(n, d) for n in sizes for d in dtypes],
@@ -51,17 +54,19 @@ def suite(platform: str, quick: bool = False) -> dict[str, list[Kernel]]:
         "arithmetic": [_arithmetic(max(1, streams[0] // 4))],
         "reduction": [_reduction(size) for size in streams],
         "launch": [_chain(50), _chain(250)],
+        "graph": [_chain(50, in_a_graph=True), _chain(250, in_a_graph=True)],
         "attention": [_attention(4, 256 * scale, 8, 64)],
         "norm": [_norm(512 * scale, 512 * scale)],
         "convolution": [_convolution(4 * scale, 28, 32 * scale)],
         "transfer": [
             _transfer(size, to) for size in streams for to in ("host", "device")
         ],
+        "overlap": [_beside(streams[0], sizes[-1], *which) for which in _TOGETHER],
     }
 
 
-def _normal(*shape: int, dtype: str = "float32") -> jax.Array:
-    return jax.random.normal(jax.random.key(0), shape, dtype)
+def _normal(*shape: int, dtype: str = "float32", seed: int = 0) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, dtype)
 
 
 def _width(dtype: str) -> int:
@@ -70,7 +75,9 @@ def _width(dtype: str) -> int:
 
 def _matmul(n: int, dtype: str) -> Kernel:
     def make():
-        return (lambda a, b: a @ b), (_normal(n, n, dtype=dtype),) * 2
+        # Two arrays: of one with itself, half of the reads come from the caches.
+        a, b = (_normal(n, n, dtype=dtype, seed=k) for k in (0, 1))
+        return (lambda a, b: a @ b), (a, b)
 
     return Kernel(f"{n} {dtype}", make, 2.0 * n**3, 3.0 * n * n * _width(dtype), dtype)
 
@@ -109,18 +116,24 @@ def _reduction(size: int) -> Kernel:
     return Kernel(f"{size // MIB} MiB", make, rows * 1024.0, float(size), "float32")
 
 
-def _chain(length: int) -> Kernel:
-    """Small matmuls, each waiting for the one before: time from kernel to kernel."""
+def _chain(length: int, in_a_graph: bool = False) -> Kernel:
+    """Small matmuls, each waiting for the one before: time from kernel to kernel.
+
+    Kernels of a CUDA graph are started together, others one by one.
+    """
 
     def make():
         def run(x):
             for _ in range(length):
-                x = x @ x
+                # What is no product stands between, or they become one kernel.
+                x = jax.lax.optimization_barrier(x @ x)
             return x
 
         return run, (jnp.eye(32),)
 
-    return Kernel(f"{length} in a row", make, length * 2.0 * 32**3, 0.0, "float32")
+    apart = {} if in_a_graph else {"xla_gpu_enable_command_buffer": ""}
+    flops = length * 2.0 * 32**3
+    return Kernel(f"{length} in a row", make, flops, 0.0, "float32", apart)
 
 
 def _attention(batch: int, length: int, heads: int, width: int) -> Kernel:
@@ -176,3 +189,37 @@ def _transfer(size: int, to: str) -> Kernel:
         return (lambda x: jax.device_put(x, end)), (x,)
 
     return Kernel(f"{size // MIB} MiB to the {to}", make, 0.0, float(size), "float32")
+
+
+_TOGETHER = ((True, False), (False, True), (True, True))
+
+
+def _beside(size: int, side: int, computes: bool, copies: bool) -> Kernel:
+    """Products, copies to the host and back, and both at once.
+
+    Where copies hide, both take as long as the longer one.
+    """
+    depth = 8
+
+    def make():
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        host = device.with_memory_kind("pinned_host")
+        x = _normal(size // 4)
+        y = jax.device_put(_normal(size // 4, seed=1), host)
+        a, b = (_normal(side, side, dtype="bfloat16", seed=k) for k in (2, 3))
+
+        def run(x, y, a, b):
+            out = []
+            if copies:
+                out += [jax.device_put(x, host), jax.device_put(y, device)]
+            if computes:
+                for _ in range(depth):
+                    a = jnp.tanh(a @ b)
+                out.append(a)
+            return out
+
+        return run, (x, y, a, b)
+
+    what = " and ".join(["products"] * computes + ["copies"] * copies)
+    flops = depth * 2.0 * side**3 * computes
+    return Kernel(what, make, flops, 2.0 * size * copies, "bfloat16")

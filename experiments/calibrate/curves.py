@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.card.trace import durations_us
+from experiments.calibrate.trace import durations_us
 from revremat.xla import Cost, Module, cost_of, rate_at, read_compiled
 
 Curves = dict[str, list[tuple[float, float]]]
