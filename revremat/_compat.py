@@ -37,6 +37,12 @@ def without_lines(module: Any) -> Any:
     return bare.operation
 
 
+def entered_mesh() -> Any:
+    """The mesh of the older `with mesh:`, None outside of one."""
+    found = mesh.thread_resources.env.physical_mesh
+    return None if found.empty else found
+
+
 def name_stack(eqn: JaxprEqn) -> Any:
     """The `jax.named_scope`s an equation was written in; they concatenate with `+`."""
     return eqn.source_info.name_stack

@@ -328,7 +328,11 @@ SIZED = jax.ShapeDtypeStruct(("a", 8), jnp.float32)
         (lambda w, x: x.astype(int).sum(), specs(), r"not int32\[\]"),
         (lambda w, x: {"loss": x.sum()}, specs(), "not a tree of arrays"),
         (lambda w, x: 1j * x.sum(), specs(), r"not complex64\[\]; take its real part"),
-        (lambda w, x: x.sum(), specs()[:1], r"takes \(w, x\), and is given 1 argument"),
+        (
+            lambda w, x: x.sum(),
+            specs()[:1],
+            r"takes \(w, x\), and is given 1 argument$",
+        ),
         (lambda w, x: x.sum(), (*specs(), 1), r"\(w, x\), and is given 3 arguments"),
         (until, specs(), r"test_trace.py:\d+ \(until\): a loop without a fixed number"),
         (lambda w, x: x.sum(), (specs()[0], SIZED), r"argument 1 has the shape \('a'"),
