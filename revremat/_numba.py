@@ -33,7 +33,7 @@ class njit[**P, R]:
             import numba
         except ImportError as error:
             raise UserError(
-                f"Numba cannot be imported ({error}), and {self.__name__!r} of "
+                f"Numba cannot be imported ({error}), and {self._function.__name__!r} of "
                 f"{self._function.__module__} is compiled by it: run "
                 "'pip install numba'; only applying and measuring plans do without"
             ) from None

@@ -6,6 +6,7 @@ one line of the results, and not the end of the run.
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -197,7 +198,7 @@ class _Workplace:
             *("--scale", self.options.scale, "--hlo", str(self.hlo)),
             *self._cards,
         ]
-        began = time.monotonic()
+        began, cpu_s = time.monotonic(), _cpu_s()
         log = self.options.out / LOG
         with log.open("ab") as output:
             output.write(f"=== {job.name}, attempt {write.attempt}\n".encode())
@@ -205,7 +206,10 @@ class _Workplace:
             start = output.tell()
             code = _wait(command, environment, output, limit_s)
         tail = _trim(log, start)
-        found = {"seconds": round(time.monotonic() - began, 1)}
+        found = {
+            "seconds": round(time.monotonic() - began, 1),
+            "cpu_seconds": round(_cpu_s() - cpu_s, 1),
+        }
         told = [r for r in read(self._results) if r.job == job.name]
         own = [r for r in told if r.attempt == write.attempt and r.kind == "failed"]
         if code is None:
@@ -334,6 +338,12 @@ def _wait(
         child.wait()
         if child.stdin:
             child.stdin.close()
+
+
+def _cpu_s() -> float:
+    """What all jobs so far took of the cores."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _trim(log: Path, start: int) -> str:

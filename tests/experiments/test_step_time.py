@@ -124,8 +124,7 @@ def test_instructions_are_timed_with_the_work_that_the_estimator_counts():
 
 
 def test_measured_curves_become_part_of_a_card():
-    machine = {"key": "cpu", "platform": "cpu"}
-    card = facts.card({"curves": CARD}, machine)
+    card = facts.card({}, "cpu", "cpu", CARD)
     assert card == CARD
     measured = with_changes(load_card("cpu"), card)
     assert measured.measured

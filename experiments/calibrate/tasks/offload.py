@@ -14,9 +14,9 @@ from experiments.calibrate.values import fill
 
 WAYS: dict[str, rr.Action] = {
     "save all": rr.SAVE,
-    "save all, unrolled": rr.SAVE(unroll=True),
+    "save all (unrolled)": rr.SAVE(unroll=True),
     "offload": rr.OFFLOAD,
-    "offload, unrolled": rr.OFFLOAD(unroll=True),
+    "offload (unrolled)": rr.OFFLOAD(unroll=True),
     "recompute all": rr.RECOMPUTE,
 }
 

@@ -107,7 +107,7 @@ def alternatives(job: Job) -> None:
     # What was said ahead of time is of programs without XLA's pass.
     made = plan_files.read(job.subject, job.scale)
     for variant in variants.variants(problem, made, "unrolled".__eq__):
-        way = Variant("unrolled, XLA's remat pass", variant.loss, {})
+        way = Variant("unrolled with XLA's remat pass", variant.loss, {})
         ways.insert(0, (job.subject, problem, way, True))
     for program, problem, variant, remat_pass in ways:
         jax.config.update("jax_compiler_enable_remat_pass", remat_pass)
