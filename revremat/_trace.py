@@ -107,7 +107,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
                 num_flops=_costs.num_flops(op),
                 compute_intensive=is_intensive(op.kind),
                 effectful=cannot_recompute(op) or "",
-                source=source_line(op.eqn),
+                source=source_line(op),
                 batch_dims=_costs.num_batch_dims(op),
             )
             for op in forward.ops

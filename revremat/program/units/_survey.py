@@ -20,6 +20,7 @@ from revremat.program.units._sites import (
     call_site,
     repeat_sites,
     scan_site,
+    sink_into,
     weights_first,
 )
 
@@ -43,28 +44,29 @@ def survey(closed: Any, in_mask: Mask, *, keep_checkpoints: bool = False) -> Sur
 class _Surveyor:
     keep_checkpoints: bool
 
-    def program(self, closed: Any, in_mask: Mask) -> Survey:
-        """A program that runs once wherever it stands."""
+    def program(self, closed: Any, in_mask: Mask, of: Op | None = None) -> Survey:
+        """A program that runs once wherever it stands: in an operation, or alone."""
         known: dict[Any, Inner] = {}  # whichever checkpoints are dissolved
-        dissolving = partial(self._dissolving, closed, in_mask, known=known)
+        dissolving = partial(self._dissolving, closed, in_mask, of, known=known)
         if self.keep_checkpoints:
             return dissolving(lambda eqn: False)
         return best_survey(dissolving)
 
-    def _iteration(self, closed: Any, in_mask: Mask) -> Survey:
+    def _iteration(self, closed: Any, in_mask: Mask, of: Op) -> Survey:
         """A scan's body, of which loops alone are units, wherever they stand.
 
         A block in it is part of the layer, as are its checkpoints.
         """
         dissolves = lambda eqn: not self.keep_checkpoints
         return _looped(
-            self._dissolving(closed, in_mask, dissolves, known={}, in_loop=True)
+            self._dissolving(closed, in_mask, of, dissolves, known={}, in_loop=True)
         )
 
     def _dissolving(
         self,
         closed: Any,
         in_mask: Mask,
+        of: Op | None,
         dissolves: Callable[[JaxprEqn], bool],
         *,
         known: dict[Any, Inner],
@@ -77,6 +79,7 @@ class _Surveyor:
             keep_names=True,
             keep_checkpoints=lambda eqn: not dissolves(eqn),
             keep_blocks=True,
+            of=of,
         )
         live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
         program, weights = weights_first(program, live)
@@ -120,7 +123,9 @@ class _Surveyor:
             # Unless loops are parts of layers, layers are found between them.
             if not any(op in loops for site in repeats for op in site.ops):
                 repeats = find(apart)
-            sites += repeats
+            calls = [site for site in sites if site.kind == "checkpoint"]
+            others = [site for site in sites if site.kind != "checkpoint"]
+            sites = [*others, *sink_into(calls, program, live, weights), *repeats]
         order = {op: k for k, op in enumerate(program.ops)}
         return Survey(
             program,
@@ -142,10 +147,10 @@ class _Surveyor:
         params = op.eqn.params
         if op.kind in CALLS and not op.is_block:
             key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
-            return ((key, None, self.program(as_closed(params[key]), mask)),)
+            return ((key, None, self.program(as_closed(params[key]), mask, op)),)
         if op.kind == "cond":
             branches = map(as_closed, params["branches"])
-            surveys = (self.program(branch, mask[1:]) for branch in branches)
+            surveys = (self.program(branch, mask[1:], op) for branch in branches)
             return tuple(("branches", k, found) for k, found in enumerate(surveys))
         if op.kind == "scan" and not is_kept:
             num_consts, num_carry = _compat.scan_counts(op.eqn)
@@ -153,9 +158,9 @@ class _Surveyor:
             closed = as_closed(params["jaxpr"])
             body = flatten(closed, keep_names=True)
             carried = carried_mask(body, mask[:n], mask[n:k], mask[k:])
-            return (("jaxpr", None, self._iteration(closed, carried)),)
+            return (("jaxpr", None, self._iteration(closed, carried, op)),)
         if op.kind == "shard_map":
-            inside = self.program(as_closed(params["jaxpr"]), mask)
+            inside = self.program(as_closed(params["jaxpr"]), mask, op)
             return (("jaxpr", None, _placed(inside, _compat.mapped_like(op.eqn))),)
         return ()
 
