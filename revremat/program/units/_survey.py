@@ -11,7 +11,6 @@ from jax.extend.core import JaxprEqn
 from revremat import _compat
 from revremat._primitives import CALLS, CHECKPOINTS
 from revremat.program.arrays._avals import is_differentiable
-from revremat.program.engine._stack import carried_mask
 from revremat.program.ir._linearize import has_derivative
 from revremat.program.ir._ops import Constant, Op, Value, as_closed, flatten
 from revremat.program.units._checkpoints import best_survey, has_checkpoint
@@ -93,12 +92,15 @@ class _Surveyor:
                 continue
             live.update(out for out in op.outputs if is_differentiable(out.aval))
             held = [isinstance(atom, Constant) or atom in weights for atom in op.inputs]
-            is_kept = op in kept
+            is_kept, within = op in kept, mask
             if op.kind == "scan":
                 if op.eqn.params["length"] == 0:
                     continue
                 if not is_kept:
-                    sites.append(scan_site(op, mask))
+                    site = scan_site(op, mask)
+                    sites.append(site)
+                    lifted = len(site.inputs) - len(op.inputs)
+                    within = (site.in_mask or ())[lifted:]
                 if not _takes_weights(op, live & weights):
                     loops.add(op)
             elif (
@@ -112,7 +114,7 @@ class _Surveyor:
             key = (*place, seen[place])
             seen[place] += 1
             if key not in known:
-                known[key] = self._inner(op, mask, is_kept)
+                known[key] = self._inner(op, within, is_kept)
             if known[key]:
                 inner[op] = known[key]
         if not in_loop:
@@ -136,7 +138,13 @@ class _Surveyor:
         )
 
     def _inner(self, op: Op, mask: Mask, is_kept: bool) -> Inner:
-        """Surveys of the programs inside an operation, where any has a site."""
+        """Surveys of the programs inside an operation, where any has a site.
+
+        Args:
+          op: The operation.
+          mask: Which of its inputs are differentiated; of a scan, in any iteration.
+          is_kept: Whether it stays as it is.
+        """
         return tuple(
             item
             for item in self._programs_in(op, mask, is_kept)
@@ -153,12 +161,8 @@ class _Surveyor:
             surveys = (self.program(branch, mask[1:], op) for branch in branches)
             return tuple(("branches", k, found) for k, found in enumerate(surveys))
         if op.kind == "scan" and not is_kept:
-            num_consts, num_carry = _compat.scan_counts(op.eqn)
-            n, k = num_consts, num_consts + num_carry
             closed = as_closed(params["jaxpr"])
-            body = flatten(closed, keep_names=True)
-            carried = carried_mask(body, mask[:n], mask[n:k], mask[k:])
-            return (("jaxpr", None, self._iteration(closed, carried, op)),)
+            return (("jaxpr", None, self._iteration(closed, mask, op)),)
         if op.kind == "shard_map":
             inside = self.program(as_closed(params["jaxpr"]), mask, op)
             return (("jaxpr", None, _placed(inside, _compat.mapped_like(op.eqn))),)
