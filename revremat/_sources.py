@@ -11,6 +11,9 @@ from typing import Any
 from revremat import _compat
 from revremat._errors import UserError
 
+CALLED_AT = ", called at "
+"""In a source line, between a library's and the user's."""
+
 
 def source_line(op: Any) -> str:
     """`file:line (function)` of the code an operation came from, or ''.
@@ -27,7 +30,7 @@ def source_line(op: Any) -> str:
     file, line = frames[0]
     calls = (call for other, call in frames if is_users(other))
     caller = "" if is_users(file) else next(calls, "")
-    return f"{line}, called at {caller}" if caller else line
+    return f"{line}{CALLED_AT}{caller}" if caller else line
 
 
 @contextlib.contextmanager
