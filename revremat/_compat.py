@@ -5,6 +5,7 @@ import functools
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -43,18 +44,50 @@ def entered_mesh() -> Any:
     return None if found.empty else found
 
 
-def name_stack(eqn: JaxprEqn) -> Any:
-    """The `jax.named_scope`s an equation was written in; they concatenate with `+`."""
-    return eqn.source_info.name_stack
+@dataclass(frozen=True)
+class Scope:
+    """Where an equation stands in a program whose calls are inlined.
+
+    JAX cuts tracebacks off where the program begins that an equation is in: the body of
+    a loop, a jitted function, a checkpoint.
+
+    Attributes:
+      names: The `jax.named_scope`s around it; as text, joined by `/`.
+      caller: The traceback of the calls around it, innermost first; None without any.
+    """
+
+    names: Any = field(default_factory=source_info_util.new_name_stack)
+    caller: Any = None
+
+    def __str__(self) -> str:
+        return str(self.names)
+
+    def within(self, eqn: JaxprEqn) -> "Scope":
+        """The scope of an equation of the program."""
+        return Scope(self.names + eqn.source_info.name_stack, self.caller)
+
+    def inside(self, eqn: JaxprEqn) -> "Scope":
+        """Of the program that an equation with this scope holds."""
+        return Scope(self.names, self.made_at(eqn))
+
+    def made_at(self, eqn: JaxprEqn) -> Any:
+        """The traceback of an equation, with that of the calls around it."""
+        made_at = eqn.source_info.traceback
+        if made_at is None or self.caller is None:
+            return made_at or self.caller
+        try:
+            return made_at + self.caller
+        except TypeError:  # an older JAX, which cuts none off
+            return made_at
 
 
-def source_frames(eqn: JaxprEqn) -> Iterator[tuple[str, str]]:
+def source_frames(eqn: JaxprEqn, scope: Scope) -> Iterator[tuple[str, str]]:
     """Where an equation comes from, outside of JAX, the innermost call first.
 
     Yields:
       A file, and `file:line (function)`.
     """
-    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+    for frame in source_info_util.user_frames(scope.made_at(eqn)):
         line = f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
         yield frame.file_name, line
 
@@ -75,23 +108,24 @@ def refused_frames(error: BaseException) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def _where(eqn: JaxprEqn, scope: Any) -> Iterator[None]:
-    stack = source_info_util.current_name_stack() + scope
-    made_at = eqn.source_info.traceback
+def _where(eqn: JaxprEqn, scope: Scope) -> Iterator[None]:
+    stack = source_info_util.current_name_stack() + scope.names
     with (
-        source_info_util.user_context(made_at, name_stack=stack),
+        source_info_util.user_context(scope.made_at(eqn), name_stack=stack),
         eqn.ctx.manager,
     ):
         yield
 
 
-def bind(eqn: JaxprEqn, values: Sequence[Any], scope: Any, **changed: Any) -> list[Any]:
+def bind(
+    eqn: JaxprEqn, values: Sequence[Any], scope: Scope, **changed: Any
+) -> list[Any]:
     """Evaluate one equation on other values, under its own scope, mesh and settings.
 
     Args:
       eqn: The equation.
       values: One value for each of its inputs.
-      scope: The name stack it stands in (its own, and those of the calls around it).
+      scope: Where it stands.
       changed: Parameters to replace, such as a rewritten `jaxpr`.
     """
     bound = eqn.primitive.get_bind_params({**eqn.params, **changed})
@@ -107,13 +141,13 @@ def here(f: Callable[[], Any]) -> Any:
     return f()
 
 
-def shard_mapped(eqn: JaxprEqn, f: Callable[..., Any], scope: Any) -> Any:
+def shard_mapped(eqn: JaxprEqn, f: Callable[..., Any], scope: Scope) -> Any:
     """Another function mapped over devices as a `shard_map` equation maps its own.
 
     Args:
       eqn: The equation.
       f: Takes what the equation's function takes; returns a tuple as long as its own.
-      scope: The name stack it stands in.
+      scope: Where it stands.
     """
     params = eqn.params
     renamed = "newly_manual_axes" in params  # since JAX 0.12
@@ -148,7 +182,7 @@ def mapped_like(eqn: JaxprEqn) -> Callable[[Callable[[], Any]], Any]:
             return eval_jaxpr(eqn.params["jaxpr"], args)
 
         specs = [v.aval for v in eqn.invars]
-        mapped = shard_mapped(eqn, body, name_stack(eqn))
+        mapped = shard_mapped(eqn, body, Scope().within(eqn))
         jax.eval_shape(mapped, *specs)
         return found[0]
 

@@ -379,6 +379,8 @@ class Graph(InNotebooks):
         of couplings.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay as they
         are written.
+      undecided: Loops of which no plan decides about single iterations, since they have
+        a derivative of their own: where each is, what it keeps and what to change.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -396,6 +398,7 @@ class Graph(InNotebooks):
     jax_version: str
     fixed_units: tuple[FixedUnit, ...] = ()
     keep_checkpoints: bool = False
+    undecided: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Unit:
         """The unit of that name.
@@ -488,7 +491,8 @@ class Graph(InNotebooks):
             data["fingerprint"],
             data["jax_version"],
             fixed_units,
-            data.get("keep_checkpoints", False),  # Older files have no such key.
+            data.get("keep_checkpoints", False),  # Older files have no such keys.
+            tuple(data.get("undecided", ())),
         )
 
     def __str__(self) -> str:
@@ -506,7 +510,8 @@ class Graph(InNotebooks):
                 + (f", kept: {r.effectful}" if r.effectful else "")
                 for r in unit.residuals
             ]
-        return "\n".join([*lines, *map(str, self.fixed_units)])
+        more = [*map(str, self.fixed_units), *map(printable, self.undecided)]
+        return "\n".join([*lines, *more])
 
 
 def _unit(data: dict[str, Any]) -> Unit:

@@ -4,25 +4,33 @@ import contextlib
 import sysconfig
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from revremat import _compat
 from revremat._errors import UserError
 
+CALLED_AT = ", called at "
+"""In a source line, between a library's and the user's."""
 
-def source_line(eqn: Any) -> str:
-    """`file:line (function)` of the code an equation came from, or ''.
+
+def source_line(op: Any) -> str:
+    """`file:line (function)` of the code an operation came from, or ''.
 
     Where that is a library's, the line of the user's code that called it as well.
+
+    Args:
+      op: An operation of a program, with its `eqn` and `scope`.
     """
-    frames = list(_compat.source_frames(eqn))
+    found = _compat.source_frames(op.eqn, op.scope)
+    frames = list(takewhile(lambda frame: not begins_program(frame[0]), found))
     if not frames:
         return ""
     file, line = frames[0]
     calls = (call for other, call in frames if is_users(other))
     caller = "" if is_users(file) else next(calls, "")
-    return f"{line}, called at {caller}" if caller else line
+    return f"{line}{CALLED_AT}{caller}" if caller else line
 
 
 @contextlib.contextmanager

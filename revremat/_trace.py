@@ -11,6 +11,7 @@ from revremat._problem import Problem
 from revremat._sources import loops_told, source_line
 from revremat.program._fusion import read_whole
 from revremat.program._loss import TracedLoss, trace_loss
+from revremat.program._undecided import undecided
 from revremat.program.engine._keep import Layer, cannot_recompute
 from revremat.program.ir import _costs
 from revremat.program.ir._ops import Value as ProgramValue
@@ -67,6 +68,7 @@ def trace(
         jax_version=_compat.jax_version(),
         fixed_units=_fixed_units(traced, bytes_of),
         keep_checkpoints=keep_checkpoints,
+        undecided=undecided(traced.found, bytes_of),
     )
 
 
@@ -107,7 +109,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
                 num_flops=_costs.num_flops(op),
                 compute_intensive=is_intensive(op.kind),
                 effectful=cannot_recompute(op) or "",
-                source=source_line(op.eqn),
+                source=source_line(op),
                 batch_dims=_costs.num_batch_dims(op),
             )
             for op in forward.ops

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from revremat._graph import Operation, Unit
 from revremat._primitives import KEEPS_RESULT
+from revremat._sources import CALLED_AT
 
-_CALLED_AT = ", called at "
 _MOST_LISTED = 4
 
 
@@ -109,7 +109,7 @@ class Places:
         if maker is None or not (place := users_place(maker.source)):
             return None
         last = all(users_place(op.source) != place for op in self._users[k])
-        if _CALLED_AT in maker.source:
+        if CALLED_AT in maker.source:
             if not last:
                 return None
             return Tag(value.name, False, array, f"that the call at {place} returns")
@@ -124,7 +124,7 @@ def users_place(source: str) -> str:
     >>> users_place("lib.py:7 (dense), called at mine.py:3 (layer)")
     'mine.py:3 (layer)'
     """
-    place = source.rpartition(_CALLED_AT)[2]
+    place = source.rpartition(CALLED_AT)[2]
     return place.removeprefix(os.getcwd() + os.sep)
 
 

@@ -279,9 +279,11 @@ def holders(row: Row, graph: Graph, share: float, times: float = 1.0) -> str:
     undecided = memory.where(phase="forward").bytes - times * share * decided
     if undecided <= _MUCH * row.bytes:
         return held
+    where = f"{held}; about {format_bytes(undecided)} of that are kept outside of all "
+    if graph.undecided:
+        return f"{where}units: {graph.undecided[0]}"
     return (
-        f"{held}; about {format_bytes(undecided)} of that are kept outside of all "
-        "units, where nothing is decided: put rr.block, jax.checkpoint or your "
+        f"{where}units, where nothing is decided: put rr.block, jax.checkpoint or your "
         "library's remat around what makes them"
     )
 

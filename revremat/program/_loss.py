@@ -158,7 +158,7 @@ def _check_no_refs(program: Program) -> None:
     is_kernel = lambda closed: any(map(is_ref, closed.in_avals))
     for op in every_op(program, lambda closed: not is_kernel(closed)):
         if any(map(is_ref, (atom.aval for atom in (*op.inputs, *op.outputs)))):
-            where = source_line(op.eqn) or "the loss"
+            where = source_line(op) or "the loss"
             raise UserError(
                 f"{where}: what a jax.Ref holds changes as the program runs, so no "
                 "value of it can be kept or computed again; hand values on as results"

@@ -128,7 +128,8 @@ class Layout:
         """Dimensions that a gather makes whole, and the mesh axes they are cut over."""
         found = []
         for dim, name in enumerate(names):
-            if name in self.rules.gathered and self.rules.activations[name]:
-                axes = self.rules.activations[name]
+            if name is None or name not in self.rules.gathered:
+                continue
+            if axes := self.rules.activations[name]:
                 found.append((dim, axes[0] if len(axes) == 1 else axes))
         return found

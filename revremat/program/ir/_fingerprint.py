@@ -230,7 +230,7 @@ def _derivative(key: _ById) -> str:
     eqn = key.eqn
     avals: list[Any] = [v.aval for v in eqn.invars]
     on = list(map(is_differentiable, avals))
-    scope = eqn.source_info.name_stack
+    scope = _compat.Scope().within(eqn)
 
     def pulled(*args: Any) -> Any:
         def f(*some: Any) -> Any:

@@ -7,7 +7,7 @@ immutable; running part of it is running part of its list.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -62,7 +62,7 @@ class Op:
     eqn: JaxprEqn
     inputs: tuple[Atom, ...]
     outputs: tuple[Value, ...]
-    scope: Any
+    scope: _compat.Scope
 
     @property
     def kind(self) -> str:
@@ -171,6 +171,7 @@ def flatten(
     keep_checkpoints: bool | Callable[[JaxprEqn], bool] = False,
     keep_blocks: bool = False,
     keep: Callable[[Op], bool] = lambda op: False,
+    of: Op | None = None,
 ) -> Program:
     """A closed jaxpr as a flat program.
 
@@ -182,13 +183,17 @@ def flatten(
         those of which it says so.
       keep_blocks: Leave `rr.block` calls as single operations.
       keep: Which other calls to leave.
+      of: The operation that holds the program, for its source lines.
     """
     is_whole = keep_checkpoints
     if not callable(is_whole):
         is_whole = lambda eqn, all_of_them=is_whole: all_of_them
     flat = _Flattener(keep_names, is_whole, keep_blocks, keep)
     inputs = tuple(Value(v.aval) for v in closed.jaxpr.invars)
-    outputs = flat.inline(closed, inputs, scope=None)
+    around = _compat.Scope()
+    if of is not None:  # names begin anew in every program
+        around = replace(of.scope.inside(of.eqn), names=around.names)
+    outputs = flat.inline(closed, inputs, around)
     return Program(
         inputs, tuple(flat.ops), tuple(outputs), tuple(flat.names), tuple(flat.regions)
     )
@@ -204,7 +209,9 @@ class _Flattener:
     names: list[tuple[str, Atom]] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)
 
-    def inline(self, closed: Any, args: Sequence[Atom], scope: Any) -> list[Atom]:
+    def inline(
+        self, closed: Any, args: Sequence[Atom], around: _compat.Scope
+    ) -> list[Atom]:
         env: dict[Any, Atom] = dict(zip(closed.jaxpr.invars, args, strict=True))
         for var, value in _compat.constants_of(closed):
             env[var] = Constant(var.aval, value)
@@ -213,12 +220,13 @@ class _Flattener:
         )
         for eqn in closed.jaxpr.eqns:
             inputs = [look_up(v) for v in eqn.invars]
-            inner = _compat.name_stack(eqn)
-            results = self._one(eqn, inputs, inner if scope is None else scope + inner)
+            results = self._one(eqn, inputs, around.within(eqn))
             env.update(zip(eqn.outvars, results, strict=True))
         return [look_up(v) for v in closed.jaxpr.outvars]
 
-    def _one(self, eqn: JaxprEqn, inputs: list[Atom], scope: Any) -> Sequence[Atom]:
+    def _one(
+        self, eqn: JaxprEqn, inputs: list[Atom], scope: _compat.Scope
+    ) -> Sequence[Atom]:
         kind = eqn.primitive.name
         if kind == "name":
             self.names.append((eqn.params["name"], inputs[0]))
@@ -230,7 +238,7 @@ class _Flattener:
         body = self._body(op)
         if body is not None:
             first = len(self.ops)
-            results = self.inline(body, inputs, scope)
+            results = self.inline(body, inputs, scope.inside(eqn))
             if kind in CHECKPOINTS:
                 ops = tuple(self.ops[first:])
                 self.regions.append(Region(op, ops, tuple(results)))

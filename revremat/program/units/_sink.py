@@ -31,7 +31,7 @@ class Moves:
     """
 
     ops: Sequence[Op]
-    others: Iterable[Op]
+    others: Sequence[Op]
     outputs: Iterable[Atom]
 
     @cached_property

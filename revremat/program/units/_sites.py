@@ -10,7 +10,7 @@ from revremat._primitives import MOVES
 from revremat.program.engine._keep import Layer, name_values
 from revremat.program.engine._split import Chunked, block_chunks
 from revremat.program.engine._stack import carried_mask
-from revremat.program.ir._fingerprint import block_name
+from revremat.program.ir._fingerprint import ALIKE, block_name, describe, input_order
 from revremat.program.ir._inverse import block_inverse, scan_inverse
 from revremat.program.ir._linearize import linearize
 from revremat.program.ir._ops import (
@@ -24,6 +24,7 @@ from revremat.program.ir._ops import (
     lift_constants,
     with_inputs,
 )
+from revremat.program.units._repeats import Iteration, Repeat
 from revremat.program.units._scattered import find_layers
 from revremat.program.units._sink import Moves, sink
 from revremat.program.units._stretch import Stretch, made_by
@@ -192,21 +193,15 @@ def repeat_sites(
     program: Program, apart: set[Op], live: set[Value], weights: set[Value]
 ) -> list[Site]:
     """Unrolled loops between the operations in `apart`; their layers."""
-    is_move = lambda op: bool(op.outputs) and weights.issuperset(op.outputs)
-    moves = [op for op in program.ops if is_move(op)]
-    others = [op for op in program.ops if not is_move(op)]
     sites, made_bytes = [], sum(map(made_by, program.ops))
-    movable = Moves(moves, others, program.outputs)
-    for stretch in _stretches(program, others, apart):
+    movable = _moves(program, weights)
+    for stretch in _stretches(program, movable.others, apart):
         for repeat in find_layers(stretch, made_bytes):
             repeat = sink(repeat, movable)
             for iteration in repeat.iterations:
-                mask = tuple(atom in live for atom in iteration.inputs)
+                mask, held = _masks(iteration, live, weights)
                 if not any(mask):
                     continue
-                held = [
-                    isinstance(a, Constant) or a in weights for a in iteration.inputs
-                ]
                 sites.append(
                     Site(
                         kind="module" if repeat.module else "repeat",
@@ -216,10 +211,49 @@ def repeat_sites(
                         outputs=iteration.outputs,
                         body=repeat.body,
                         in_mask=mask,
-                        held=tuple(held),
+                        held=held,
                     )
                 )
     return sites
+
+
+def sink_into(
+    layers: Sequence[Site], program: Program, live: set[Value], weights: set[Value]
+) -> list[Site]:
+    """Calls, with what equal ones make of their weights alone made inside of each.
+
+    As unrolled loops have it: outside, all slices of a stacked array, say, would be
+    there at a time.
+    """
+    groups: dict[Any, list[Site]] = {}
+    for site in layers:
+        same = (describe(site.body, how=ALIKE), input_order(site.body))
+        groups.setdefault(same, []).append(site)
+    movable, sunk = _moves(program, weights), []
+    for group in groups.values():
+        iterations = [Iteration(s.ops, s.inputs, s.outputs) for s in group]
+        repeat = sink(Repeat(group[0].body, tuple(iterations)), movable)
+        for site, iteration in zip(group, repeat.iterations, strict=True):
+            mask, held = _masks(iteration, live, weights)
+            taken = iteration.inputs
+            body = repeat.body
+            sunk.append(replace(site, inputs=taken, body=body, in_mask=mask, held=held))
+    return sunk
+
+
+def _moves(program: Program, weights: set[Value]) -> Moves:
+    is_move = lambda op: bool(op.outputs) and weights.issuperset(op.outputs)
+    moves = [op for op in program.ops if is_move(op)]
+    others = [op for op in program.ops if not is_move(op)]
+    return Moves(moves, others, program.outputs)
+
+
+def _masks(
+    iteration: Iteration, live: set[Value], weights: set[Value]
+) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which inputs are differentiated, and which are there in the backward pass."""
+    held = (isinstance(a, Constant) or a in weights for a in iteration.inputs)
+    return tuple(atom in live for atom in iteration.inputs), tuple(held)
 
 
 def _stretches(program: Program, ops: Sequence[Op], apart: set[Op]) -> list[Stretch]:
@@ -267,7 +301,7 @@ def _lift(program: Program) -> tuple[Program, list[Constant]]:
 
 def call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
     closed = as_closed(op.eqn.params["jaxpr"])
-    body, constants = _lift(flatten(closed, keep_names=True))
+    body, constants = _lift(flatten(closed, keep_names=True, of=op))
     extra = len(constants)
     positions, inverse = block_inverse(op) or ((), None)
     if inverse is not None:
@@ -289,7 +323,7 @@ def call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
 
 def scan_site(op: Op, mask: Sequence[bool]) -> Site:
     closed = as_closed(op.eqn.params["jaxpr"])
-    body, constants = _lift(flatten(closed, keep_names=True))
+    body, constants = _lift(flatten(closed, keep_names=True, of=op))
     extra = len(constants)
     num_consts, num_carry = _compat.scan_counts(op.eqn)
     n, k = num_consts, num_consts + num_carry

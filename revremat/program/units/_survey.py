@@ -11,7 +11,6 @@ from jax.extend.core import JaxprEqn
 from revremat import _compat
 from revremat._primitives import CALLS, CHECKPOINTS
 from revremat.program.arrays._avals import is_differentiable
-from revremat.program.engine._stack import carried_mask
 from revremat.program.ir._linearize import has_derivative
 from revremat.program.ir._ops import Constant, Op, Value, as_closed, flatten
 from revremat.program.units._checkpoints import best_survey, has_checkpoint
@@ -20,6 +19,7 @@ from revremat.program.units._sites import (
     call_site,
     repeat_sites,
     scan_site,
+    sink_into,
     weights_first,
 )
 
@@ -43,28 +43,29 @@ def survey(closed: Any, in_mask: Mask, *, keep_checkpoints: bool = False) -> Sur
 class _Surveyor:
     keep_checkpoints: bool
 
-    def program(self, closed: Any, in_mask: Mask) -> Survey:
-        """A program that runs once wherever it stands."""
+    def program(self, closed: Any, in_mask: Mask, of: Op | None = None) -> Survey:
+        """A program that runs once wherever it stands: in an operation, or alone."""
         known: dict[Any, Inner] = {}  # whichever checkpoints are dissolved
-        dissolving = partial(self._dissolving, closed, in_mask, known=known)
+        dissolving = partial(self._dissolving, closed, in_mask, of, known=known)
         if self.keep_checkpoints:
             return dissolving(lambda eqn: False)
         return best_survey(dissolving)
 
-    def _iteration(self, closed: Any, in_mask: Mask) -> Survey:
+    def _iteration(self, closed: Any, in_mask: Mask, of: Op) -> Survey:
         """A scan's body, of which loops alone are units, wherever they stand.
 
         A block in it is part of the layer, as are its checkpoints.
         """
         dissolves = lambda eqn: not self.keep_checkpoints
         return _looped(
-            self._dissolving(closed, in_mask, dissolves, known={}, in_loop=True)
+            self._dissolving(closed, in_mask, of, dissolves, known={}, in_loop=True)
         )
 
     def _dissolving(
         self,
         closed: Any,
         in_mask: Mask,
+        of: Op | None,
         dissolves: Callable[[JaxprEqn], bool],
         *,
         known: dict[Any, Inner],
@@ -77,6 +78,7 @@ class _Surveyor:
             keep_names=True,
             keep_checkpoints=lambda eqn: not dissolves(eqn),
             keep_blocks=True,
+            of=of,
         )
         live = {v for v, on in zip(program.inputs, in_mask, strict=True) if on}
         program, weights = weights_first(program, live)
@@ -90,12 +92,15 @@ class _Surveyor:
                 continue
             live.update(out for out in op.outputs if is_differentiable(out.aval))
             held = [isinstance(atom, Constant) or atom in weights for atom in op.inputs]
-            is_kept = op in kept
+            is_kept, within = op in kept, mask
             if op.kind == "scan":
                 if op.eqn.params["length"] == 0:
                     continue
                 if not is_kept:
-                    sites.append(scan_site(op, mask))
+                    site = scan_site(op, mask)
+                    sites.append(site)
+                    lifted = len(site.inputs) - len(op.inputs)
+                    within = (site.in_mask or ())[lifted:]
                 if not _takes_weights(op, live & weights):
                     loops.add(op)
             elif (
@@ -109,7 +114,7 @@ class _Surveyor:
             key = (*place, seen[place])
             seen[place] += 1
             if key not in known:
-                known[key] = self._inner(op, mask, is_kept)
+                known[key] = self._inner(op, within, is_kept)
             if known[key]:
                 inner[op] = known[key]
         if not in_loop:
@@ -120,7 +125,9 @@ class _Surveyor:
             # Unless loops are parts of layers, layers are found between them.
             if not any(op in loops for site in repeats for op in site.ops):
                 repeats = find(apart)
-            sites += repeats
+            calls = [site for site in sites if site.kind == "checkpoint"]
+            others = [site for site in sites if site.kind != "checkpoint"]
+            sites = [*others, *sink_into(calls, program, live, weights), *repeats]
         order = {op: k for k, op in enumerate(program.ops)}
         return Survey(
             program,
@@ -131,7 +138,13 @@ class _Surveyor:
         )
 
     def _inner(self, op: Op, mask: Mask, is_kept: bool) -> Inner:
-        """Surveys of the programs inside an operation, where any has a site."""
+        """Surveys of the programs inside an operation, where any has a site.
+
+        Args:
+          op: The operation.
+          mask: Which of its inputs are differentiated; of a scan, in any iteration.
+          is_kept: Whether it stays as it is.
+        """
         return tuple(
             item
             for item in self._programs_in(op, mask, is_kept)
@@ -142,20 +155,16 @@ class _Surveyor:
         params = op.eqn.params
         if op.kind in CALLS and not op.is_block:
             key = "jaxpr" if "jaxpr" in params else "call_jaxpr"
-            return ((key, None, self.program(as_closed(params[key]), mask)),)
+            return ((key, None, self.program(as_closed(params[key]), mask, op)),)
         if op.kind == "cond":
             branches = map(as_closed, params["branches"])
-            surveys = (self.program(branch, mask[1:]) for branch in branches)
+            surveys = (self.program(branch, mask[1:], op) for branch in branches)
             return tuple(("branches", k, found) for k, found in enumerate(surveys))
         if op.kind == "scan" and not is_kept:
-            num_consts, num_carry = _compat.scan_counts(op.eqn)
-            n, k = num_consts, num_consts + num_carry
             closed = as_closed(params["jaxpr"])
-            body = flatten(closed, keep_names=True)
-            carried = carried_mask(body, mask[:n], mask[n:k], mask[k:])
-            return (("jaxpr", None, self._iteration(closed, carried)),)
+            return (("jaxpr", None, self._iteration(closed, mask, op)),)
         if op.kind == "shard_map":
-            inside = self.program(as_closed(params["jaxpr"]), mask)
+            inside = self.program(as_closed(params["jaxpr"]), mask, op)
             return (("jaxpr", None, _placed(inside, _compat.mapped_like(op.eqn))),)
         return ()
 

@@ -91,7 +91,9 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
         alone: Any = number if site.kind in ("scan", "whole") else -1
         if outer is not None and outer.kind in REPEATED:
             alone = (id(outer.body), site.length, site.reverse)
-        same = (describe(site.body, how=ALIKE), input_order(site.body))
+        same: Any = None
+        if alone != number:  # to read all of it takes long
+            same = (describe(site.body, how=ALIKE), input_order(site.body))
         key = (path, site.kind, site.label, same, alone)
         groups.setdefault(key, []).append((program, site))
     taken: set[str] = set()
