@@ -44,15 +44,17 @@ def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
             _avals.zero_cotangent(v.aval)
             for v in pick(engine.const_values, engine.const_mask)
         ],
-        xs=[
-            jax.tree.map(lambda a: _avals.room(a.to_ct_aval()), aval)
-            for aval in pick(x_avals, engine.x_mask)
-        ],
+        xs=engine.places(
+            [
+                jax.tree.map(lambda a: a.to_ct_aval(), aval)
+                for aval in pick(x_avals, engine.x_mask)
+            ]
+        ),
         output=None,
         fetched=None,
     )
-    own = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
-    run = _Backward(engine, consts, xs, own)
+    ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
+    run = _Backward(engine, consts, xs, ct_ys)
     saved, carry = run.fetch_all(saved, state.carry)
     state = replace(state, carry=carry)
     below = [None, *map(run.on_host_at_top, engine.segments, saved)]
@@ -64,11 +66,13 @@ def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
         if not segment.pattern[0].inverts:
             state = replace(state, output=None)
         state = run.segment(segment, kept, waiting, state)
+    own = [v.aval.to_ct_aval() for v in pick(engine.x_values, engine.x_mask)]
+    of_xs = state.xs if engine.stack.unrolled else engine.filled(state.xs, own)
     spread = lambda mask, found: [next(found) if on else None for on in mask]
     return (
         spread(engine.const_mask, iter(state.consts)),
         spread(engine.carry_mask, iter(state.carry)),
-        spread(engine.x_mask, iter(state.xs)),
+        spread(engine.x_mask, iter(of_xs)),
     )
 
 
