@@ -59,7 +59,9 @@ def programs(monkeypatch):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nothing happened to."""
-    options = versus.Options(size="tiny", budgets=2, out=tmp_path_factory.mktemp("one"))
+    few = ("uniform preset", "plain JAX", "memory budget, unrolled", "greedy")
+    out = tmp_path_factory.mktemp("one")
+    options = versus.Options(size="tiny", budgets=2, baselines=few, out=out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(versus, "PROGRAMS", {"small": ENTRY})
         assert versus.main(options) == 0
