@@ -53,9 +53,12 @@ class RematPass(Baseline):
 
     def _within(self, way: Loops | None, budget_bytes: int) -> None:
         """The program with the pass, its limit moved until it fits."""
-        wanted = float(budget_bytes)
+        wanted, last = float(budget_bytes), None
         for _ in range(self.most_limits):
             limit = self.comparison.limit(wanted)
+            if limit is not None and last is not None:
+                limit = min(limit, last - 1)
+            last = limit
             row = None if limit is None else self.comparison.write(way, limit)
             self.keep(row)
             if row is None or row.bytes <= budget_bytes:

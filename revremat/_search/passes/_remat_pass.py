@@ -49,11 +49,12 @@ def _with_pass(state: State, ask: Ask, trial: Trial) -> State:
     space, budget = state.space, state.budget_bytes
     memory = state.baseline.measurement.memory
     fixed = memory.argument_bytes + memory.output_bytes - memory.alias_bytes
-    wanted = budget
+    wanted, last = budget, None
     for tries in range(space.heuristics.most_remat_limits):
         percent = remat_pass_percent(space.target, wanted, fixed)
-        if percent is None:
+        if percent is None or last == 1:
             return state
+        last = percent = percent if last is None else min(percent, last - 1)
         actions = () if trial.key == BASELINE else trial.key.actions
         key = ProgramKey(actions, trial.key.gradient_barrier, percent)
         state = ask(state, [Request(key, trial.label)])
