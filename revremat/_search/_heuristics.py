@@ -33,6 +33,10 @@ class Heuristics:
       apart_budget: Share of the budget between an assignment that was too large and the
         next.
       most_local_steps: Compiles of one local search.
+      least_gain_settled: Share of a step that a search has to be able to gain on plain
+        unrolled loops, where those fit; with less it ends.
+      num_remat_passes: Programs without loops that are measured with XLA's remat pass.
+      most_remat_limits: Limits of that pass, for each of them.
       nearly_budget: Bytes over budget up to which peeled layers may make an assignment
         fit.
       num_peeled: Actions tried for a first or last layer, of all units together.
@@ -64,6 +68,9 @@ class Heuristics:
     negligible_budget: float = 0.003
     least_gain_local: float = 1e-3
     least_gain_column: float = 0.002
+    least_gain_settled: float = 0.005
+    num_remat_passes: int = 2
+    most_remat_limits: int = 3
     apart_budget: float = 1e-4
     most_local_steps: int = 8
     nearly_budget: float = 1.25

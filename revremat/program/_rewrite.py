@@ -16,6 +16,7 @@ from revremat._plan import UnitPlan
 from revremat.program.arrays._avals import is_differentiable
 from revremat.program.arrays._buffers import Each
 from revremat.program.engine._keep import Layer, resolve
+from revremat.program.engine._plain import is_plain, run_plain
 from revremat.program.engine._run_stack import run_stack
 from revremat.program.engine._split import run_chunks
 from revremat.program.engine._stack import Stack
@@ -384,7 +385,8 @@ def act(
             # What is differentiated is seen when it happens.
             site = replace(sites[op], in_mask=None)
             constants = [atom.value for atom in lifted(site)]
-            return execute(site, label, actions, [*constants, *values])
+            values = [*constants, *values]
+            return execute(site, label, actions, values, by_hand=True)
 
         env = dict(zip(found.program.inputs, jax.tree.leaves(args), strict=True))
         run(found.program.ops, env, rewritten)
@@ -407,8 +409,18 @@ def execute(
     values: Sequence[Any],
     *,
     gradient_barrier: bool = False,
+    by_hand: bool = False,
 ) -> list[Any]:
-    """Run one site under its actions: its outputs, from its inputs."""
+    """Run one site under its actions: its outputs, from its inputs.
+
+    Args:
+      site: The site.
+      label: What messages call it.
+      actions: Of its layers; fewer where the others are left out.
+      values: Its inputs.
+      gradient_barrier: As of `Decision`.
+      by_hand: Whether the user wrote the actions, and whoever traces this finds them.
+    """
     args, number = list(values), actions[0].chunks if actions else 1
     if number > 1:
         return run_chunks(site.chunks[number], number, actions[0], label, args)
@@ -438,5 +450,6 @@ def execute(
         layers=site.layers,
     )
     n, k = site.num_consts, site.num_consts + len(site.carried)
-    carry, ys = run_stack(stack, args[:n], args[n:k], args[k:])
+    run = run_plain if is_plain(stack) and not by_hand else run_stack
+    carry, ys = run(stack, args[:n], args[n:k], args[k:])
     return [*carry, *ys]

@@ -31,13 +31,16 @@ class Entry:
         of 80 GB holds. The step takes what it replaces first: `step(state, batch) ->
         (state, others)`, the state donated.
       about: What it is, in a line.
+      has_kernel: Whether `make` also takes `attention=`: "plain", by a softmax, or
+        "cudnn", by cuDNN's kernel (at real size).
     """
 
     name: str
     group: Group
     target: str
-    make: Callable[[Any, Size], rr.Problem]
+    make: Callable[..., rr.Problem]
     about: str
+    has_kernel: bool = False
 
 
 @jax.tree_util.register_dataclass
