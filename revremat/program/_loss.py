@@ -20,6 +20,7 @@ from revremat.program.ir._costs import every_op
 from revremat.program.ir._fingerprint import describe, fingerprint
 from revremat.program.ir._linearize import depends
 from revremat.program.ir._ops import Program, flatten
+from revremat.program.units._segment_sites import with_segments
 from revremat.program.units._sites import Survey, survey
 from revremat.program.units._units import FoundUnit, units_of
 
@@ -112,7 +113,7 @@ def trace_loss(loss: Callable[..., Any], args: Sequence[Any]) -> TracedLoss:
             "nothing to differentiate; put the parameters first."
         )
     _check_no_refs(flatten(closed))
-    found = survey(closed, mask)
+    found = with_segments(survey(closed, mask))
     return TracedLoss(
         found=found,
         units=units_of(found, mask),
