@@ -17,6 +17,7 @@ from revremat._search._layer_costs import (
     is_loop,
 )
 from revremat._search._probe_programs import share_of, small_units
+from revremat._search._chain import chain_of, rates_of
 from revremat._search._state import Space, State
 from revremat._trace import trace
 from revremat.policies import Candidate, Pool
@@ -120,7 +121,8 @@ def start(
     )
     offered = _offered(space, space.heuristics.most_candidates)
     space = _with_units(space, offered)
-    if not space.units:
+    space = dataclasses.replace(space, chain=chain_of(graph, target))
+    if not space.units and space.chain is None:
         raise UserError(NOTHING_TO_DECIDE)
     first = {unit.name: first_of(space, unit) for unit in space.units}
     return State.of(space).but(candidates=first)
@@ -142,10 +144,7 @@ def first_of(space: Space, unit: Unit) -> tuple[Candidate, ...]:
 
 def pools_of(graph: Graph, target: Target, nesting: int) -> dict[str, Pool]:
     """What is proposed for every unit of a nesting."""
-    card = target.card
-    products = card.matmul_efficiency * max(card.peak_flops.values())
-    flops = (products, card.peak_flops["float32"])
-    rates = policies.Rates(*(f / card.stream_bandwidth for f in flops))
+    rates = rates_of(target)
     return {u.name: Pool(u, rates) for u in nested_units(graph, nesting)}
 
 
@@ -156,8 +155,11 @@ def nested_units(graph: Graph, nesting: int) -> tuple[Unit, ...]:
     return tuple(
         unit
         for unit in graph.units
-        if depths[unit.name] == nesting
-        or (depths[unit.name] < nesting and unit.name not in outer)
+        if not unit.is_segment  # which are decided all at once
+        and (
+            depths[unit.name] == nesting
+            or (depths[unit.name] < nesting and unit.name not in outer)
+        )
     )
 
 
@@ -196,6 +198,7 @@ def expected_compiles(state: State) -> int:
         if state.space.unroll and is_loop(unit):
             number += sum(c.action.can_unroll for c in few)
     number += limits.num_runners_up + limits.most_tightenings // 2
+    number += limits.most_schedules if state.space.chain else 0
     number += limits.num_peeled if any(map(is_loop, state.units)) else 0
     most = state.space.most_compiles
     return number if most is None else min(number, most)
