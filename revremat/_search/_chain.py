@@ -10,6 +10,8 @@ from revremat.xla import Target
 
 _MOST_WAYS = 5
 """Of one segment or group, beside leaving it as it is."""
+_LEAST_GAIN = 0.05
+"""Of what recomputing a unit takes, by a way that keeps more than another."""
 
 
 def rates_of(target: Target) -> policies.Rates:
@@ -73,9 +75,13 @@ def _ways(unit: Unit, target: Target) -> tuple[Way, ...]:
     few = [c for c in few if c.action != SAVE and c.action.kind == "recompute"]
     us = 1e6 / target.card.stream_bandwidth
     least = pool.cost(plain).traffic
-    return tuple(
-        _way(unit, pool, c, us * (pool.cost(c).traffic - least)) for c in (plain, *few)
-    )
+    cost = lambda c: us * (pool.cost(c).traffic - least)
+    recompute, *others = sorted(few, key=lambda c: (pool.kept(c).device_bytes, c.name))
+    chosen, most_us = [recompute], cost(recompute)
+    for one in others:
+        if cost(one) < cost(chosen[-1]) - _LEAST_GAIN * abs(most_us):
+            chosen.append(one)
+    return tuple(_way(unit, pool, c, cost(c)) for c in (plain, *chosen))
 
 
 def _way(unit: Unit, pool: Pool, candidate: Candidate, time_us: float) -> Way:
@@ -89,6 +95,6 @@ def _way(unit: Unit, pool: Pool, candidate: Candidate, time_us: float) -> Way:
         action=None if candidate.action == SAVE else candidate.action,
         kept=frozenset(number[k] for k in saved if k in number),
         kept_bytes=size(own),
-        working_bytes=size(residuals.difference(saved)) + 2 * largest,
+        working_bytes=size(residuals.difference(saved)) + largest,
         time_us=time_us,
     )

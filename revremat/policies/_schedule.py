@@ -112,6 +112,7 @@ class Chain:
         self,
         limit_bytes: float | None,
         excluding: Sequence[tuple[Mapping[str, Action], int]] = (),
+        near: tuple[Mapping[str, Action], int] | None = None,
     ) -> Schedule | None:
         """The fastest schedule within a limit, or without one the smallest.
 
@@ -124,7 +125,7 @@ class Chain:
           A schedule, or None where there is none.
         """
         rows = _Rows(self)
-        return rows.solve(limit_bytes, excluding)
+        return rows.solve(limit_bytes, excluding, near)
 
     def predict(self, actions: Mapping[str, Action]) -> tuple[float, float]:
         """Bytes and time of a schedule by its actions."""
@@ -284,6 +285,7 @@ class _Rows:
         self,
         limit: float | None,
         excluding: Sequence[tuple[Mapping[str, Action], int]],
+        near: tuple[Mapping[str, Action], int] | None,
     ) -> Schedule | None:
         sizes, choices = self.chain.sizes, self.choices
         keys = sorted(self._lifetimes())
@@ -331,9 +333,11 @@ class _Rows:
             for n, size in entries:
                 total[n] += size / len(self.waiting)
         for actions, apart in excluding:
-            on = {id(one) for one in self.chosen(actions)}
-            same = [(j, 1.0) for j, c in enumerate(choices) if id(c) in on]
+            same = self._same(actions)
             rows.add(same, 0, max(0, len(same) - apart))
+        if near is not None:
+            same = self._same(near[0])
+            rows.add(same, max(0, len(same) - near[1]), len(same))
         times = np.array([c.way.time_us for c in choices] + [0.0] * (len(keys) + 1))
         times /= max(1e-9, float(np.abs(times).sum()))
         at_peak = np.zeros(peak + 1)
@@ -351,6 +355,11 @@ class _Rows:
         actions = {c.unit: c.way.action for c in taken if c.way.action is not None}
         size = max(size for size, _ in self.moments(taken))
         return Schedule(actions, size, self.time_us(taken))
+
+    def _same(self, actions: Mapping[str, Action]) -> list[tuple[int, float]]:
+        """A row that counts what is as in a schedule."""
+        on = {id(one) for one in self.chosen(actions)}
+        return [(j, 1.0) for j, c in enumerate(self.choices) if id(c) in on]
 
     def _lifetimes(self) -> set[tuple[int, int, str]]:
         """Values that are kept, while which segment, and in which recomputed group."""

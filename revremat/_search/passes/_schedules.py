@@ -28,7 +28,7 @@ def schedules(state: State, ask: Ask) -> State:
     fixed = memory.total_bytes - memory.temp_bytes
     known: dict[ProgramKey, tuple[_Actions, Row | None]] = {}
     excluded: list[tuple[_Actions, int]] = []
-    failures, margin = 0, 0.0
+    failures, mode, hope = 0, 0, heuristics.hope
     waiting = uniform(chain)
     for _ in range(heuristics.most_schedules):
         if waiting:
@@ -37,11 +37,17 @@ def schedules(state: State, ask: Ask) -> State:
         else:
             rows = [(a, r.bytes - fixed) for a, r in known.values() if r is not None]
             model = chain.fitted(rows)
-            found = model.schedule(budget - fixed - margin, excluded)
-            if found is None and margin:
-                found = model.schedule(budget - fixed, excluded)
-            if found is None and not state.fits:
-                found = model.schedule(None, excluded)
+            mode = len(known) % 3
+            limit = budget - fixed + (hope * budget if mode else 0.0)
+            near = None
+            best_key = state.key_of_row(state.best)
+            if mode == 1 and best_key in known and state.fits:
+                near = known[best_key][0], heuristics.most_changes
+            found = (
+                model.schedule(limit, excluded, near)
+                or model.schedule(budget - fixed, excluded)
+                or model.schedule(None, excluded)
+            )
             if found is None:
                 return state
             actions = found.actions
@@ -53,9 +59,8 @@ def schedules(state: State, ask: Ask) -> State:
         same = any(row and r and _is_same(row, r) for _, r in known.values())
         excluded.append((actions, 2 if same else 1))
         known[key] = actions, row
-        margin /= 2
-        if expected is not None and row is not None and row.bytes > budget:
-            margin = max(margin, row.bytes - expected)
+        if expected is not None and mode and row is not None:
+            hope *= 1 / 2 if row.bytes > budget else 3 / 2
         failures = 0 if state.best != best or waiting else failures + 1
         if failures >= heuristics.most_failures:
             return state
@@ -63,12 +68,15 @@ def schedules(state: State, ask: Ask) -> State:
 
 
 def uniform(chain: Chain) -> list[_Actions]:
-    """Schedules that recompute everything: segments, groups, one in the other."""
+    """Schedules that recompute everything: segments, groups, one in the other.
+
+    And the first groups alone: what the others keep is there for a short time only.
+    """
     segments = [s.name for group in chain.groups for s in group.segments]
-    groups = [group.name for group in chain.groups if group.ways]
-    alone = [g.segments[0].name for g in chain.groups if not g.ways]
-    found = [segments, [*groups, *alone], [*groups, *segments]]
-    return [dict.fromkeys(names, RECOMPUTE) for names in found]
+    outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
+    found = [segments, outer, [*outer, *segments]]
+    found += [outer[:k] for k in range(1, len(outer))]
+    return [dict.fromkeys(names, RECOMPUTE) for names in found if names]
 
 
 def _key(state: State, actions: _Actions) -> ProgramKey:
