@@ -220,9 +220,7 @@ class _Rows:
             return
         again = sum(segment.again_us for segment in group.segments[:-1])
         way = Way(RECOMPUTE, group.given, 0.0, 0.0, again)
-        self.choices.append(
-            _Choice(group.name, way, start, stop - 1, opens=group.name)
-        )
+        self.choices.append(_Choice(group.name, way, start, stop - 1, opens=group.name))
         for k, segment in enumerate(group.segments, start):
             for way in segment.ways:
                 if way.action is None and k == stop - 1:
@@ -253,9 +251,7 @@ class _Rows:
             return around is not None and not is_open and around == one.way.action
         return around is None and actions.get(one.unit) == one.way.action
 
-    def moments(
-        self, chosen: Sequence[_Choice]
-    ) -> list[tuple[float, tuple[str, str]]]:
+    def moments(self, chosen: Sequence[_Choice]) -> list[tuple[float, tuple[str, str]]]:
         """Bytes while each segment is differentiated, and what they are told by."""
         found = []
         for k, waiting in enumerate(self.waiting):
@@ -327,7 +323,9 @@ class _Rows:
             entries += [
                 (j, self._working(c)) for j, c in enumerate(choices) if k in c.covers
             ]
-            entries += [(n, sizes[v]) for (v, place, _), n in column.items() if place == k]
+            entries += [
+                (n, sizes[v]) for (v, place, _), n in column.items() if place == k
+            ]
             entries = [(n, size / scale) for n, size in entries]
             rows.add([*entries, (peak, -1.0)], -np.inf, -waiting / scale)
             for n, size in entries:

@@ -28,11 +28,11 @@ def with_segments(found: Survey) -> Survey:
     """
     if any(len(site.ops) == 1 or site.kind == "module" for site in found.sites):
         return found
-    made = sum(map(made_by, found.program.ops))
+    moves, others = moves_apart(found.program, found.weights)
+    made = sum(map(made_by, others))
     covered = sum(made_by(op) for site in found.sites for op in site.ops)
     if covered >= _LEAST_COVERED * made:
         return found
-    moves, others = moves_apart(found.program, found.weights)
     sites: list[Site] = []
     for stretch in stretches(found.program, others, {*found.inner}):
         sites += _Sites(found, stretch, moves).all
@@ -89,7 +89,9 @@ class _Sites:
         """One site for parts that follow one another; None if none has a derivative."""
         ops = tuple(self.stretch.ops[parts[0][0] : parts[-1][1]])
         own = {*parts}
-        moves = tuple(op for op in self.moves if self.owners[op] and self.owners[op] <= own)
+        moves = tuple(
+            op for op in self.moves if self.owners[op] and self.owners[op] <= own
+        )
         leaving = self.stretch.leaving(ops)
         outputs = tuple(out for op in ops for out in op.outputs if out in leaving)
         inputs = tuple(_taken((*moves, *ops)))

@@ -58,9 +58,7 @@ def find_segments(stretch: Stretch) -> list[list[Part]]:
     if len(parts) < _FEWEST_SEGMENTS:
         return []
     groups = steps[math.isqrt(len(parts) - 1)]
-    return [
-        [part for part in parts if begin <= part[0] < end] for begin, end in groups
-    ]
+    return [[part for part in parts if begin <= part[0] < end] for begin, end in groups]
 
 
 def _made(stretch: Stretch, part: Part) -> float:
