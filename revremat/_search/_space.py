@@ -8,6 +8,7 @@ from revremat._action import RECOMPUTE
 from revremat._errors import UserError
 from revremat._graph import Graph, Unit
 from revremat._problem import Problem
+from revremat._search._chain import chain_of, rates_of
 from revremat._search._heuristics import Heuristics
 from revremat._search._layer_costs import (
     RECOMPUTE_ALL,
@@ -17,7 +18,6 @@ from revremat._search._layer_costs import (
     is_loop,
 )
 from revremat._search._probe_programs import share_of, small_units
-from revremat._search._chain import chain_of, rates_of
 from revremat._search._state import Space, State
 from revremat._trace import trace
 from revremat.policies import Candidate, Pool

@@ -394,7 +394,7 @@ class _Matrix:
         most: Float[np.ndarray, " width"],
         num_choices: int,
     ) -> Float[np.ndarray, " choices"] | None:
-        """The choices, of 0 and 1, for which a cost is least; None if there are none."""
+        """The choices, 0 or 1, for which a cost is least; None if there are none."""
         lower, upper = np.array(self.bounds, float).T
         with without_lines(b"HighsMipSolverData::"):
             found = scipy.optimize.milp(

@@ -1,5 +1,7 @@
 """Programs without equal layers: segments, how they nest, and what they keep."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,7 @@ def with_skips(ws, x):
 
 
 def specs(widths=WIDTHS):
-    pairs = zip(widths, widths[1:], strict=False)
+    pairs = itertools.pairwise(widths)
     ws = [jax.ShapeDtypeStruct(pair, jnp.float32) for pair in pairs]
     return ws, jax.ShapeDtypeStruct((BATCH, widths[0]), jnp.float32)
 

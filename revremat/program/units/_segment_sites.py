@@ -26,7 +26,7 @@ def with_segments(found: Survey) -> Survey:
     Args:
       found: Of a whole program.
     """
-    if any(len(site.ops) == 1 or site.kind == "module" for site in found.sites):
+    if any(site.kind != "repeat" for site in found.sites):
         return found
     moves, others = moves_apart(found.program, found.weights)
     made = sum(map(made_by, others))

@@ -94,14 +94,10 @@ def _narrowest(stretch: Stretch, begin: int, end: int) -> int | None:
 
 def _is_enough(stretch: Stretch, begin: int, end: int) -> bool:
     """Whether operations make a segment."""
-    heavy = stretch.heavy
-    if heavy[-1]:
-        is_worth_it = heavy[end] > heavy[begin]
-    else:
-        is_worth_it = end - begin >= _FEWEST_OPS
-    return is_worth_it and _made(stretch, (begin, end)) >= _LEAST_PART * float(
-        stretch.made[-1]
-    )
+    heavy, made = stretch.heavy, _made(stretch, (begin, end))
+    has_product = bool(heavy[end] > heavy[begin])
+    is_long = not heavy[-1] and end - begin >= _FEWEST_OPS
+    return (has_product or is_long) and made >= _LEAST_PART * float(stretch.made[-1])
 
 
 def _handed_on(stretch: Stretch, begin: int, end: int) -> Float[np.ndarray, " _"]:

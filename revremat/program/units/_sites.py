@@ -142,11 +142,6 @@ class Survey:
     live: frozenset[Value] = frozenset()
     weights: frozenset[Value] = frozenset()
 
-    @property
-    def apart(self) -> set[Op]:
-        """Operations that are sites by themselves, or have programs of their own."""
-        return {*self.inner, *(s.ops[0] for s in self.sites if len(s.ops) == 1)}
-
 
 def survey(closed: Any, in_mask: Sequence[bool]) -> Survey:
     """Find the sites of a closed jaxpr, given which inputs are differentiated."""
