@@ -35,7 +35,8 @@ class njit[**P, R]:
             raise UserError(
                 f"Numba cannot be imported ({error}), and "
                 f"{self._function.__name__!r} of {self._function.__module__} is "
-                "compiled by it: run 'pip install numba'; only applying and measuring plans do without"
+                "compiled by it: run 'pip install numba'; only applying and "
+                "measuring plans do without"
             ) from None
         options = {"cache": True, "nogil": True, "inline": self._inline}
         return numba.njit(**options)(self._function)

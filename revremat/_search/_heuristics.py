@@ -49,6 +49,11 @@ class Heuristics:
       most_unrolled_operations: Operations of those layers, likewise.
       off_difference: How far off costs may be, as a share of a difference.
       off_whole: How far off costs may be, as a share of the whole.
+      most_schedules: Schedules of segments that are compiled for one budget.
+      most_failures: Schedules that were no better, one after the other, to stop after.
+      most_changes: Units in which every other schedule differs from the best.
+      hope: Share of the budget by which every third schedule may be over it, at first:
+        the model may expect too much.
       isolate_operations: Operations of a program whose units are worth compiling
         without the rest of it.
       isolate_part: Part of a program up to which a unit is a small part of it.
@@ -82,6 +87,10 @@ class Heuristics:
     most_unrolled_operations: int = 15_000
     off_difference: float = 0.25
     off_whole: float = 0.02
+    most_schedules: int = 24
+    most_failures: int = 8
+    most_changes: int = 2
+    hope: float = 0.2
     isolate_operations: int = 1000
     isolate_part: float = 1 / 2
     isolate_fused_time: float = 1 / 200

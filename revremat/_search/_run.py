@@ -18,6 +18,7 @@ from revremat._search.passes._plain_unroll import plain_unroll, settle
 from revremat._search.passes._profile import profile_layers
 from revremat._search.passes._remat_pass import remat_pass
 from revremat._search.passes._runners_up import runners_up
+from revremat._search.passes._schedules import schedules
 from revremat._search.passes._smallest import smallest
 from revremat._search.passes._softmax_maxima import softmax_maxima
 from revremat._search.passes._solve import (
@@ -66,6 +67,8 @@ DECIDE: tuple[Pass, ...] = (
     nested(_inside),  # what is inside has to beat all of that
     without_barrier,  # last: it has no costs to go on from
 )
+SEGMENTS: tuple[Pass, ...] = (schedules,)
+"""For a program without equal layers, whose segments have no costs of their own."""
 REQUIRED: tuple[Pass, ...] = (baseline, profile_layers, calibrate, solve)
 """Without any of the others a search finds less, and all that it finds is right."""
 
@@ -110,6 +113,8 @@ def decide(state: State, ask: Ask) -> State:
     state = baseline(state, ask)
     if state.arguments_exceed:  # then no plan can fit
         return run_all(state, ask, [recompute_all])
+    if state.space.chain is not None:
+        return run_all(state, ask, SEGMENTS)
     state = profile(state, ask)
     passes = DECIDE if state.is_profiled and state.units else ()
     return run_all(state, ask, passes)

@@ -34,6 +34,7 @@ class Space:
       pools: From unit to all that is proposed for its layers.
       proposed: From unit to the candidates that get costs at first.
       untouched: Units with so few bytes that they stay as they are.
+      chain: The segments of a program without equal layers; None if it has none.
       share: Part of an activation that lies on one device.
       small_units: Units that are worth compiling without the rest of the program.
       unroll: Whether layers of loops may be unrolled.
@@ -50,6 +51,7 @@ class Space:
     enclosing: tuple[Unit, ...] = ()
     nesting: int = 0
     untouched: tuple[str, ...] = ()
+    chain: policies.Chain | None = None
     share: float = 1.0
     small_units: frozenset[str] = frozenset()
     unroll: bool = True

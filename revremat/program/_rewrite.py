@@ -30,7 +30,13 @@ from revremat.program.ir._ops import (
     read,
     run,
 )
-from revremat.program.units._sites import REPEATED, Site, Survey, with_body
+from revremat.program.units._sites import (
+    REPEATED,
+    SEGMENT,
+    Site,
+    Survey,
+    with_body,
+)
 from revremat.program.units._survey import survey
 from revremat.program.units._units import FoundUnit
 
@@ -57,12 +63,14 @@ class Decision:
         are left out.
       gradient_barrier: Whether layers outside of loops compute all of their gradients
         before the backward pass goes on.
+      is_checked: Whether what its layers keep is known to be what the plan says.
     """
 
     unit: FoundUnit
     plan: UnitPlan
     shortened: bool = False
     gradient_barrier: bool = False
+    is_checked: bool = False
 
     def within_recomputed(self) -> "Decision":
         """The same where enclosing layers are recomputed, and nothing outlives one."""
@@ -96,12 +104,20 @@ def rewrite(
     layers = {op for unit in repeats for site in unit.sites for op in site.ops}
     loops: dict[Op, Loop] = {}
     around = []
+    parts: dict[str, list[Decision]] = {}
     for decision in decisions:
-        if decision.unit.is_loop and decision.unit.sites[0].ops[0] in layers:
+        enclosing = decision.unit.enclosing
+        if decision.unit.kind == SEGMENT and enclosing in recomputed:
+            parts.setdefault(enclosing, []).append(decision)
+        elif decision.unit.is_loop and decision.unit.sites[0].ops[0] in layers:
             loops |= _loops_of(decision)
         else:
             around.append(decision)
     for decision in around:
+        if decision.unit.name in parts:
+            check_kept(decision)
+            inside = _with_parts(decision.unit, parts[decision.unit.name])
+            decision = replace(decision, unit=inside, is_checked=True)
         for at, ops, step in steps_of(decision, loops):
             chosen[at] = step
             covered.update(ops)
@@ -145,6 +161,28 @@ def _with_loops(unit: FoundUnit, loops: Mapping[Op, Loop]) -> FoundUnit:
     return replace(unit, sites=tuple(sites))
 
 
+def _with_parts(group: FoundUnit, decisions: Sequence[Decision]) -> FoundUnit:
+    """A group of segments with some of them run as decided whenever it is run."""
+    (site,) = group.sites
+    body, before = site.body, len(site.body.ops) - len(site.ops)
+    same = dict(zip(site.ops, body.ops[before:], strict=True))
+    chosen: dict[Op, Step] = {}
+    covered: set[Op] = set()
+    for decision in decisions:
+        for at, ops, step in steps_of(decision):
+            chosen[same[at]] = step
+            covered.update(same[op] for op in ops)
+    rewriter = _Rewriter(chosen, covered)
+    found = Survey(body, (), {})
+
+    def run_group(*args: Any) -> list[Any]:
+        return rewriter.run(found, args)
+
+    avals = [v.aval for v in body.inputs]
+    changed = flatten(jax.make_jaxpr(run_group)(*avals), keep_names=True)
+    return replace(group, sites=(replace(site, body=changed, layers={}),))
+
+
 def steps_of(
     decision: Decision, loops: Mapping[Op, Loop] = MappingProxyType({})
 ) -> Iterator[tuple[Op, tuple[Op, ...], Step]]:
@@ -154,7 +192,8 @@ def steps_of(
       decision: The unit and its actions.
       loops: How to run loops that are parts of its layers.
     """
-    check_kept(decision)
+    if not decision.is_checked:
+        check_kept(decision)
     unit, actions = _with_loops(decision.unit, loops), decision.plan.actions
     for one, taken, is_chain in _parts(unit, actions):
         sites = one.sites
