@@ -19,9 +19,9 @@ test-oldest:
 	@tools/setup --oldest $(EXTRAS)
 	$(call PYTEST,.venv-oldest) $(ARGS)
 
-# What the first GPU of this machine really does; without one, its CPU.
+# What the first GPU of this machine really does. ARGS='--platform cpu': what its CPU does.
 card: setup
-	@$(PYTHON) -m experiments.card
+	@$(PYTHON) -m experiments.calibrate --out runs/card $(ARGS)
 
 # The manual, as docs/_build/index.html.
 docs: setup

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from experiments.files import write_whole
 from revremat import UserError
 
 
@@ -49,17 +50,6 @@ def read_metrics(file: Path) -> list[dict[str, Any]]:
     lines = file.read_text(encoding="utf-8").split("\n")
     # What follows the last newline is half a line, or nothing.
     return [json.loads(line) for line in lines[:-1]]
-
-
-def write_whole(file: Path, text: str) -> Path:
-    """Replace a file by a whole new one, or leave it as it was; returns the file."""
-    temporary = file.with_name(file.name + ".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return file
 
 
 def same_run(

@@ -6,6 +6,7 @@ The same command goes on after Ctrl-C, SIGTERM, a kill or a crash, and the loss 
 the one of a run that was never interrupted.
 """
 
+import contextlib
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ from experiments.checkpoints import Checkpoints
 from experiments.configs.common import Experiment, known_keys
 from experiments.progress import MIB, Display, peak_bytes
 from experiments.step import build, mesh_axes, with_state
-from revremat import UserError, sharding
+from revremat import UserError, sharding, xla
 
 
 def main(args: list[str]) -> int:
@@ -70,13 +71,17 @@ def train(config: Experiment) -> None:
     )
 
     # ---- Compile the step, as it is reported and as it is run ------------------------
-    # As in the report: what is kept is decided by us, not by a pass of the compiler.
+    # As in the report: what is kept is decided by us, and by a pass of the compiler
+    # only where the plan says so.
     jax.config.update("jax_compiler_enable_remat_pass", False)
     compiling_since = time.perf_counter()
     plan = rr.Plan.load(config.train.plan) if config.train.plan else None
+    if plan is not None:
+        check_can_compile(plan, config.train.target)
     loss = program.loss if plan is None else rr.apply(program.loss, plan)
     step_fn = jax.jit(program.make_step(loss), donate_argnums=0)
-    step = step_fn.lower(program.state, program.batch).compile()
+    with contextlib.nullcontext() if plan is None else plan.compiling():
+        step = step_fn.lower(program.state, program.batch).compile()
     valid = jax.jit(program.valid)
     compile_s = time.perf_counter() - compiling_since
 
@@ -205,6 +210,12 @@ def check_has_cudnn(devices: list[Any]) -> None:
             f"model.attention is cudnn, and {devices[0].device_kind} devices have no "
             "cuDNN: write --model.attention dot_product"
         )
+
+
+def check_can_compile(plan: rr.Plan, target: str) -> None:
+    """Refuses a plan for XLA's own remat pass where that cannot be told its limit."""
+    if plan.remat_pass_percent is not None:
+        xla.remat_pass_options(rr.target(target), plan.remat_pass_percent)
 
 
 def facts(config: Experiment, splits: data.Splits) -> tuple[dict, dict]:

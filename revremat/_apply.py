@@ -35,7 +35,9 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
       if the program is another than the one the plan was made for, or if what it would
       keep differs from what the plan says.
 
-    Where another JAX made the plan, the logger `revremat` says so in one line.
+    The logger `revremat` says so in a line each where another JAX made the plan, and
+    where the plan is for XLA's own remat pass. No function can turn that on: compile
+    the step with `plan.compiler_options`, or within `plan.compiling()`.
 
     Example:
       >>> import jax, jax.numpy as jnp, revremat as rr
@@ -46,7 +48,7 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
       >>> bool(jnp.allclose(*gradients))
       True
     """
-    if note := plan.version_note:
+    for note in filter(None, (plan.version_note, plan.remat_pass_note)):
         _log.warning("%s", note)
     return apply_quietly(loss, plan)
 

@@ -3,13 +3,13 @@
 import contextlib
 import functools
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax._src import ad_util, config, mesh, source_info_util
+from jax._src import ad_util, compiler, config, mesh, source_info_util
 from jax._src.core import JaxprEqn, Tracer
 from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
@@ -29,6 +29,14 @@ ASK_FOR_PROGRAMS = (f"{INTERNALS}sharding_impls", f"{INTERNALS}mesh_utils")
 """Those of them that ask about devices on behalf of a program."""
 
 
+DISABLED_PASSES = "xla_disable_hlo_passes"
+"""XLA's option with the names of passes that it leaves out, with commas between."""
+REMAT_PASS = "rematerialization"
+"""What XLA calls its own remat pass there."""
+REMAT_LIMIT = "xla_gpu_memory_limit_slop_factor"
+"""XLA's option with the share of a GPU's memory that this pass keeps to, in percent."""
+
+
 def without_lines(module: Any) -> Any:
     """A copy of an MLIR module that says nothing of where its operations come from."""
     bare = module.clone()
@@ -36,6 +44,12 @@ def without_lines(module: Any) -> Any:
         strip = passmanager.PassManager.parse("builtin.module(strip-debuginfo)")
         strip.run(bare.operation)
     return bare.operation
+
+
+def entered_mesh() -> Any:
+    """The mesh of the older `with mesh:`, None outside of one."""
+    found = mesh.thread_resources.env.physical_mesh
+    return None if found.empty else found
 
 
 @dataclass(frozen=True)
@@ -382,6 +396,33 @@ def ambient_mesh() -> tuple[Any, bool]:
 def use_remat_pass(on: bool) -> contextlib.AbstractContextManager[Any]:
     """Within it, this thread's compiles run XLA's own remat pass, or do not."""
     return config.enable_remat_opt_pass(on)
+
+
+_OPTIONS: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("options", default=())
+
+
+@contextlib.contextmanager
+def use_compiler_options(options: Mapping[str, str]) -> Iterator[None]:
+    """Within it, this thread's compiles have these options, but for their own."""
+    _hand_on_options()
+    token = _OPTIONS.set(tuple(options.items()))
+    try:
+        yield
+    finally:
+        _OPTIONS.reset(token)
+
+
+@functools.cache
+def _hand_on_options() -> None:
+    """JAX has compiler options for one function, and none for all of a thread."""
+    made = compiler.get_compile_options
+
+    def get_compile_options(*args: Any, **kwargs: Any) -> Any:
+        own = kwargs.pop("env_options_overrides", None) or {}
+        given = {**dict(_OPTIONS.get()), **own}
+        return made(*args, **kwargs, env_options_overrides=given or None)
+
+    compiler.get_compile_options = get_compile_options
 
 
 def without_compilation_cache() -> contextlib.AbstractContextManager[Any]:

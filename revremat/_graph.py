@@ -154,7 +154,8 @@ class Unit:
       kind: `"scan"`, `"block"` (a function marked `rr.block`, once or several times),
         `"repeat"` (the same computation several times over, unmarked), `"module"` (one
         of a network's modules, where those are not alike), `"checkpoint"`
-        (a `jax.checkpoint` region) or `"whole"` (the loss itself, if there is no
+        (a `jax.checkpoint` region), `"segment"` (a part of a program without equal
+        layers, or a group of such parts) or `"whole"` (the loss itself, if there is no
         other).
       fingerprint: Equal for equal computations, whatever their variables are called.
       num_layers: How many times it runs; a plan gives each its action.
@@ -176,6 +177,9 @@ class Unit:
       in_branch: Whether it only runs where a `lax.cond` or `lax.switch` takes it.
       read_whole: Positions of the residuals that some operation of the backward pass
         reads from memory because what makes them cannot be fused into it: a product.
+      crossing: Of a segment, positions of what it shares with others: the values that
+        it is given and that it gives out.
+      crossing_ids: What the program calls each of those; equal numbers are one array.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -205,11 +209,18 @@ class Unit:
     outputs: tuple[int, ...] = ()
     read_whole: tuple[int, ...] = ()
     in_branch: bool = False
+    crossing: tuple[int, ...] = ()
+    crossing_ids: tuple[int, ...] = ()
 
     @property
     def is_loop(self) -> bool:
         """Whether its layers are iterations of a `jax.lax.scan`."""
         return self.kind == "scan"
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether it is a part of a program without equal layers, or several parts."""
+        return self.kind == "segment"
 
     @property
     def plain_bytes(self) -> int:

@@ -1,24 +1,35 @@
 """Plan: how each layer's residuals are restored, as data."""
 
+import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
+
 from revremat._action import Action, read_action
-from revremat._compat import jax_version
+from revremat._compat import (
+    DISABLED_PASSES,
+    REMAT_LIMIT,
+    REMAT_PASS,
+    jax_version,
+    use_compiler_options,
+    use_remat_pass,
+)
 from revremat._errors import UserError
 from revremat._io._files import read_text, write_text
 from revremat._io._json import flag, names, parse_json, renamed_keys, schema_of, typed
 from revremat._io._notebook import InNotebooks
 from revremat._printable import printable, sentence
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 _KNOWS_BARRIER = 4
+_KNOWS_REMAT_PASS = 6
 _OLD_KEYS = {"in_order": "gradient_barrier", "every": "segment_length"}
 """What keys were called up to schema 4."""
 MOST_UNITS = 10_000
@@ -116,6 +127,9 @@ class Plan(InNotebooks):
         them up over microbatches.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay as they
         are written, and no unit is in them.
+      remat_pass_percent: The limit of XLA's own remat pass, which is on where the
+        plan's program is compiled: percent of what 80 % of a device's memory leave
+        beside the step's arguments and results. XLA's default is 95. None: it is off.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -139,8 +153,15 @@ class Plan(InNotebooks):
     jax_version: str = ""
     gradient_barrier: bool = False
     keep_checkpoints: bool = False
+    remat_pass_percent: int | None = None
 
     def __post_init__(self):
+        percent = self.remat_pass_percent
+        if percent is not None and (type(percent) is not int or percent < 1):
+            raise UserError(
+                f"remat_pass_percent={percent!r} is no limit: write a whole number of "
+                "percent such as 95, or None to leave XLA's own remat pass off"
+            )
         for name in ("gradient_barrier", "keep_checkpoints"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UserError(f"{name}={value!r} is neither True nor False")
@@ -197,6 +218,46 @@ class Plan(InNotebooks):
             "its bytes are the other's; 'revremat report --plan' compiles it once more"
         )
 
+    @property
+    def remat_pass_note(self) -> str:
+        """What has to be set where the plan's program is compiled; "" for nothing."""
+        if self.remat_pass_percent is None:
+            return ""
+        return sentence(
+            "the plan is for XLA's own remat pass with a limit of "
+            f"{self.remat_pass_percent} %: give plan.compiler_options to jax.jit, or "
+            "the program takes other bytes than the plan says"
+        )
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """What `jax.jit(step, compiler_options=...)` needs to compile as was measured.
+
+        XLA's own remat pass is left out, or has the plan's limit. For that limit JAX's
+        setting `jax_compiler_enable_remat_pass` has to be True, as by default. The
+        options stand in for passes that `XLA_FLAGS` may name in the same option.
+
+        Example:
+          >>> import revremat as rr
+          >>> rr.Plan((), program="", remat_pass_percent=90).compiler_options
+          {'xla_gpu_memory_limit_slop_factor': '90'}
+        """
+        if self.remat_pass_percent is None:
+            return {DISABLED_PASSES: REMAT_PASS}
+        return {REMAT_LIMIT: str(self.remat_pass_percent)}
+
+    def compiling(self) -> contextlib.AbstractContextManager[None]:
+        """Within it, this thread's compiles are as `compiler_options` say.
+
+        Example:
+          >>> import jax, jax.numpy as jnp, revremat as rr
+          >>> plan = rr.Plan((), program="")
+          >>> with plan.compiling():
+          ...     print(jax.jit(jnp.sin)(0.0))
+          0.0
+        """
+        return _compiling(self.remat_pass_percent)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, in whole or not at all.
 
@@ -237,6 +298,7 @@ class Plan(InNotebooks):
         about["gradient_barrier"] = self.gradient_barrier
         if self.keep_checkpoints:
             about["keep_checkpoints"] = True
+        about["remat_pass_percent"] = self.remat_pass_percent
         units = [_write_unit(unit) for unit in self.units]
         return json.dumps({"schema": SCHEMA_VERSION, **about, "units": units}, indent=1)
 
@@ -270,6 +332,9 @@ class Plan(InNotebooks):
                 raise ValueError("'gradient_barrier' is missing")
             about["gradient_barrier"] = flag(data, "gradient_barrier")
             about["keep_checkpoints"] = flag(data, "keep_checkpoints")
+            if "remat_pass_percent" not in data and schema >= _KNOWS_REMAT_PASS:
+                raise ValueError("'remat_pass_percent' is missing")
+            about["remat_pass_percent"] = _percent(data.get("remat_pass_percent"))
             units = _read_units(typed(data, "units", list))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
@@ -285,7 +350,23 @@ class Plan(InNotebooks):
             head += ", with a gradient barrier"
         if self.keep_checkpoints:
             head += ", the program's own checkpoints kept"
+        if self.remat_pass_percent is not None:
+            head += f", with XLA's own remat pass at {self.remat_pass_percent} %"
         return "\n".join([head, *(f"  {unit}" for unit in self.units)])
+
+
+_compiled_as_planned = jax.make_user_context()  # JAX's caches tell programs apart
+
+
+@contextlib.contextmanager
+def _compiling(percent: int | None) -> Iterator[None]:
+    options = {} if percent is None else {REMAT_LIMIT: str(percent)}
+    with (
+        use_remat_pass(percent is not None),
+        use_compiler_options(options),
+        _compiled_as_planned("off" if percent is None else percent),
+    ):
+        yield
 
 
 _OPTIONAL_INT = int | None
@@ -298,6 +379,12 @@ _PLAN_FIELDS: dict[str, Any] = {
     "held_by": str,
     "jax_version": str,
 }
+
+
+def _percent(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"'remat_pass_percent' is {value!r}")
+    return value
 
 
 _RUN_KEYS = {field.name for field in fields(Action)} | {

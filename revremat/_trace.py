@@ -1,6 +1,7 @@
 """Trace: what there is to decide in a program; never compiles."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from revremat import _compat
@@ -15,6 +16,7 @@ from revremat.program._undecided import undecided
 from revremat.program.engine._keep import Layer, cannot_recompute
 from revremat.program.ir import _costs
 from revremat.program.ir._ops import Value as ProgramValue
+from revremat.program.units._sites import SEGMENT
 from revremat.program.units._units import FoundUnit
 
 BytesOf = Callable[[Any], int]
@@ -30,9 +32,10 @@ def trace(
     """Find a program's units of decision and their residuals.
 
     Units are the bodies of `jax.lax.scan`, functions marked with `rr.block`, unrolled
-    repeats of the same computation, and `jax.checkpoint` regions; without any, the
-    whole loss is the one unit. A region of `jax.checkpoint` is a proposal: where better
-    layers or loops are in it, those are the units.
+    repeats of the same computation, and `jax.checkpoint` regions. A region of
+    `jax.checkpoint` is a proposal: where better layers or loops are in it, those are
+    the units. A program without any unit is cut into segments where little is handed
+    on; where that is not possible, the whole loss is the one unit.
 
     Args:
       loss: `loss(*specs) -> scalar`, or `(scalar, auxiliary)`; differentiated in its
@@ -62,8 +65,9 @@ def trace(
             raise UserError("a Problem has its own specs: write no arguments beside it")
         loss, specs = loss.loss, loss.specs
     traced = trace_loss(loss, specs, keep_checkpoints=keep_checkpoints)
+    numbers = {v: k for k, v in enumerate(_made_in_order(traced))}
     return Graph(
-        units=tuple(_unit(found, bytes_of) for found in traced.units),
+        units=tuple(_unit(found, bytes_of, numbers) for found in traced.units),
         fingerprint=traced.fingerprint,
         jax_version=_compat.jax_version(),
         fixed_units=_fixed_units(traced, bytes_of),
@@ -86,7 +90,38 @@ def _fixed_units(traced: TracedLoss, bytes_of: BytesOf) -> tuple[FixedUnit, ...]
     )
 
 
-def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
+def _made_in_order(traced: TracedLoss) -> Iterator[ProgramValue]:
+    """The values of a program."""
+    program = traced.found.program
+    yield from program.inputs
+    for op in program.ops:
+        yield from op.outputs
+
+
+def _crossing(
+    found: FoundUnit,
+    layer: Layer,
+    position: Mapping[ProgramValue, int],
+    numbers: Mapping[ProgramValue, int],
+) -> dict[int, int]:
+    """Positions of a segment's values that others share, and the program's numbers."""
+    if found.kind != SEGMENT:
+        return {}
+    (site,), forward = found.sites, layer.passes.forward
+    inside = (*forward.inputs, *forward.outputs)
+    pairs = zip(inside, (*site.inputs, *site.outputs), strict=True)
+    return {
+        position[v]: numbers[of]
+        for v, of in pairs
+        if isinstance(v, ProgramValue) and v not in layer.held and of in numbers
+    }
+
+
+def _unit(
+    found: FoundUnit,
+    bytes_of: BytesOf,
+    numbers: Mapping[ProgramValue, int] = MappingProxyType({}),
+) -> Unit:
     site = found.sites[0]
     with loops_told(f"unit {found.name!r}"):
         layer = site.linearized(f"unit {found.name!r}")
@@ -95,6 +130,7 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
     position = {value: k for k, value in enumerate(order)}
     at = lambda atoms: tuple(position[a] for a in atoms if isinstance(a, ProgramValue))
     facts = found.facts
+    crossing = _crossing(found, layer, position, numbers)
     return Unit(
         name=found.name,
         kind=found.kind,
@@ -127,6 +163,8 @@ def _unit(found: FoundUnit, bytes_of: BytesOf) -> Unit:
         carried_out=at(layer.carried_out) if facts.has_inverse else (),
         outputs=tuple(dict.fromkeys(at(forward.outputs))),
         read_whole=tuple(dict.fromkeys(at(read_whole(layer.passes)))),
+        crossing=tuple(crossing),
+        crossing_ids=tuple(crossing.values()),
     )
 
 

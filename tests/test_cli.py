@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 import revremat as rr
 from revremat import xla
-from revremat._cli import main
+from revremat._cli import _report, main
 from revremat._cli._program import load
 
 PROGRAM = """
@@ -51,6 +52,13 @@ def stacked(target):
         return jnp.tanh(rr.name(jnp.sin(x @ w), "qkv") @ w)
 
     return rr.Problem(loss=lambda ws, x: rr.stack(layer, ws, x).sum(), specs=(ws, x))
+
+def decided(target):
+    ws = jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((256, 64), jnp.float32)
+    layer = lambda w, x: jnp.tanh(x @ w)
+    stacked = lambda ws, x: rr.stack(layer, ws, x, actions=rr.RECOMPUTE).sum()
+    return rr.Problem(loss=stacked, specs=(ws, x))
 
 def returns_a_loss(target):
     return lambda x: x
@@ -98,6 +106,26 @@ def test_report_says_what_a_step_takes(folder, capsys, target):
         assert part in out
     assert max(map(len, out.splitlines())) <= 100
     assert files(folder) == set()
+
+
+@pytest.mark.parametrize(("target", "is_split"), [("cpu:1", False), ("cpu:2", True)])
+def test_report_says_where_a_stacks_activations_are(folder, capsys, target, is_split):
+    _, out, _ = run(capsys, "report", "program.py:decided", "--target", target)
+    words = " ".join(out.split())
+    assert "RECOMPUTE keeps" in words
+    assert ("on all devices together" in words) == is_split
+
+
+def test_an_interrupted_command_says_so_as_shells_expect(folder, capsys, monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_report.Report, "run", interrupted)
+    assert run(capsys, "report", "program.py:problem") == (
+        128 + signal.SIGINT,
+        "",
+        "revremat: interrupted\n",
+    )
 
 
 def test_report_of_several_targets_is_one_row_each(folder, capsys):

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from revremat import xla
-from tools import pages
+from tools import pages, picture
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -169,3 +169,18 @@ def test_files_that_are_named_exist():
             r"`((?:experiments|revremat|tools)/[\w/.-]+\.\w+)", text
         ):
             assert (ROOT / name).is_file(), (page.name, name)
+
+
+def test_the_picture_shows_the_report_that_is_printed_now():
+    told = picture.told(picture.PICTURE.read_bytes())
+    version, digest = told.rsplit(" ", 1)
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    if version == f"jax {jax.__version__}":
+        assert told == picture.now(picture.measured())
+
+
+def test_what_a_picture_says_it_shows_is_read_back():
+    image = picture.PICTURE.read_bytes()
+    again = picture.telling(image[:8] + image[-12:], "jax 1.0 " + 64 * "0")
+    assert picture.told(again) == "jax 1.0 " + 64 * "0"
+    assert picture.told(image[:8] + image[-12:]) == ""

@@ -59,6 +59,32 @@ def test_every_value_is_kept_or_recomputed(action, saved, offloaded, late):
 
 
 @pytest.mark.parametrize(
+    ("kind", "action", "saved"),
+    [
+        # The maximum is kept, and entries that another kernel rounds are compared.
+        ("dot_general", RECOMPUTE(save=["m"]), "xme"),
+        ("transpose", RECOMPUTE(save=["m"]), "xm"),  # is as it was, bit for bit
+        ("dot_general", RECOMPUTE, "x"),  # both sides are rounded alike
+    ],
+)
+def test_comparisons_with_what_is_rounded_anew_are_kept(kind, action, saved):
+    made, largest = Op(kind, ("x",), ("h",)), Op("reduce_max", ("h",), ("m",))
+    equal, given = Op("eq", ("h", "m"), ("e",)), Op("mul", ("e", "x"), ("y",))
+    flow = Flow(
+        operations=(made, largest, equal, given),
+        residuals=("x", "m", "e"),
+        plain={"x", "m", "e"},
+        inputs=("x",),
+        names={"input": "x", "m": "m", "e": "e"},
+        unrepeatable=set(),
+        free=frozenset(),
+        handed_in=("x",),
+        carried_out=("y",),
+    )
+    assert resolve(flow, action).saved == set(saved)
+
+
+@pytest.mark.parametrize(
     ("ahead", "early", "late"),
     [
         (["h"], (MATMUL,), (TANH,)),

@@ -126,6 +126,9 @@ def test_what_an_action_keeps_and_recomputes():
     assert unit.kept(RECOMPUTE(save=["hidden"])).recomputed == ("one_minus_square",)
     assert unit.kept(RECOMPUTE(save=["dot_general_1"])).unused == ("dot_general_1",)
     assert unit.kept(RECOMPUTE(offload=["input"])).host_bytes == 4 * BATCH * WIDTH
+    shared = lambda n: unit.kept(RECOMPUTE(segment_length=n)).device_bytes
+    input_bytes = 4 * BATCH * WIDTH
+    assert [shared(n) for n in (1, 2, 3)] == [input_bytes, 32, 22]  # rounded up
 
 
 def test_bytes_per_device_come_from_the_caller():
@@ -325,7 +328,11 @@ SIZED = jax.ShapeDtypeStruct(("a", 8), jnp.float32)
         (lambda w, x: x.astype(int).sum(), specs(), r"not int32\[\]"),
         (lambda w, x: {"loss": x.sum()}, specs(), "not a tree of arrays"),
         (lambda w, x: 1j * x.sum(), specs(), r"not complex64\[\]; take its real part"),
-        (lambda w, x: x.sum(), specs()[:1], r"takes \(w, x\), and is given 1 argument"),
+        (
+            lambda w, x: x.sum(),
+            specs()[:1],
+            r"takes \(w, x\), and is given 1 argument$",
+        ),
         (lambda w, x: x.sum(), (*specs(), 1), r"\(w, x\), and is given 3 arguments"),
         (until, specs(), r"test_trace.py:\d+ \(until\): a loop without a fixed number"),
         (lambda w, x: x.sum(), (specs()[0], SIZED), r"argument 1 has the shape \('a'"),

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import tyro
 
 from experiments.bench import allocation_families as families
-from experiments.records import write_whole
+from experiments.files import write_whole
 from revremat import UserError
 from revremat.allocation import (
     Allocation,

@@ -10,8 +10,9 @@ from typing import Any
 
 import revremat as rr
 from experiments.bench.baselines import BASELINES, Baseline, Comparison
+from experiments.bench.plain_jax import Loops, has_loops, written
 from experiments.bench.searching import Actions, Row, Searching
-from revremat import Unit, format_bytes, policies
+from revremat import Unit, format_bytes, policies, xla
 from revremat.policies import PRESETS, Candidate, UnitOptions, preset
 
 Tell = Callable[[str], None]
@@ -43,7 +44,10 @@ def comparison_of(search: Searching) -> Comparison:
     Plans that keep the same are compiled once, whatever their names.
     """
     rows: dict[Any, Row | None] = {}
-    all_options: list[UnitOptions] = []
+    options: dict[bool, tuple[UnitOptions, ...]] = {}
+    problem = search.problem
+    memory = search.baseline().measurement.memory
+    fixed = memory.argument_bytes + memory.output_bytes - memory.alias_bytes
 
     def compile(name: str, actions: Actions | None) -> Row | None:
         key = None if actions is None else _kept(search, actions)
@@ -51,12 +55,30 @@ def comparison_of(search: Searching) -> Comparison:
             rows[key] = search.add(name, actions)
         return rows[key]
 
-    def presets() -> tuple[UnitOptions, ...]:
-        if not all_options:
-            all_options.extend(_preset_options(search))
-        return tuple(all_options)
+    def presets(unroll: bool = False) -> tuple[UnitOptions, ...]:
+        if unroll not in options:
+            options[unroll] = tuple(_preset_options(search, unroll))
+        return options[unroll]
 
-    return Comparison(tuple(search.units), compile, presets)
+    def write(loops: Loops | None, limit: int | None) -> Row | None:
+        if (loops, limit) not in rows:
+            loss = problem.loss if loops is None else written(problem.loss, loops)
+            name = str(loops or "baseline") + _limit_text(limit)
+            rows[loops, limit] = search.write(name, loss, limit)
+        return rows[loops, limit]
+
+    return Comparison(
+        tuple(search.units),
+        compile,
+        presets,
+        write,
+        has_loops(problem.loss, problem.specs),
+        lambda size: xla.remat_pass_percent(search.target, int(size), fixed),
+    )
+
+
+def _limit_text(limit: int | None) -> str:
+    return "" if limit is None else f"; XLA's remat pass at {limit} %"
 
 
 def _kept(search: Searching, actions: Actions) -> tuple[Any, ...]:
@@ -69,11 +91,13 @@ def _kept(search: Searching, actions: Actions) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _preset_options(search: Searching) -> list[UnitOptions]:
+def _preset_options(search: Searching, unroll: bool) -> list[UnitOptions]:
     """Measured costs of the presets, by two compiles each."""
     all_options = []
     for unit in search.units:
-        choices = search.choices[unit.name]
+        every = search.choices[unit.name]
+        choices = {n: c for n, c in every.items() if c.action.unroll == unroll}
+        choices = choices or every  # what is no loop cannot be unrolled
         nearest = {n: _nearest(unit, choices, n) for n in PRESETS}
         search.refine(frozenset((unit.name, name) for name in nearest.values()))
         unit_options = search.state.costs[unit.name].options
@@ -91,7 +115,7 @@ def _nearest(unit: Unit, choices: Mapping[str, Candidate], name: str) -> str:
     distances = []
     for other, candidate in choices.items():
         action = candidate.action
-        plain = action.can_group and action.segment_length == 1 and not action.unroll
+        plain = action.can_group and action.segment_length == 1
         if action.kind != "invert" and plain:
             mine = unit.kept(action)
             size = abs(mine.device_bytes - kept.device_bytes)
@@ -156,6 +180,12 @@ class Searched:
         how = {**self.alone[budget], "unroll": self.unroll, "plan": plan}
         return {**_told(best), **how}
 
+    def alike(self, budget: int) -> dict[str, Any] | None:
+        """The best for a budget of all that treat a unit's layers alike."""
+        fitting = [r for r in self.search.rows if r.alike and r.bytes <= budget]
+        by_time = lambda r: (r.time_us, r.bytes)
+        return _row(min(fitting, key=by_time, default=None))
+
     def about(self) -> dict[str, Any]:
         """What any answer holds for."""
         return {
@@ -178,21 +208,23 @@ def comparison(
     searched: Searched,
     num_budgets: int = 8,
     kinds: Sequence[type[Baseline]] = BASELINES,
-) -> dict[str, Any]:
+) -> Iterator[dict[str, Any]]:
     """All of one program's figures, for JSON.
 
     The search runs first, at all budgets, and its answers are taken from what it
-    compiled itself; then the baselines run.
+    compiled itself; then the baselines run. A baseline's figures are there once it is
+    done with all budgets.
 
     Args:
       searched: Has not been asked for any budget.
       num_budgets: How many budgets.
       kinds: The baselines.
 
-    Returns:
-      Budgets, each with the search's answer and every baseline's best (None where none
-      of its proposals fits), what the program takes as it is written, the fastest that
-      take no more, compiles and seconds.
+    Yields:
+      Budgets, each with the search's answer, the fastest plan with all layers alike,
+      and every baseline's best so far (None where none of its proposals fits). What the
+      program takes as it is written and with its loops unrolled, the fastest that take
+      no more, compiles and seconds. The last is complete.
     """
     search = searched.search
     budgets = budgets_of(search, num_budgets)
@@ -200,33 +232,44 @@ def comparison(
     for budget in budgets:
         searched.ask(budget)
     mine = [searched.answer(budget) for budget in budgets]
+    alike = [searched.alike(budget) for budget in budgets]
     no_more = searched.no_more_memory()
     compiles, seconds = {"search": search.done}, {"search": searched.seconds}
     comparison = comparison_of(search)
-    baselines = [kind(comparison) for kind in kinds]
-    for baseline in baselines:
+    plain = comparison.write(Loops("unrolled"), None) if comparison.has_loops else None
+
+    def figures(done: Sequence[Baseline], is_complete: bool) -> dict[str, Any]:
+        return {
+            **searched.about(),
+            "unrolled": _row(plain),
+            "units": {u.name: u.num_layers for u in search.units},
+            "budgets": [
+                {
+                    "budget_bytes": budget,
+                    "search": answer,
+                    "alike": same,
+                    "baselines": {r.name: _row(r.best(budget)) for r in done},
+                }
+                for budget, answer, same in zip(budgets, mine, alike, strict=True)
+            ],
+            "no_more_memory": no_more,
+            "compiles": compiles,
+            "seconds": {name: round(s, 1) for name, s in seconds.items()},
+            "load": round(searched.load, 1),
+            "complete": is_complete,
+        }
+
+    done: list[Baseline] = []
+    for kind in kinds:
+        baseline = kind(comparison)
         before, start = search.done, searched.seconds
         for budget in budgets:
             baseline.ask(budget)
         compiles[baseline.name] = search.done - before
         seconds[baseline.name] = searched.seconds - start
         searched.say(baseline.name)
-    return {
-        **searched.about(),
-        "units": {u.name: u.num_layers for u in search.units},
-        "budgets": [
-            {
-                "budget_bytes": budget,
-                "search": answer,
-                "baselines": {r.name: _row(r.best(budget)) for r in baselines},
-            }
-            for budget, answer in zip(budgets, mine, strict=True)
-        ],
-        "no_more_memory": no_more,
-        "compiles": compiles,
-        "seconds": {name: round(s, 1) for name, s in seconds.items()},
-        "load": round(searched.load, 1),
-    }
+        done.append(baseline)
+        yield figures(done, is_complete=len(done) == len(kinds))
 
 
 def search_again(

@@ -10,7 +10,7 @@ what a compiler makes of it; that is measured elsewhere.
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from jax.extend.core import Literal
 
 import revremat as rr
 from experiments.bench.random_programs import FORMS, make_plan, make_program
-from experiments.records import write_whole
+from experiments.files import write_whole
 
 # Private: equations are evaluated one by one, and what JAX's versions call their parts
 # is written down in one place.
@@ -90,14 +90,26 @@ def _scan(eqn: Any, values: list[Any]) -> list[Any]:
     return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
 
 
-def check(seed: int, plans: int) -> Iterator[Check]:
-    """Compare gradients of one program under some plans; float64 must be on."""
-    loss, params, batch = make_program(seed)
+def check(
+    seed: int,
+    plans: int,
+    make: Callable[[int], Any] = make_program,
+    choose: Callable[[rr.Graph, np.random.Generator], rr.Plan] = make_plan,
+) -> Iterator[Check]:
+    """Compare gradients of one program under some plans; float64 must be on.
+
+    Args:
+      seed: Of the program.
+      plans: How many.
+      make: Makes the program.
+      choose: Makes a plan for it.
+    """
+    loss, params, batch = make(seed)
     rng = np.random.default_rng(seed)
     graph = rr.trace(loss, params, batch)
     expected = evaluate(jax.value_and_grad(loss), params, batch)
     for _ in range(plans):
-        plan = make_plan(graph, rng)
+        plan = choose(graph, rng)
         found = evaluate(jax.value_and_grad(rr.apply(loss, plan)), params, batch)
         error = max(map(relative_error, found, expected))
         yield Check(seed, FORMS[seed % len(FORMS)], str(plan), error)

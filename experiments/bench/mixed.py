@@ -22,7 +22,7 @@ import tyro
 import revremat as rr
 from experiments.bench.searching import Row, Searching
 from experiments.configs import gpt
-from experiments.records import write_whole
+from experiments.files import write_whole
 from revremat import format_bytes, format_us, policies
 
 RESULTS = Path(__file__).parents[1] / "results"

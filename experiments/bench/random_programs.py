@@ -200,13 +200,14 @@ def make_plan(graph: rr.Graph, rng: np.random.Generator) -> rr.Plan:
     for unit in graph.units:
         if "/" in unit.name or rng.random() < 0.1:
             continue
-        few = [_action(unit, rng) for _ in range(rng.integers(1, 4))]
+        few = [random_action(unit, rng) for _ in range(rng.integers(1, 4))]
         picks = rng.integers(0, len(few), unit.num_layers)
         actions[unit.name] = [few[k] for k in picks]
     return graph.plan(actions)
 
 
-def _action(unit, rng: np.random.Generator) -> rr.Action:
+def random_action(unit: Any, rng: np.random.Generator) -> rr.Action:
+    """What layers of a unit may do, at random."""
     kinds = [rr.SAVE, rr.RECOMPUTE, rr.RECOMPUTE, rr.OFFLOAD]
     if unit.invertible:
         kinds += [rr.INVERT, rr.INVERT]

@@ -22,7 +22,7 @@ import tyro
 
 import revremat as rr
 from experiments.bench.searching import Searching
-from experiments.records import write_whole
+from experiments.files import write_whole
 from revremat import format_bytes, format_us
 
 RESULT = Path(__file__).parents[1] / "results" / "regret.json"

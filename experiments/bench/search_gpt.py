@@ -24,7 +24,7 @@ from experiments.bench.baselines import Splits
 from experiments.bench.comparison import comparison_of
 from experiments.bench.searching import Searching
 from experiments.configs import gpt_24
-from experiments.records import write_whole
+from experiments.files import write_whole
 from revremat import format_bytes, format_us
 
 RESULT = Path(__file__).parents[1] / "results" / "search-gpt.json"

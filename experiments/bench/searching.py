@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 import revremat as rr
 
 # Private: benchmarks ask one search about many budgets, and compile plans of their own
@@ -40,7 +42,8 @@ class Searching:
         unroll: bool = True,
         oracle: rr.Oracle | None = None,
     ):
-        self.problem, self.target = problem, target
+        self.problem, self.target, self.progress = problem, target, progress
+        self.written = 0
         self.state, self.ask = _search.begin(
             problem, target, oracle=oracle, unroll=unroll, progress=progress
         )
@@ -53,7 +56,7 @@ class Searching:
     @property
     def done(self) -> int:
         """Programs measured so far."""
-        return self.state.num_compiles
+        return self.state.num_compiles + self.written
 
     @property
     def rows(self) -> list[Row]:
@@ -98,6 +101,25 @@ class Searching:
         key = self.key_of(actions)
         self.state = self.ask(self.state, [_search.Request(key, name)])
         return self.state.row(key)
+
+    def write(self, name: str, loss: Any, limit: int | None) -> Row | None:
+        """The step of another loss of the same arguments; None if it does not compile.
+
+        Args:
+          name: What tables call it.
+          loss: What takes the problem's loss's place.
+          limit: That of XLA's own remat pass, in percent; None where that is off.
+        """
+        if self.progress is not None:
+            self.progress(name, self.done, self.done + 1)
+        step, specs = self.problem.make_step(loss)
+        plan = rr.Plan((), program="", remat_pass_percent=limit)
+        one = rr.Step(step, tuple(specs), self.problem.donate, name, plan)
+        try:
+            self.written += 1
+            return Row(name, None, rr.measure(one, target=self.target))
+        except (rr.UserError, jax.errors.JaxRuntimeError):
+            return None
 
     def measure_again(self, row: Row) -> rr.Measurement:
         """A whole program once more; what the search knows of it stays as it is."""

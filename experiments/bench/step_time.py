@@ -32,11 +32,11 @@ import tyro
 import revremat as rr
 from experiments.bench import step_time_programs as programs
 from experiments.bench.programs import refusal
-from experiments.card import curves, facts, kernels
-from experiments.card.jobs import Here
-from experiments.card.jobs import seconds as fastest_of
-from experiments.card.programs import values
-from experiments.records import write_whole
+from experiments.calibrate import curves, facts, kernels
+from experiments.calibrate.device import seconds as fastest_of
+from experiments.calibrate.programs import Here
+from experiments.calibrate.values import fill as values
+from experiments.files import write_whole
 from revremat import xla
 from revremat.xla import MEASURABLE, Card, load_card, with_changes
 
@@ -237,17 +237,20 @@ def calibrate(card: Card, quick: bool = False) -> dict[str, Any]:
         }
     timed = {}
     for group, members in kernels.suite("gpu", quick).items():
-        timed[f"kernels {group}"] = {}
+        timed[group] = []
         for kernel in members:
             run, arguments = kernel.make()
-            compiled = jax.jit(run).lower(*arguments).compile()
-            timed[f"kernels {group}"][kernel.name] = {
-                "seconds": fastest_of(lambda c=compiled, a=arguments: c(*a)),
-                "flops": kernel.flops,
-                "bytes": kernel.bytes,
-                "dtype": kernel.dtype,
-            }
-    return facts.card(timed, {"key": card.key, "platform": "gpu"})
+            lowered = jax.jit(run).lower(*arguments)
+            compiled = lowered.compile(compiler_options=kernel.options or None)
+            timed[group].append(
+                {
+                    "seconds": fastest_of(lambda c=compiled, a=arguments: c(*a)),
+                    "flops": kernel.flops,
+                    "bytes": kernel.bytes,
+                    "dtype": kernel.dtype,
+                }
+            )
+    return facts.card(timed, card.key, "gpu")
 
 
 def race(

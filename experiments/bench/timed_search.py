@@ -19,7 +19,7 @@ import jax
 import revremat as rr
 from experiments.bench.programs import values
 from experiments.bench.searching import Row, Searching
-from experiments.card.trace import durations_us
+from experiments.calibrate.trace import durations_us
 from revremat import xla
 from revremat.xla import kernel_key
 

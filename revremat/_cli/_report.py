@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from revremat import xla
 from revremat._apply import apply_quietly
 from revremat._cli._diff import read_rules
 from revremat._cli._exit import FAILED
@@ -34,7 +35,7 @@ from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._files import check_place, write_text
 from revremat._largest import largest
-from revremat._measure import measure
+from revremat._measure import Step, measure
 from revremat._measurement import Measurement, categories
 from revremat._plan import Plan
 from revremat._printable import say
@@ -167,12 +168,10 @@ class Report:
             report("tracing and compiling", 0, 0)
             with failed:
                 step, specs = problem.make_step()
+                name = problem.name or self.program
                 m = measure(
-                    step,
-                    *specs,
+                    Step(step, specs, problem.donate, name, plan),
                     target=target,
-                    donate=problem.donate,
-                    name=problem.name or self.program,
                     packing=self.packing,
                     what_if=self.what_if,
                     rules=rules,
@@ -254,8 +253,11 @@ def planned(problem: Problem, plan: Plan, target: Target) -> Problem:
     """The problem with a plan applied.
 
     Raises:
-      UserError: The plan offloads to host memory, and the target has none apart.
+      UserError: The plan offloads to host memory, and the target has none apart, or it
+        wants XLA's own remat pass, which cannot be told a limit there.
     """
+    if plan.remat_pass_percent is not None:
+        xla.remat_pass_options(target, plan.remat_pass_percent)
     if target.platform == "cpu":
         names = {n for unit in plan.units for layer in unit.host_names for n in layer}
         layers = sum(bool(layer) for unit in plan.units for layer in unit.host_names)

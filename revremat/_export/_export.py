@@ -90,6 +90,11 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
             "the gradient barrier: without it the compiler may put gradients of "
             "weights off and hold the values they are computed from; use `rr.apply`"
         )
+    if (percent := plan.remat_pass_percent) is not None:
+        lost.add(
+            f"XLA's own remat pass with a limit of {percent} %: compile with "
+            "`plan.compiler_options` in jax.jit"
+        )
     if form == "maxtext":
         text = _maxtext(plan, graph, lost)
     else:

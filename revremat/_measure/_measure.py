@@ -10,7 +10,7 @@ from revremat._arguments import modules_are_arguments
 from revremat._errors import DoesNotFit, UserError
 from revremat._format import format_bytes, parse_bytes
 from revremat._measure._read import read_artifact
-from revremat._measure._steps import Step, name_of
+from revremat._measure._steps import Step, name_of, remat_pass_of
 from revremat._measurement import Measurement
 from revremat._problem import Problem
 from revremat.xla import Artifact, Target
@@ -80,6 +80,8 @@ def measure(
                 "leave them out"
             )
         name, donate = name or step.name, step.donate
+        if isinstance(step, Step) and (how := remat_pass_of(step.plan, wanted)):
+            options, remat_pass = {**how["options"], **(options or {})}, True
         if isinstance(step, Problem):
             step, specs = step.make_step()
         else:

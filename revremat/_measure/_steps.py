@@ -53,7 +53,8 @@ class Step:
       donate: Positions of the arguments whose memory the step may reuse.
       name: What reports call it.
       plan: Where a search asks about a whole program: the plan that the step follows.
-        None for the program without a plan, and for shortened programs.
+        None for the program without a plan, and for shortened programs. With a plan for
+        XLA's own remat pass it is measured with that.
       key: Where a search asks: text that is equal for equal programs of one problem and
         one version of revremat, under which a table may keep what is known of them.
 
@@ -215,7 +216,11 @@ class Compiles:
         """
         try:
             lowered = xla.lower_step(
-                step.function, step.specs, self.target, donate=step.donate
+                step.function,
+                step.specs,
+                self.target,
+                donate=step.donate,
+                **remat_pass_of(step.plan, self.target),
             )
         except Exception as error:
             failure = Failure(error)
@@ -238,6 +243,18 @@ def _finish(lowered: xla.Lowered, target: Target, name: str) -> Measurement | Fa
         return read_artifact(lowered.compile(), target, name)
     except Exception as error:
         return Failure(error)
+
+
+def remat_pass_of(plan: Plan | None, target: Target) -> dict[str, Any]:
+    """What `xla.lower_step` is told of XLA's own remat pass.
+
+    Raises:
+      UserError: The plan wants it where it cannot be told a limit.
+    """
+    percent = None if plan is None else plan.remat_pass_percent
+    if percent is None:
+        return {}
+    return {"options": xla.remat_pass_options(target, percent), "remat_pass": True}
 
 
 def name_of(step: Any) -> str:

@@ -36,7 +36,10 @@ def plans_text(data: dict[str, Any]) -> str:
     """The same for people to read."""
     sides = (data["before"], data["after"])
     table = new_table("plan", "before", "after")
-    for key in ("target", "budget", "compiled", "gradient barrier", "program"):
+    for key in (
+        *("target", "budget", "compiled", "gradient barrier", "XLA's remat pass"),
+        "program",
+    ):
         values = [_told(side, key) for side in sides]
         if any(values):
             table.add_row(key, *map(Text, values))
@@ -60,12 +63,16 @@ def _about(plan: Plan) -> dict[str, Any]:
         "budget_bytes": plan.budget_bytes,
         "compiled_bytes": plan.compiled_bytes,
         "gradient_barrier": plan.gradient_barrier,
+        "remat_pass_percent": plan.remat_pass_percent,
     }
 
 
 def _told(side: dict[str, Any], key: str) -> str:
     if key == "gradient barrier":
         return "yes" if side["gradient_barrier"] else ""
+    if key == "XLA's remat pass":
+        percent = side["remat_pass_percent"]
+        return "" if percent is None else f"{percent} %"
     value = side.get(key, side.get(f"{key}_bytes"))
     if value is None:
         return ""

@@ -91,6 +91,12 @@ def _(noun: Fit, console: Console) -> None:
             "loops "
             "together"
         )
+    if plan.remat_pass_percent is not None:
+        console.print(
+            "measured with XLA's own remat pass on, with a limit of "
+            f"{plan.remat_pass_percent} %: compile and run in "
+            "`with fit.as_measured():`, or give fit.compiler_options to jax.jit"
+        )
     if REMAT_PASS_OFF in best.notes:
         console.print(
             "measured with XLA's own remat pass off: compile and run in "

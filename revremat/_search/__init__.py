@@ -27,10 +27,12 @@ from revremat._search._result import Row as Row
 from revremat._search._result import why_it_does_not_fit as why_it_does_not_fit
 from revremat._search._run import DECIDE as DECIDE
 from revremat._search._run import PROFILE as PROFILE
+from revremat._search._run import REQUIRED as REQUIRED
 from revremat._search._run import decide as decide
 from revremat._search._run import name_of as name_of
 from revremat._search._run import profile as profile
 from revremat._search._run import profile_all as profile_all
+from revremat._search._run import run_all as run_all
 from revremat._search._state import Space as Space
 from revremat._search._state import State as State
 from revremat._search._state import best_of as best_of

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from revremat._apply import apply
+from revremat._apply import apply_quietly
 from revremat._format import format_bytes
 from revremat._measure import Failure
 from revremat._search._result import Dropped, Fit, holders, not_sent, times_alive
@@ -40,7 +40,7 @@ def answer(state: State, loss: Callable[..., Any]) -> Fit:
         held_by=held_by or holders(best, graph, share, times),
     )
     return Fit(
-        loss=apply(loss, plan) if plan.units else loss,
+        loss=apply_quietly(loss, plan) if plan.units else loss,
         plan=plan,
         measurement=best.measurement,
         rows=tuple(state.rows.values()),

@@ -33,6 +33,10 @@ class Heuristics:
       apart_budget: Share of the budget between an assignment that was too large and the
         next.
       most_local_steps: Compiles of one local search.
+      least_gain_settled: Share of a step that a search has to be able to gain on plain
+        unrolled loops, where those fit; with less it ends.
+      num_remat_passes: Programs without loops that are measured with XLA's remat pass.
+      most_remat_limits: Limits of that pass, for each of them.
       nearly_budget: Bytes over budget up to which peeled layers may make an assignment
         fit.
       num_peeled: Actions tried for a first or last layer, of all units together.
@@ -45,6 +49,11 @@ class Heuristics:
       most_unrolled_operations: Operations of those layers, likewise.
       off_difference: How far off costs may be, as a share of a difference.
       off_whole: How far off costs may be, as a share of the whole.
+      most_schedules: Schedules of segments that are compiled for one budget.
+      most_failures: Schedules that were no better, one after the other, to stop after.
+      most_changes: Units in which every other schedule differs from the best.
+      hope: Share of the budget by which every third schedule may be over it, at first:
+        the model may expect too much.
       isolate_operations: Operations of a program whose units are worth compiling
         without the rest of it.
       isolate_part: Part of a program up to which a unit is a small part of it.
@@ -64,6 +73,9 @@ class Heuristics:
     negligible_budget: float = 0.003
     least_gain_local: float = 1e-3
     least_gain_column: float = 0.002
+    least_gain_settled: float = 0.005
+    num_remat_passes: int = 2
+    most_remat_limits: int = 3
     apart_budget: float = 1e-4
     most_local_steps: int = 8
     nearly_budget: float = 1.25
@@ -75,6 +87,10 @@ class Heuristics:
     most_unrolled_operations: int = 15_000
     off_difference: float = 0.25
     off_whole: float = 0.02
+    most_schedules: int = 24
+    most_failures: int = 8
+    most_changes: int = 2
+    hope: float = 0.2
     isolate_operations: int = 1000
     isolate_part: float = 1 / 2
     isolate_fused_time: float = 1 / 200

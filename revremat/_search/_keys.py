@@ -36,16 +36,20 @@ class ProgramKey:
       actions: Of every layer of each unit that is decided, in program order; None for
         the baseline, which is the program without a plan.
       gradient_barrier: Whether layers' gradients are held together.
+      remat_pass_percent: The limit of XLA's own remat pass; None where that is off.
     """
 
     actions: tuple[tuple[str, tuple[Action, ...]], ...] | None
     gradient_barrier: bool = False
+    remat_pass_percent: int | None = None
 
     @staticmethod
-    def of(actions: Actions, gradient_barrier: bool) -> "ProgramKey":
+    def of(
+        actions: Actions, gradient_barrier: bool, remat_pass_percent: int | None = None
+    ) -> "ProgramKey":
         """The key of a program whose units take these actions, in program order."""
         listed = tuple((unit, tuple(few)) for unit, few in actions.items())
-        return ProgramKey(listed, gradient_barrier)
+        return ProgramKey(listed, gradient_barrier, remat_pass_percent)
 
 
 BASELINE = ProgramKey(None)

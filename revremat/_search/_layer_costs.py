@@ -224,19 +224,24 @@ class LayerCosts:
             if self._shallow(name) is None
         ]
 
+    @property
+    def can_unroll(self) -> bool:
+        """Whether it is a loop, and not one that takes too long to compile unrolled."""
+        unit, limits = self.unit, self.heuristics
+        num_operations = unit.num_layers * len(unit.operations)
+        return (
+            is_loop(unit)
+            and unit.num_layers <= limits.most_unrolled_layers
+            and num_operations <= limits.most_unrolled_operations
+        )
+
     def not_unrolled(self) -> "list[Unrolled]":
         """The candidates unrolled, those that are not yet.
 
         What a layer of a loop keeps is copied into a stack of all layers' and out of it
         again, so what is fastest in a loop need not be so without one.
         """
-        unit, limits = self.unit, self.heuristics
-        num_operations = unit.num_layers * len(unit.operations)
-        is_long = (
-            unit.num_layers > limits.most_unrolled_layers
-            or num_operations > limits.most_unrolled_operations
-        )
-        if not is_loop(unit) or is_long:
+        if not self.can_unroll:
             return []
         failing = self.known_actions - self.names.keys()
         return [

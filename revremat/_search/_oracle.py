@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from revremat._action import RECOMPUTE
-from revremat._apply import apply
+from revremat._apply import apply_quietly
 from revremat._errors import UserError
 from revremat._graph import Graph
 from revremat._measure import Compiles, Failure, Oracle, Step, ask_each
@@ -111,9 +111,11 @@ class CompilerOracle:
             if key.actions is None:
                 return step_of(self.problem, self.problem.loss)
             plan = self.graph.plan(
-                dict(key.actions), gradient_barrier=key.gradient_barrier
+                dict(key.actions),
+                gradient_barrier=key.gradient_barrier,
+                remat_pass_percent=key.remat_pass_percent,
             )
-            loss = _noted(apply(self.problem.loss, plan), note)
+            loss = _noted(apply_quietly(self.problem.loss, plan), note)
             return dataclasses.replace(step_of(self.problem, loss), plan=plan)
         barrier = key.gradient_barrier
         if key.is_isolated:

@@ -2,15 +2,11 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import jax
-
-from revremat import xla
 from revremat._action import SAVE
-from revremat._compat import use_remat_pass
 from revremat._format import format_bytes, format_us
 from revremat._graph import Graph
 from revremat._io._notebook import InNotebooks
@@ -19,7 +15,6 @@ from revremat._plan import Plan
 from revremat._saved import FIT_SCHEMA
 from revremat.policies import UnitOptions
 
-_compiled_as_measured = jax.make_user_context(False)  # JAX's caches tell it apart
 _MUCH = 0.25
 """Of all bytes in question."""
 
@@ -142,28 +137,27 @@ class Fit(InNotebooks):
     dropped: tuple[Dropped, ...] = ()
     skipped: tuple[Skipped, ...] = ()
 
-    @contextlib.contextmanager
-    def as_measured(self) -> Iterator[None]:
+    def as_measured(self) -> contextlib.AbstractContextManager[None]:
         """Within it, this thread compiles and runs programs as this one was measured.
 
-        XLA's own rematerialization pass is off, and by JAX's default it is on: it may
-        compute again what the plan keeps. A jitted function that was compiled outside
-        is compiled once more inside, and each is run where it was compiled::
+        XLA's own rematerialization pass is off, or has the plan's limit. By JAX's
+        default it is on, and may compute again what the plan keeps. A jitted function
+        that was compiled outside is compiled once more inside, and each is run where it
+        was compiled::
 
             step = jax.jit(jax.value_and_grad(fit.loss))
             with fit.as_measured():
                 value, gradients = step(weights, batch)
         """
-        with use_remat_pass(False), _compiled_as_measured(True):
-            yield
+        return self.plan.compiling()
 
     @property
     def compiler_options(self) -> dict[str, str]:
         """What does the same in `jax.jit(step, compiler_options=...)`.
 
-        They stand in for passes that `XLA_FLAGS` may name in the same option.
+        They are those of the plan; see `Plan.compiler_options`.
         """
-        return {xla.DISABLED_PASSES: xla.REMAT_PASS}
+        return self.plan.compiler_options
 
     def to_json(self) -> str:
         """One JSON object: the plan and the measurement as they write themselves.

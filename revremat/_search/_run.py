@@ -14,8 +14,11 @@ from revremat._search.passes._hedge import hedge
 from revremat._search.passes._local_search import local_search
 from revremat._search.passes._nested import nested
 from revremat._search.passes._peel import peel
+from revremat._search.passes._plain_unroll import plain_unroll, settle
 from revremat._search.passes._profile import profile_layers
+from revremat._search.passes._remat_pass import remat_pass
 from revremat._search.passes._runners_up import runners_up
+from revremat._search.passes._schedules import schedules
 from revremat._search.passes._smallest import smallest
 from revremat._search.passes._softmax_maxima import softmax_maxima
 from revremat._search.passes._solve import (
@@ -42,6 +45,9 @@ COSTS: tuple[Pass, ...] = (
     unroll,
 )
 DECIDE: tuple[Pass, ...] = (
+    plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
+    settle,  # then nothing more need be asked
+    remat_pass,  # JAX's default, and the next thing that anybody would try
     solve_briefly,  # by few costs: a limit of compiles may leave no others
     unroll_chosen,  # of all that could come next, this gains most
     candidates,
@@ -52,6 +58,7 @@ DECIDE: tuple[Pass, ...] = (
     column_generation,  # its estimates need the costs of what was chosen
     hedge("unroll"),  # after everything that has unrolled layers was measured
     hedge("on_host"),
+    remat_pass,  # other unrolled programs by now, which are too large by themselves
     smallest,  # only where nothing above has fitted
     local_search,  # from the best of all, so after all that starts anew
     bound,  # by the estimated costs of plans in loops; peeling then corrects it
@@ -60,6 +67,8 @@ DECIDE: tuple[Pass, ...] = (
     nested(_inside),  # what is inside has to beat all of that
     without_barrier,  # last: it has no costs to go on from
 )
+SEGMENTS: tuple[Pass, ...] = (schedules,)
+"""For a program without equal layers, whose segments have no costs of their own."""
 REQUIRED: tuple[Pass, ...] = (baseline, profile_layers, calibrate, solve)
 """Without any of the others a search finds less, and all that it finds is right."""
 
@@ -70,6 +79,8 @@ def run_all(state: State, ask: Ask, passes: Sequence[Pass]) -> State:
     So a limited search is the beginning of a free one.
     """
     for one in passes:
+        if state.is_settled:
+            break
         try:
             state = one(state, ask)
         except OutOfCompiles as cut:
@@ -102,6 +113,8 @@ def decide(state: State, ask: Ask) -> State:
     state = baseline(state, ask)
     if state.arguments_exceed:  # then no plan can fit
         return run_all(state, ask, [recompute_all])
+    if state.space.chain is not None:
+        return run_all(state, ask, SEGMENTS)
     state = profile(state, ask)
     passes = DECIDE if state.is_profiled and state.units else ()
     return run_all(state, ask, passes)

@@ -8,6 +8,7 @@ from revremat._action import RECOMPUTE
 from revremat._errors import UserError
 from revremat._graph import Graph, Unit
 from revremat._problem import Problem
+from revremat._search._chain import chain_of, rates_of
 from revremat._search._heuristics import Heuristics
 from revremat._search._layer_costs import (
     RECOMPUTE_ALL,
@@ -132,7 +133,8 @@ def start(
     )
     offered = _offered(space, space.heuristics.most_candidates)
     space = _with_units(space, offered)
-    if not space.units:
+    space = dataclasses.replace(space, chain=chain_of(graph, target))
+    if not space.units and space.chain is None:
         no_units = graph.keep_checkpoints and not graph.units
         raise UserError(ALL_KEPT if no_units else NOTHING_TO_DECIDE)
     first = {unit.name: first_of(space, unit) for unit in space.units}
@@ -155,10 +157,7 @@ def first_of(space: Space, unit: Unit) -> tuple[Candidate, ...]:
 
 def pools_of(graph: Graph, target: Target, nesting: int) -> dict[str, Pool]:
     """What is proposed for every unit of a nesting."""
-    card = target.card
-    products = card.matmul_efficiency * max(card.peak_flops.values())
-    flops = (products, card.peak_flops["float32"])
-    rates = policies.Rates(*(f / card.stream_bandwidth for f in flops))
+    rates = rates_of(target)
     return {u.name: Pool(u, rates) for u in nested_units(graph, nesting)}
 
 
@@ -169,8 +168,11 @@ def nested_units(graph: Graph, nesting: int) -> tuple[Unit, ...]:
     return tuple(
         unit
         for unit in graph.units
-        if depths[unit.name] == nesting
-        or (depths[unit.name] < nesting and unit.name not in outer)
+        if not unit.is_segment  # which are decided all at once
+        and (
+            depths[unit.name] == nesting
+            or (depths[unit.name] < nesting and unit.name not in outer)
+        )
     )
 
 
@@ -209,6 +211,7 @@ def expected_compiles(state: State) -> int:
         if state.space.unroll and is_loop(unit):
             number += sum(c.action.can_unroll for c in few)
     number += limits.num_runners_up + limits.most_tightenings // 2
+    number += limits.most_schedules if state.space.chain else 0
     number += limits.num_peeled if any(map(is_loop, state.units)) else 0
     most = state.space.most_compiles
     return number if most is None else min(number, most)

@@ -34,6 +34,7 @@ class Space:
       pools: From unit to all that is proposed for its layers.
       proposed: From unit to the candidates that get costs at first.
       untouched: Units with so few bytes that they stay as they are.
+      chain: The segments of a program without equal layers; None if it has none.
       share: Part of an activation that lies on one device.
       small_units: Units that are worth compiling without the rest of the program.
       unroll: Whether layers of loops may be unrolled.
@@ -50,6 +51,7 @@ class Space:
     enclosing: tuple[Unit, ...] = ()
     nesting: int = 0
     untouched: tuple[str, ...] = ()
+    chain: policies.Chain | None = None
     share: float = 1.0
     small_units: frozenset[str] = frozenset()
     unroll: bool = True
@@ -92,7 +94,9 @@ class Trial:
     def name(self) -> str:
         """What tables call it."""
         order = "; gradient barrier" if self.key.gradient_barrier else ""
-        return f"{self.label}{order}"
+        percent = self.key.remat_pass_percent
+        limit = "" if percent is None else f"; XLA's remat pass at {percent} %"
+        return f"{self.label}{order}{limit}"
 
 
 class OutOfCompiles(Exception):
@@ -133,6 +137,7 @@ class State:
       bound_us: Time of a step that no assignment of these candidates can beat, by their
         costs; 0 where that is not known.
       greedy_us: What costs say of a greedy assignment; None if it found none.
+      is_settled: Whether nothing that is left could gain enough for this budget.
       nested: States of what is inside of units, by whether those recompute everything;
         None where there is nothing to decide.
       num_compiles: Programs measured, shortened ones included.
@@ -158,6 +163,7 @@ class State:
     leading: Assignment | None = None
     bound_us: float = 0.0
     greedy_us: float | None = None
+    is_settled: bool = False
     nested: Mapping[bool, "State | None"] = field(default_factory=dict)
     num_compiles: int = 0
     skipped: tuple[Skipped, ...] = ()
@@ -174,7 +180,11 @@ class State:
     def within(self, budget_bytes: int) -> "State":
         """The same for a budget; what was chosen for another is forgotten."""
         return self.but(
-            budget_bytes=budget_bytes, leading=None, bound_us=0.0, greedy_us=None
+            budget_bytes=budget_bytes,
+            leading=None,
+            bound_us=0.0,
+            greedy_us=None,
+            is_settled=False,
         )
 
     # ---- What is measured ------------------------------------------------------------
@@ -218,8 +228,11 @@ class State:
         """What a program's key says, as a plan."""
         if key.actions is None:
             return None
-        actions = dict(key.actions)
-        return self.space.graph.plan(actions, gradient_barrier=key.gradient_barrier)
+        return self.space.graph.plan(
+            dict(key.actions),
+            gradient_barrier=key.gradient_barrier,
+            remat_pass_percent=key.remat_pass_percent,
+        )
 
     def row(self, key: ProgramKey) -> Row | None:
         """What is told of a whole program; None if it is not known to compile."""
@@ -340,6 +353,8 @@ class State:
         """Whether all actions of a program have costs: presets need not have any."""
         if row.plan is None or row.plan.gradient_barrier != self.gradient_barrier:
             return False
+        if row.plan.remat_pass_percent is not None:
+            return False
         actions = self.decided(row)
         return actions.keys() == self.costs.keys() and all(
             self.costs[unit].names.keys() >= set(taken)
@@ -356,7 +371,10 @@ class State:
         """The key of one of the rows."""
         if row.plan is None:
             return BASELINE
-        return ProgramKey.of(row.plan.actions, row.plan.gradient_barrier)
+        plan = row.plan
+        return ProgramKey.of(
+            plan.actions, plan.gradient_barrier, plan.remat_pass_percent
+        )
 
     # ---- Costs -----------------------------------------------------------------------
 

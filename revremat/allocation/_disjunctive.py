@@ -11,10 +11,10 @@ offsets by each other in the same way, from the beginning.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from jaxtyping import Int
 
+from revremat._numba import njit
 from revremat.allocation._blocks import Blocks
 from revremat.allocation._search import FAILED, LIMIT, SOLVED
 
@@ -132,7 +132,7 @@ class _State:
         )
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _propagate(
     upper, lower, above, below, alignment, low, high, decided, made, marks
 ):  # fmt: skip
@@ -182,7 +182,7 @@ def _propagate(
             return True
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def branch(
     upper, lower, above, below, alignment, low, high, decided, made, frames, saved,
     marks, nodes,

@@ -10,13 +10,14 @@ This is the best-fit skyline rule of strip packing (Burke et al., Operations Res
 import heapq
 from typing import Any
 
-import numba
 import numpy as np
+
+from revremat._numba import njit
 
 _FAR = np.int64(1 << 62)
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def fill(begin, end, size, first, preference, fullest, ceiling, offsets):
     """Packs rectangles; writes `offsets` and returns the makespan.
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-import numba
 import numpy as np
 from jaxtyping import Int
 
+from revremat._numba import njit
 from revremat.allocation._blocks import Blocks
 
 BEST_FIT, LOWEST = 0, 1
@@ -14,7 +14,7 @@ BEST_FIT, LOWEST = 0, 1
 _STALE = 30
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _sort(keys, values, count):
     """Shell's sort of two arrays by the first; compiles in a third of NumPy's time."""
     gap = 1
@@ -31,7 +31,7 @@ def _sort(keys, values, count):
         gap //= 3
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def place_in_order(
     order, start, begin, end, shift, size, alignment, words, fit, ceiling, base,
     fixed,

@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Int, UInt64
 
 from revremat._errors import UserError
+from revremat._numba import njit
 from revremat.allocation._problem import AllocationProblem, Buffer
 from revremat.allocation._relation import Relation
 
@@ -217,7 +217,7 @@ def _written_after(graph: _Graph) -> UInt64[np.ndarray, "operators words"]:
     return after
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _collect(edge_start, edges, made_start, made, after):
     words = after.shape[1]
     for v in range(after.shape[0] - 1, -1, -1):
@@ -287,7 +287,7 @@ def _conflicts(
     return np.ascontiguousarray(reuse[:count])
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _meet(user_start, users, after, reuse):
     """A tensor gives its memory to what is written after each of its users."""
     words = after.shape[1]
@@ -300,7 +300,7 @@ def _meet(user_start, users, after, reuse):
                 reuse[i, k] &= after[users[x], k]
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _transpose(block):
     """Transposes 64 words of 64 bits in place (Warren, Hacker's Delight, 7-3)."""
     width = 32
@@ -317,7 +317,7 @@ def _transpose(block):
         mask ^= mask << np.uint64(width)
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _symmetric_complement(words, count):
     """Overwrites `m` with the bits of neither `m` nor its transpose, diagonal off."""
     blocks = words.shape[1]

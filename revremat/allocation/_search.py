@@ -13,9 +13,9 @@ remaining buffer connects one by one, and remembers what failed under a 64-bit h
 
 from typing import Any
 
-import numba
 import numpy as np
 
+from revremat._numba import njit
 from revremat.allocation._skyline import (
     PLACED,
     TRAILED,
@@ -42,7 +42,7 @@ _COLUMNS = 11
 _PARTS, _ANSWERS = 0, 1
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _list_parts(left, right, buffers, sky, pool, pooled):
     """Writes to the pool the parts of [left, right) that no remaining buffer connects.
 
@@ -79,7 +79,7 @@ def _list_parts(left, right, buffers, sky, pool, pooled):
     return pool, pooled
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _list_answers(section, buffers, sky, scratch, preference, pool, pooled):
     """Writes to the pool the buffers that can rest on a section's floor.
 
@@ -118,7 +118,7 @@ def _list_answers(section, buffers, sky, scratch, preference, pool, pooled):
     return pool, pooled
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _next_answer(frame, buffers, sky, capacity, pool, trail):
     """Gives the next answer to a frame's section: a buffer, and a gap as the last.
 
@@ -138,7 +138,7 @@ def _next_answer(frame, buffers, sky, capacity, pool, trail):
     return False, trail
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def search(
     begin, end, size, reach, first, capacity, preference, rule, nodes, failures,
     failed, offsets,

@@ -6,10 +6,12 @@ cross-section bound. A *valley* is a run of sections with one floor and higher
 neighbours.
 """
 
+import functools
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
+
+from revremat._numba import njit
 
 LOWEST, FEWEST, WEIGHTED = 0, 1, 2
 """Which section is asked first: in the lowest valley; with the fewest answers; with the
@@ -70,7 +72,7 @@ class Scratch(NamedTuple):
     valley_end: Any
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def empty_skyline(buffers, offsets):
     """Nothing is placed; `offsets` is full of -1, and filled from now on."""
     count, sections = buffers.begin.shape[0], buffers.first.shape[0] - 1
@@ -86,7 +88,7 @@ def empty_skyline(buffers, offsets):
     return Skyline(offsets, floor, rest, bridges, placed, used)
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def empty_scratch(sections):
     return Scratch(
         np.zeros(sections + 1, np.int64),
@@ -97,7 +99,7 @@ def empty_scratch(sections):
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def grown(array):
     larger = np.empty(2 * array.shape[0], array.dtype)
     for i in range(array.shape[0]):
@@ -105,7 +107,7 @@ def grown(array):
     return larger
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def grown_rows(array):
     larger = np.empty((2 * array.shape[0], array.shape[1]), array.dtype)
     for i in range(array.shape[0]):
@@ -117,7 +119,7 @@ def grown_rows(array):
 # Floors -----------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _room_for(more, sky, trail):
     """The trail, or a larger copy of it, with so many rows free."""
     while sky.used[TRAILED] + more > trail.shape[0]:
@@ -125,7 +127,7 @@ def _room_for(more, sky, trail):
     return trail
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def raise_floor(s, height, sky, trail):
     """Raises one floor; the trail remembers what it was."""
     trail = _room_for(1, sky, trail)
@@ -136,7 +138,7 @@ def raise_floor(s, height, sky, trail):
     return trail
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def lift(left, right, buffers, sky, capacity, failures, least, trail):
     """Raises each floor of [left, right) to what has to lie above it anyway.
 
@@ -180,7 +182,7 @@ def lift(left, right, buffers, sky, capacity, failures, least, trail):
     return lifted, trail
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def place(b, height, buffers, sky, trail):
     """Places a buffer with its lower edge at a height."""
     begin, end, size = buffers.begin[b], buffers.end[b], buffers.size[b]
@@ -201,7 +203,7 @@ def place(b, height, buffers, sky, trail):
     return trail
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def undo(trailed, placed, buffers, sky, trail):
     """Takes back floors and placements down to two marks."""
     begin, end, size = buffers.begin, buffers.end, buffers.size
@@ -221,7 +223,7 @@ def undo(trailed, placed, buffers, sky, trail):
 # Valleys ----------------------------------------------------------------------------
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@functools.partial(njit, inline="always")
 def _rim(left, right, start, stop, floor):
     """The lower of the two floors beside a valley, within [left, right)."""
     rim = _FAR
@@ -232,7 +234,7 @@ def _rim(left, right, start, stop, floor):
     return rim
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def survey(left, right, buffers, sky, capacity, rule, failures, scratch):
     """Finds the valleys of [left, right) and the section to ask."""
     begin, end, size, first = buffers.begin, buffers.end, buffers.size, buffers.first
@@ -287,7 +289,7 @@ def survey(left, right, buffers, sky, capacity, rule, failures, scratch):
     return best
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def gap(left, right, section, buffers, sky):
     """The least floor over a section on which no buffer rests directly."""
     begin, end, floor = buffers.begin, buffers.end, sky.floor
@@ -309,7 +311,7 @@ def gap(left, right, section, buffers, sky):
 # Names of states --------------------------------------------------------------------
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@functools.partial(njit, inline="always")
 def _mix(x):
     """SplitMix64's finaliser (Steele et al., OOPSLA 2014)."""
     x ^= x >> np.uint64(30)
@@ -319,7 +321,7 @@ def _mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def state_hash(left, right, buffers, sky):
     """Names a goal: its sections, their floors, and what remains over them."""
     first, floor, offsets = buffers.first, sky.floor, sky.offsets

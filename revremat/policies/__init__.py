@@ -37,6 +37,11 @@ from revremat.policies._named import layers as layers
 from revremat.policies._named import named as named
 from revremat.policies._named import roles as roles
 from revremat.policies._proposals import sent_to_host as sent_to_host
+from revremat.policies._schedule import Chain as Chain
+from revremat.policies._schedule import Group as Group
+from revremat.policies._schedule import Schedule as Schedule
+from revremat.policies._schedule import Segment as Segment
+from revremat.policies._schedule import Way as Way
 from revremat.policies._shortlist import shortlist as shortlist
 from revremat.policies._tagged import equivalents as equivalents
 from revremat.policies._tagged import with_tags as with_tags

@@ -5,9 +5,10 @@ SciPy's maximum flow holds capacities in 32 bits, too few for bytes times costs.
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 from jaxtyping import Bool
+
+from revremat._numba import njit
 
 MOST_CAPACITY = 2**62
 """Every capacity of a network for `minimum_cut` is less than this."""
@@ -60,7 +61,7 @@ def minimum_cut(
     return int(value), _levels(starts, order, heads, left, source) >= 0
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _levels(starts, order, heads, left, source):
     """Distance of every node from the source along edges with something left."""
     level = np.full(len(starts) - 1, -1, np.int64)
@@ -79,7 +80,7 @@ def _levels(starts, order, heads, left, source):
     return level
 
 
-@numba.njit(cache=True, nogil=True)
+@njit
 def _saturate(starts, order, heads, left, source, sink):
     """The value of a maximum flow; `left` becomes what is left of capacities."""
     value = 0

@@ -16,6 +16,7 @@ from revremat._plan import UnitPlan
 from revremat.program.arrays._avals import is_differentiable
 from revremat.program.arrays._buffers import Each
 from revremat.program.engine._keep import Layer, resolve
+from revremat.program.engine._plain import is_plain, run_plain
 from revremat.program.engine._run_stack import run_stack
 from revremat.program.engine._split import run_chunks
 from revremat.program.engine._stack import Stack
@@ -29,7 +30,13 @@ from revremat.program.ir._ops import (
     read,
     run,
 )
-from revremat.program.units._sites import REPEATED, Site, Survey, with_body
+from revremat.program.units._sites import (
+    REPEATED,
+    SEGMENT,
+    Site,
+    Survey,
+    with_body,
+)
 from revremat.program.units._survey import survey
 from revremat.program.units._units import FoundUnit
 
@@ -56,12 +63,14 @@ class Decision:
         are left out.
       gradient_barrier: Whether layers outside of loops compute all of their gradients
         before the backward pass goes on.
+      is_checked: Whether what its layers keep is known to be what the plan says.
     """
 
     unit: FoundUnit
     plan: UnitPlan
     shortened: bool = False
     gradient_barrier: bool = False
+    is_checked: bool = False
 
     def within_recomputed(self) -> "Decision":
         """The same where enclosing layers are recomputed, and nothing outlives one."""
@@ -95,12 +104,20 @@ def rewrite(
     layers = {op for unit in repeats for site in unit.sites for op in site.ops}
     loops: dict[Op, Loop] = {}
     around = []
+    parts: dict[str, list[Decision]] = {}
     for decision in decisions:
-        if decision.unit.is_loop and decision.unit.sites[0].ops[0] in layers:
+        enclosing = decision.unit.enclosing
+        if decision.unit.kind == SEGMENT and enclosing in recomputed:
+            parts.setdefault(enclosing, []).append(decision)
+        elif decision.unit.is_loop and decision.unit.sites[0].ops[0] in layers:
             loops |= _loops_of(decision)
         else:
             around.append(decision)
     for decision in around:
+        if decision.unit.name in parts:
+            check_kept(decision)
+            inside = _with_parts(decision.unit, parts[decision.unit.name])
+            decision = replace(decision, unit=inside, is_checked=True)
         for at, ops, step in steps_of(decision, loops):
             chosen[at] = step
             covered.update(ops)
@@ -144,6 +161,28 @@ def _with_loops(unit: FoundUnit, loops: Mapping[Op, Loop]) -> FoundUnit:
     return replace(unit, sites=tuple(sites))
 
 
+def _with_parts(group: FoundUnit, decisions: Sequence[Decision]) -> FoundUnit:
+    """A group of segments with some of them run as decided whenever it is run."""
+    (site,) = group.sites
+    body, before = site.body, len(site.body.ops) - len(site.ops)
+    same = dict(zip(site.ops, body.ops[before:], strict=True))
+    chosen: dict[Op, Step] = {}
+    covered: set[Op] = set()
+    for decision in decisions:
+        for at, ops, step in steps_of(decision):
+            chosen[same[at]] = step
+            covered.update(same[op] for op in ops)
+    rewriter = _Rewriter(chosen, covered)
+    found = Survey(body, (), {})
+
+    def run_group(*args: Any) -> list[Any]:
+        return rewriter.run(found, args)
+
+    avals = [v.aval for v in body.inputs]
+    changed = flatten(jax.make_jaxpr(run_group)(*avals), keep_names=True)
+    return replace(group, sites=(replace(site, body=changed, layers={}),))
+
+
 def steps_of(
     decision: Decision, loops: Mapping[Op, Loop] = MappingProxyType({})
 ) -> Iterator[tuple[Op, tuple[Op, ...], Step]]:
@@ -153,7 +192,8 @@ def steps_of(
       decision: The unit and its actions.
       loops: How to run loops that are parts of its layers.
     """
-    check_kept(decision)
+    if not decision.is_checked:
+        check_kept(decision)
     unit, actions = _with_loops(decision.unit, loops), decision.plan.actions
     for one, taken, is_chain in _parts(unit, actions):
         sites = one.sites
@@ -384,7 +424,8 @@ def act(
             # What is differentiated is seen when it happens.
             site = replace(sites[op], in_mask=None)
             constants = [atom.value for atom in lifted(site)]
-            return execute(site, label, actions, [*constants, *values])
+            values = [*constants, *values]
+            return execute(site, label, actions, values, by_hand=True)
 
         env = dict(zip(found.program.inputs, jax.tree.leaves(args), strict=True))
         run(found.program.ops, env, rewritten)
@@ -407,8 +448,18 @@ def execute(
     values: Sequence[Any],
     *,
     gradient_barrier: bool = False,
+    by_hand: bool = False,
 ) -> list[Any]:
-    """Run one site under its actions: its outputs, from its inputs."""
+    """Run one site under its actions: its outputs, from its inputs.
+
+    Args:
+      site: The site.
+      label: What messages call it.
+      actions: Of its layers; fewer where the others are left out.
+      values: Its inputs.
+      gradient_barrier: As of `Decision`.
+      by_hand: Whether the user wrote the actions, and whoever traces this finds them.
+    """
     args, number = list(values), actions[0].chunks if actions else 1
     if number > 1:
         return run_chunks(site.chunks[number], number, actions[0], label, args)
@@ -438,5 +489,6 @@ def execute(
         layers=site.layers,
     )
     n, k = site.num_consts, site.num_consts + len(site.carried)
-    carry, ys = run_stack(stack, args[:n], args[n:k], args[k:])
+    run = run_plain if is_plain(stack) and not by_hand else run_stack
+    carry, ys = run(stack, args[:n], args[n:k], args[k:])
     return [*carry, *ys]

@@ -1,5 +1,9 @@
-"""Where things live: meshes, rules, and state that is born sharded."""
+"""Where things live: meshes, rules, state that is born sharded, and activations."""
 
+from revremat.sharding._axes import AxisRules as AxisRules
+from revremat.sharding._axes import megatron as megatron
+from revremat.sharding._layout import Layout as Layout
+from revremat.sharding._logical import Logical as Logical
 from revremat.sharding._mesh import complete_axes as complete_axes
 from revremat.sharding._mesh import make_mesh as make_mesh
 from revremat.sharding._rules import FSDP as FSDP
@@ -13,3 +17,4 @@ from revremat.sharding._state import bytes_per_device as bytes_per_device
 from revremat.sharding._state import init_sharded as init_sharded
 from revremat.sharding._state import shardings_of as shardings_of
 from revremat.sharding._state import with_shardings as with_shardings
+from revremat.sharding._under import under as under

@@ -16,9 +16,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from revremat._errors import UserError
-
-Axes = tuple[str, ...]
-"""Mesh axes that share one dimension; empty: the dimension is whole on every device."""
+from revremat.sharding._axes import Axes
+from revremat.sharding._logical import Logical
 
 Placement = tuple[Axes, ...]
 """One entry for each dimension of an array."""
@@ -171,7 +170,8 @@ def resolve(rules: Sequence[Rule], shapes: Any, mesh: Mesh) -> Any:
 
     Raises:
       UserError: If an axis is not in the mesh, divides no dimension it is put on, is
-        used twice on an array, or a `ByPath` pattern matches nothing.
+        used twice on an array, a `ByPath` pattern matches nothing, or there is a
+        `Logical` rule and nothing has names.
 
     Example:
       >>> import jax, jax.numpy as jnp, revremat as rr
@@ -184,6 +184,7 @@ def resolve(rules: Sequence[Rule], shapes: Any, mesh: Mesh) -> Any:
     axis_sizes = dict(mesh.shape)
     leaves, structure = jax.tree_util.tree_flatten_with_path(shapes)
     paths = [jax.tree_util.keystr(key, simple=True, separator="/") for key, _ in leaves]
+    rules = [r.reading(shapes) if isinstance(r, Logical) else r for r in rules]
     _refuse_idle_patterns(rules, paths)
     specs = [
         place(rules, path, tuple(leaf.shape), axis_sizes)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from revremat.sharding._logical import names_alone
 from revremat.sharding._rules import Rule, resolve
 
 
@@ -33,7 +34,8 @@ def abstract_state(
       >>> specs.shape, specs.sharding.spec
       ((512, 1024), P(None, 'data'))
     """
-    shapes = jax.eval_shape(init, *args)
+    with names_alone():
+        shapes = jax.eval_shape(init, *args)
     return with_shardings(shapes, resolve(rules, shapes, mesh))
 
 

@@ -10,8 +10,9 @@ from revremat.xla.compile._dumps import find_dump as find_dump
 from revremat.xla.compile._dumps import read_dump as read_dump
 from revremat.xla.compile._handed import check_stage as check_stage
 from revremat.xla.compile._handed import stage_of as stage_of
-from revremat.xla.compile._tiling import DISABLED_PASSES as DISABLED_PASSES
-from revremat.xla.compile._tiling import REMAT_PASS as REMAT_PASS
+from revremat.xla.compile._remat_pass import remat_pass_options as remat_pass_options
+from revremat.xla.compile._remat_pass import remat_pass_percent as remat_pass_percent
+from revremat.xla.compile._remat_pass import remat_pass_refusal as remat_pass_refusal
 from revremat.xla.hlo._hlo import Module as Module
 from revremat.xla.hlo._kernel_key import kernel_key as kernel_key
 from revremat.xla.hlo._kernels import has_opaque_kernels as has_opaque_kernels

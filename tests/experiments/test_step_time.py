@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import revremat as rr
 from experiments.bench import measured_gain, step_time, step_time_programs
-from experiments.card import curves, facts
-from experiments.card.jobs import Here
+from experiments.calibrate import curves, facts
+from experiments.calibrate.programs import Here
 from revremat.xla import load_card, with_changes
 
 CARD = {"launch_us": 0.5, "curves": {"matmul.float32": [[1e3, 1e10], [1e9, 1e11]]}}
@@ -124,8 +124,7 @@ def test_instructions_are_timed_with_the_work_that_the_estimator_counts():
 
 
 def test_measured_curves_become_part_of_a_card():
-    machine = {"key": "cpu", "platform": "cpu"}
-    card = facts.card({"curves": CARD}, machine)
+    card = facts.card({}, "cpu", "cpu", CARD)
     assert card == CARD
     measured = with_changes(load_card("cpu"), card)
     assert measured.measured

@@ -59,7 +59,9 @@ def programs(monkeypatch):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nothing happened to."""
-    options = versus.Options(size="tiny", budgets=2, out=tmp_path_factory.mktemp("one"))
+    few = ("uniform preset", "plain JAX", "memory budget, unrolled", "greedy")
+    out = tmp_path_factory.mktemp("one")
+    options = versus.Options(size="tiny", budgets=2, baselines=few, out=out)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(versus, "PROGRAMS", {"small": ENTRY})
         assert versus.main(options) == 0
@@ -310,3 +312,54 @@ def test_documents_print_the_results_there_are():
         for line in (root / "docs/benchmarks/index.md").read_text().splitlines()
     ]
     assert [line for line in printed if line not in docs] == []
+
+
+def at(budget, search, alike=None, **baselines):
+    row = lambda us: us and {"step_us": us, "bytes": budget}
+    named = {name.replace("_", " "): row(us) for name, us in baselines.items()}
+    mine = {"search": row(search), "alike": row(alike), "baselines": named}
+    return {"budget_bytes": budget, **mine}
+
+
+FAIR = {
+    "baseline": {"bytes": 200},
+    "unrolled": {"bytes": 100, "step_us": 50.0},
+    "budgets": [
+        at(150, 50.0, 50.0, uniform_preset=80.0, plain_JAX=50.0),
+        at(90, 52.0, 55.0, uniform_preset=88.0, plain_JAX=60.0, greedy=57.2),
+        at(70, 60.3, 66.0, uniform_preset=None, plain_JAX=60.0),
+        at(50, 70.0, 77.0, uniform_preset=99.0, plain_JAX=84.0),
+    ],
+}
+
+
+def test_a_plan_is_held_to_the_best_of_all_baselines():
+    gains = [1.0, 57.2 / 52, 60 / 60.3, 84 / 70]
+    assert versus.gains_over_best(FAIR) == pytest.approx(gains)
+    assert versus.gains_over_best(FAIR, 0.8) == pytest.approx(gains[2:])
+    assert versus.gains_over_best(FAIR, 0.6) == pytest.approx(gains[3:])
+    text = "\n".join(versus.fair({"small": FAIR}))
+    assert "1.093 x the best baseline at budgets below 80%" in text
+    assert "1.200 x the best baseline at budgets below 60%" in text
+    assert "faster or more: 1\n  small, 70 B: 0.9950" in text
+
+
+def test_the_parts_of_a_gain_make_up_the_whole():
+    first, second, third, last = (versus.shares(at) for at in FAIR["budgets"])
+    assert first == {"unrolling": 1.0, "sets": 0.0, "mixing": 0.0}
+    assert sum(second.values()) == pytest.approx(1.0)
+    whole = math.log(88 / 52)
+    assert second["unrolling"] == pytest.approx(math.log(88 / 60) / whole)
+    assert second["mixing"] == pytest.approx(math.log(55 / 52) / whole)
+    assert third is None  # no preset fits in a scan
+    assert last["sets"] == pytest.approx(math.log(84 / 77) / math.log(99 / 70))
+    table = versus.shares_table({"small": FAIR})
+    assert "| small | 90 B | 1.692 | 73% | 17% | 11% | 1.100 |" in table
+
+
+def test_with_another_kernel_a_programs_figures_have_a_file_of_their_own(tmp_path):
+    options = versus.Options(out=tmp_path, attention="cudnn")
+    assert versus._path("gpt2_xl", options) == tmp_path / "gpt2_xl-cudnn.json"
+    (tmp_path / "gpt2_xl-cudnn.json").write_text(json.dumps({"complete": False}))
+    assert not versus._is_done(tmp_path / "gpt2_xl-cudnn.json")
+    assert versus._place("gpt2_xl-cudnn")[0] == versus._place("gpt2_xl")[0]

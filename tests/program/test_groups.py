@@ -39,6 +39,17 @@ def gates(params, x, image, wrap=lambda layer: layer):
     return jnp.square(x).mean()
 
 
+def images_then_gates(params, x, image):
+    """Groups of layers, and below them a row of another kind, which is no group."""
+    for k in range(GROUPS):
+        for w in params[4 * k : 4 * k + 3]:
+            x = look(w, x, x)
+        x = look(params[4 * k + 3], x, image)
+    for w in params[4 * GROUPS :]:
+        x = gate(w, x)
+    return jnp.square(x).mean()
+
+
 def experts(params, x, image, wrap=lambda layer: layer):
     """Layers that add up what three experts give."""
 
@@ -92,6 +103,11 @@ def test_each_kind_of_layer_is_a_unit(name):
     loss, args, num_layers = PROGRAMS[name]
     units = rr.trace(loss, *args).units
     assert [unit.num_layers for unit in units] == num_layers
+
+
+def test_a_row_beside_groups_is_a_unit_of_its_own():
+    units = rr.trace(images_then_gates, *params_of(4 * GROUPS + 4)).units
+    assert [unit.num_layers for unit in units] == [3 * GROUPS, GROUPS, 4]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -54,14 +54,13 @@ def graphs():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "action",
     [
-        pytest.param(SAVE, id="save", marks=pytest.mark.slow),
+        pytest.param(SAVE, id="save"),
         pytest.param(RECOMPUTE, id="recompute"),
-        pytest.param(
-            RECOMPUTE(save=("ctx", "up")), id="save some", marks=pytest.mark.slow
-        ),
+        pytest.param(RECOMPUTE(save=("ctx", "up")), id="save some"),
     ],
 )
 def test_under_a_plan_both_take_the_same(graphs, action):

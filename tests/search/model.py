@@ -13,6 +13,9 @@ from typing import Any
 from revremat._action import Action
 from revremat._graph import Graph
 
+H100_BYTES = 84_942_979_072
+"""Of the targets whose measurements are made up; the others have no remat pass."""
+
 
 def off(text: str, most: float) -> float:
     """A factor near one, the same for the same text."""
@@ -50,6 +53,8 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
     """
     text, *marks = key.split(" | ")
     has_barrier = "gradient barrier" in marks
+    passes = [m for m in marks if m.startswith("remat pass ")]
+    percent = int(passes[0].removeprefix("remat pass ")) if passes else None
     taken: dict[str, list[Action]] = {}
     rest = 1.0
     if text.startswith("first of "):
@@ -59,7 +64,7 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
         for name in marks[0].removeprefix("beside ").split(","):
             if rest == 1.0 and name != "nothing":
                 taken[name] = [Action("recompute")] * graph[name].num_layers
-    elif text != "baseline":
+    elif text not in ("baseline", ""):
         for part in text.split("; "):
             unit, _, runs = part.partition(": ")
             taken[unit] = runs_of(runs)
@@ -104,6 +109,10 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
                 put_off += 0.0 if has_barrier else 0.4 * unit.plain_bytes
     time_us *= 1.03 if has_barrier else 1.0
     kept, work = off(key, 0.015) * kept, off(key[::-1], 0.03) * (work + put_off)
+    if percent is not None:  # the pass recomputes what is over its limit
+        most = max(0.5 * kept, (percent / 100) * (0.8 * H100_BYTES - argument) - work)
+        time_us *= 1 + 0.2 * max(0.0, 1 - most / max(1.0, kept))
+        kept = min(kept, most)
     parts = {
         "argument|args": argument,
         "forward|loss": int(kept),

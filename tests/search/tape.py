@@ -55,10 +55,16 @@ def runs_text(actions: Sequence[Action]) -> str:
     return " + ".join(f"{n} {action_text(action)}" for action, n in runs)
 
 
-def plan_text(actions: Mapping[str, Sequence[Action]], gradient_barrier: bool) -> str:
+def plan_text(
+    actions: Mapping[str, Sequence[Action]],
+    gradient_barrier: bool,
+    remat_pass_percent: int | None,
+) -> str:
     """A whole program."""
     text = "; ".join(f"{unit}: {runs_text(few)}" for unit, few in actions.items())
-    return text + (" | gradient barrier" if gradient_barrier else "")
+    barrier = " | gradient barrier" if gradient_barrier else ""
+    percent = remat_pass_percent
+    return text + barrier + (f" | remat pass {percent}" if percent else "")
 
 
 def probe_text(
@@ -153,7 +159,9 @@ class Tape:
 def answer_data(fit: rr.Fit) -> dict[str, Any]:
     """What a search answers."""
     return {
-        "plan": plan_text(fit.plan.actions, fit.plan.gradient_barrier),
+        "plan": plan_text(
+            fit.plan.actions, fit.plan.gradient_barrier, fit.plan.remat_pass_percent
+        ),
         "fits": fit.plan.fits,
         "bytes": fit.measurement.memory.total_bytes,
         "step_us": fit.measurement.time.step_us,
@@ -179,7 +187,7 @@ def text_of(key: ProbeKey | ProgramKey, graph: Graph) -> str:
         return probe_text(key.unit, key.actions, others, barrier, key.is_isolated)
     if key.actions is None:
         return "baseline"
-    return plan_text(dict(key.actions), key.gradient_barrier)
+    return plan_text(dict(key.actions), key.gradient_barrier, key.remat_pass_percent)
 
 
 @dataclasses.dataclass

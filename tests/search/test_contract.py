@@ -100,7 +100,7 @@ def test_any_optional_pass_may_be_left_out(number):
     assert fit.plan.compiled_bytes <= fit.plan.budget_bytes
     graph = state.space.graph
     actions = {unit: [*few] for unit, few in fit.plan.actions.items()}
-    again = graph.plan(actions, gradient_barrier=fit.plan.gradient_barrier)
+    again = graph.plan(actions)
     assert again.units == fit.plan.units
     assert fit.measurement in [row.measurement for row in fit.rows]
 

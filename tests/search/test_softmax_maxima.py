@@ -30,7 +30,8 @@ def prepared(length, most_compiles=None):
     return profile_all(state, ask)
 
 
-@pytest.mark.parametrize("length", [1024, pytest.param(577, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1024, 577])
 def test_maxima_are_found_again_where_that_is_faster(length):
     state = prepared(length)
     (costs,) = state.costs.values()

@@ -49,7 +49,10 @@ def counter(start, step, bound, direction, *, swapped=False, fused=False, down=F
         sides.reverse()
     condition.add("compare", (), *sides, comparison_direction=direction)
 
-    first = number(program.entry, start)
+    if start is None:
+        first = program.entry.add("parameter", (), dtype=S32, parameter_number=1)
+    else:
+        first = number(program.entry, start)
     data = program.entry.add("parameter", (4,))
     state = program.entry.add("tuple", [(), (4,)], first, data)
     program.entry.add("while", [(), (4,)], state, calls=[body, condition])
@@ -109,6 +112,10 @@ def test_what_is_noted_is_believed():
 @pytest.mark.parametrize(("step", "direction"), [(0, "LT"), (-1, "LT"), (1, "GT")])
 def test_a_loop_without_an_end_counts_once(step, direction):
     assert trips(counter(0, step, 12, direction)) == 1
+
+
+def test_a_loop_that_begins_anywhere_counts_once():
+    assert trips(counter(None, 1, 12, "LT")) == 1
 
 
 def test_its_time_is_multiplied():

@@ -9,7 +9,7 @@ from jax.sharding import AxisType
 
 import revremat as rr
 from revremat import xla
-from revremat.xla.target import _targets
+from revremat.xla.target import _platforms, _targets
 from revremat.xla.target._cards import MEASURABLE
 
 GIB = 2**30
@@ -258,3 +258,22 @@ def test_a_damaged_measurement_is_told_and_not_used(cards, text):
 def test_all_measurable_fields_are_fields_of_a_card():
     card = xla.load_card("h100")
     assert all(hasattr(card, name) for name in MEASURABLE)
+
+
+@pytest.mark.parametrize(
+    ("sign", "is_found"),
+    [
+        ("proc/driver/nvidia/version", True),
+        ("dev/nvidiactl", True),  # in a container that hides the driver
+        ("dev/nvidia0", True),
+        ("dev/dxg", True),  # Linux within Windows
+        ("dev/null", False),
+        ("proc/driver/rtc", False),
+    ],
+)
+def test_a_card_is_found_by_its_driver_or_its_device_files(tmp_path, sign, is_found):
+    assert not _platforms.has_nvidia_device(tmp_path)
+    place = tmp_path / sign
+    place.parent.mkdir(parents=True)
+    place.touch()
+    assert _platforms.has_nvidia_device(tmp_path) is is_found

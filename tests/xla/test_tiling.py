@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
+from revremat._compat import DISABLED_PASSES
 from revremat.xla.compile import _compile
-from revremat.xla.compile._tiling import DISABLED_PASSES, untiled
+from revremat.xla.compile._tiling import untiled
 from tests.xla.programs import NO_TILING, PROGRAMS, enlarged, spec
 
 

@@ -6,12 +6,19 @@ proposed the fastest that fits counts, even where the original would return anot
 """
 
 from experiments.bench.baselines._budget import MemoryBudget as MemoryBudget
+from experiments.bench.baselines._budget import (
+    UnrolledMemoryBudget as UnrolledMemoryBudget,
+)
 from experiments.bench.baselines._comparison import Baseline as Baseline
 from experiments.bench.baselines._comparison import Comparison as Comparison
 from experiments.bench.baselines._comparison import Line as Line
 from experiments.bench.baselines._greedy import Greedy as Greedy
 from experiments.bench.baselines._ladder import Estimator as Estimator
+from experiments.bench.baselines._ladder import UnrolledEstimator as UnrolledEstimator
+from experiments.bench.baselines._plain import PlainJax as PlainJax
+from experiments.bench.baselines._plain import RematPass as RematPass
 from experiments.bench.baselines._splits import Splits as Splits
+from experiments.bench.baselines._splits import UnrolledSplits as UnrolledSplits
 from experiments.bench.baselines._uniform import NoPlan as NoPlan
 from experiments.bench.baselines._uniform import Segments as Segments
 from experiments.bench.baselines._uniform import Uniform as Uniform
@@ -19,9 +26,14 @@ from experiments.bench.baselines._uniform import Uniform as Uniform
 BASELINES: tuple[type[Baseline], ...] = (
     NoPlan,
     Uniform,
+    PlainJax,
+    RematPass,
     Splits,
+    UnrolledSplits,
     MemoryBudget,
+    UnrolledMemoryBudget,
     Estimator,
+    UnrolledEstimator,
     Segments,
     Greedy,
 )

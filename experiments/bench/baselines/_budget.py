@@ -169,6 +169,8 @@ class MemoryBudget(Baseline):
         self.line = Line(self.propose, self.compile, self.name)
 
     def ask(self, budget_bytes: int) -> None:
+        if self.is_idle:
+            return
         self.line.ask(budget_bytes, self.most)
 
     def propose(self, share: float) -> Actions:
@@ -228,3 +230,10 @@ class MemoryBudget(Baseline):
 def _is_intensive(op: Operation) -> bool:
     heavy = is_product(op) or is_kernel(op) or is_collective(op)
     return heavy or op.kind.startswith(_RANDOM)
+
+
+class UnrolledMemoryBudget(MemoryBudget):
+    """The same with the layers of loops unrolled, as PyTorch has them."""
+
+    name = "memory budget, unrolled"
+    unroll = True

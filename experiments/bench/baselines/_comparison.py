@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from experiments.bench.plain_jax import Loops
 from experiments.bench.searching import Row
 from revremat import Action, Unit, UserError
 from revremat.policies import UnitOptions
@@ -23,12 +24,20 @@ class Comparison:
       compile: A whole program, by its name for people and the actions of its units
         (None: the baseline); the answer is None for what cannot be expressed or
         compiled.
-      presets: Each unit's measured costs of the presets, by the presets' names.
+      presets: Each unit's measured costs of the presets, by the presets' names, in
+        loops (False) or unrolled (True).
+      write: The program with its loops in plain JAX (None: as they are) and with XLA's
+        own remat pass at a limit (None: off).
+      has_loops: Whether there are any to write in another way.
+      limit: That of the pass, for so many bytes of the step; None where there is none.
     """
 
     units: tuple[Unit, ...]
     compile: Callable[[str, Actions | None], Row | None]
-    presets: Callable[[], tuple[UnitOptions, ...]]
+    presets: Callable[[bool], tuple[UnitOptions, ...]]
+    write: Callable[[Loops | None, int | None], Row | None] = lambda loops, limit: None
+    has_loops: bool = False
+    limit: Callable[[float], int | None] = lambda bytes: None
 
 
 class Baseline(ABC):
@@ -39,6 +48,8 @@ class Baseline(ABC):
     """
 
     name: ClassVar[str]
+    unroll: ClassVar[bool] = False
+    """Whether loops are unrolled in all that it proposes."""
 
     def __init__(self, comparison: Comparison):
         self.comparison = comparison
@@ -55,13 +66,42 @@ class Baseline(ABC):
 
     def compile(self, name: str, actions: Actions | None) -> Row | None:
         """Compiles a proposal, and remembers it."""
+        if self.unroll and actions is not None:
+            actions = {unit: _unrolled(few) for unit, few in actions.items()}
+            actions = self._only_loops(actions)
+            name = f"{name}, unrolled"
         try:
             row = self.comparison.compile(name, actions)
         except UserError:  # the unit cannot take such an action
             return None
+        return self.keep(row)
+
+    def keep(self, row: Row | None) -> Row | None:
+        """Remembers what a proposal takes."""
         if row is not None and row not in self.rows:
             self.rows.append(row)
         return row
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it would propose what another does: there is nothing to unroll."""
+        return self.unroll and not any(map(_can_unroll, self.comparison.units))
+
+    def _only_loops(self, actions: Actions) -> Actions:
+        """Unrolled where there is a loop, and as they are where there is none."""
+        loops = {unit.name for unit in self.comparison.units if _can_unroll(unit)}
+        return {
+            unit: few if unit in loops else tuple(a(unroll=False) for a in few)
+            for unit, few in actions.items()
+        }
+
+
+def _can_unroll(unit: Unit) -> bool:
+    return unit.is_loop and unit.num_layers > 1
+
+
+def _unrolled(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    return tuple(action(unroll=True) for action in actions)
 
 
 class Line:

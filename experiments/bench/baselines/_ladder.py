@@ -57,6 +57,8 @@ class Estimator(Baseline):
         ]
 
     def ask(self, budget_bytes: int) -> None:
+        if self.is_idle:
+            return
         for line in self.lines:
             line.ask(budget_bytes, self.most)
 
@@ -84,6 +86,13 @@ class Estimator(Baseline):
             )
             found[u.name] = (action,) * u.num_layers
         return found
+
+
+class UnrolledEstimator(Estimator):
+    """The same with the layers of loops unrolled."""
+
+    name = "estimator, unrolled"
+    unroll = True
 
 
 def tensors(unit: Unit) -> list[Tensor]:

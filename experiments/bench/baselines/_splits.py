@@ -34,6 +34,8 @@ class Splits(Baseline):
         self.total = sum(u.num_layers for u in comparison.units)
 
     def ask(self, budget_bytes: int) -> None:
+        if self.is_idle:
+            return
         if not self.rows:
             for name in PRESETS:
                 row = self.compile(name, self.actions(name, name, self.total))
@@ -101,9 +103,16 @@ class Splits(Baseline):
     @property
     def all_options(self) -> tuple[UnitOptions, ...]:
         """Costs of the presets, unit by unit."""
-        return self.comparison.presets()
+        return self.comparison.presets(self.unroll)
 
     def layers_us(self, name: str) -> float:
         """Time of all layers under a preset."""
         costs = [(m.num_layers, p) for m in self.all_options for p in m.costs]
         return sum(n * p.time_us for n, p in costs if p.name == name)
+
+
+class UnrolledSplits(Splits):
+    """The same with the layers of loops unrolled."""
+
+    name = "two-preset split, unrolled"
+    unroll = True

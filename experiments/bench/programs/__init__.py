@@ -18,6 +18,7 @@ from experiments.bench.programs import (
 )
 from experiments.bench.programs._entry import SIZES as SIZES
 from experiments.bench.programs._entry import Entry as Entry
+from experiments.bench.programs._entry import Size as Size
 from experiments.bench.programs._entry import State as State
 from experiments.bench.programs._entry import values as values
 

@@ -12,7 +12,7 @@ import optax
 
 import revremat as rr
 
-Size = Literal["tiny", "cpu", "real"]
+Size = Literal["tiny", "cpu", "card", "real"]
 Group = Literal["standard", "novel"]
 SIZES: tuple[Size, ...] = ("tiny", "cpu", "real")
 
@@ -26,17 +26,21 @@ class Entry:
       group: `standard`: a network people train; `novel`: a pattern.
       target: Where its real size is to run, as `rr.target` reads it.
       make: `make(target, size)` with a target that has `num_devices` and `mesh(axes)`.
-        Sizes: `real` (compiled only), `cpu` (20 to 300 ms a step on one core) and
-        `tiny`. The step takes what it replaces first: `step(state, batch) ->
+        Sizes: `real` (compiled only), `cpu` (20 to 300 ms a step on one core),
+        `tiny`, and of some programs `card`: the part of the real size that one card
+        of 80 GB holds. The step takes what it replaces first: `step(state, batch) ->
         (state, others)`, the state donated.
       about: What it is, in a line.
+      has_kernel: Whether `make` also takes `attention=`: "plain", by a softmax, or
+        "cudnn", by cuDNN's kernel (at real size).
     """
 
     name: str
     group: Group
     target: str
-    make: Callable[[Any, Size], rr.Problem]
+    make: Callable[..., rr.Problem]
     about: str
+    has_kernel: bool = False
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +66,8 @@ def spec(*shape: int, dtype: Any = float) -> jax.ShapeDtypeStruct:
 
 def compute_dtype(size: Size) -> Any:
     """bfloat16 as is customary on cards; what is run here is run in full."""
-    return jnp.bfloat16 if size == "real" else jnp.result_type(float)
+    on_cards = size in ("card", "real")
+    return jnp.bfloat16 if on_cards else jnp.result_type(float)
 
 
 def training(

@@ -133,6 +133,7 @@ def _efficientnet(target: Any, size: Size) -> rr.Problem:
     config, batch, of_stages = {
         "tiny": (EfficientNetConfig(32, 0.25, 1.1, num_classes=10), 2, STAGES[:3]),
         "cpu": (EfficientNetConfig(64, 0.5, 1.1, num_classes=10), 4, STAGES[:4]),
+        "card": (EFFICIENTNET["B7"], 12, STAGES),
         "real": (EFFICIENTNET["B7"], 32, STAGES),
     }[size]
     dtype = compute_dtype(size)

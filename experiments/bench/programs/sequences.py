@@ -121,6 +121,7 @@ def _moe(target: Any, size: Size) -> rr.Problem:
     batch, length, width, mlp, heads, experts, depth, vocabulary = {
         "tiny": (2, 8, 16, 32, 2, 4, 2, 32),
         "cpu": (4, 64, 64, 128, 4, 4, 4, 256),
+        "card": (12, 1024, 1024, 4096, 16, 8, 16, 32_000),
         "real": (16, 1024, 1024, 4096, 16, 8, 16, 32_000),
     }[size]
     dtype, places = compute_dtype(size), 5 * 2 * length // (4 * experts)

@@ -32,27 +32,39 @@ _ALL_FSDP = {"data": 1, "fsdp": None, "model": 1}
 def _problem(
     name: str, config: Experiment, target: Any, size: Size, small: Any, real: Any
 ) -> rr.Problem:
-    changes = real if size == "real" else _SMALL[size] | small[size] | _ALL_FSDP
+    on_cards = size in ("card", "real")
+    changes = real if on_cards else _SMALL[size] | small[size] | _ALL_FSDP
     found = step.problem(override(config, changes), target)
     return rr.Problem(found.loss, found.specs, found.step, found.donate, name=name)
 
 
-def _gpt2_xl(target: Any, size: Size) -> rr.Problem:
-    real = {
+def gpt2_xl(
+    target: Any, size: Size, attention: str = "plain", **changes: Any
+) -> rr.Problem:
+    """GPT-2 XL; `changes` are of its experiment."""
+    real = changes | {
         "vocab_size": 50_257,
         "seq_len": 1024,
         "width": 1600,
-        "num_layers": 48,
+        "num_layers": 24 if size == "card" else 48,
         "num_heads": 25,
         "mlp_width": 6400,
         "model.dtype": "bfloat16",
+        "model.attention": attention,
         "batch_size": 8,
     }
-    return _problem("gpt2_xl", gpt.config, target, size, _SMALL_TEXT, real)
+    small = {size: changes | {**given} for size, given in _SMALL_TEXT.items()}
+    return _problem("gpt2_xl", gpt.config, target, size, small, real)
 
 
-def _llama_7b(target: Any, size: Size) -> rr.Problem:
-    real = {"fsdp": 4, "model": 2, "seq_len": 2048, "batch_size": 16}
+def _llama_7b(target: Any, size: Size, attention: str = "plain") -> rr.Problem:
+    real = {
+        "fsdp": 4,
+        "model": 2,
+        "seq_len": 2048,
+        "batch_size": 16,
+        "model.attention": attention,
+    }
     small = {
         size: changes | {"model.dtype": "float32"}
         for size, changes in _SMALL_TEXT.items()
@@ -61,7 +73,7 @@ def _llama_7b(target: Any, size: Size) -> rr.Problem:
     return _problem("llama_7b", gpt_7b.config, target, size, small, real)
 
 
-def _gpt_22b(target: Any, size: Size) -> rr.Problem:
+def _gpt_22b(target: Any, size: Size, attention: str = "plain") -> rr.Problem:
     real = {
         "vocab_size": 51_200,
         "seq_len": 2048,
@@ -70,6 +82,7 @@ def _gpt_22b(target: Any, size: Size) -> rr.Problem:
         "num_heads": 64,
         "mlp_width": 24_576,
         "model.dtype": "bfloat16",
+        "model.attention": attention,
         "batch_size": 4,
         "fsdp": 1,
         "model": 8,
@@ -77,7 +90,7 @@ def _gpt_22b(target: Any, size: Size) -> rr.Problem:
     return _problem("gpt_22b", gpt.config, target, size, _SMALL_TEXT, real)
 
 
-def _vit_l_384(target: Any, size: Size) -> rr.Problem:
+def _vit_l_384(target: Any, size: Size, attention: str = "plain") -> rr.Problem:
     real = {
         "image_size": 384,
         "channels": 3,
@@ -88,7 +101,8 @@ def _vit_l_384(target: Any, size: Size) -> rr.Problem:
         "num_heads": 16,
         "mlp_width": 4096,
         "model.dtype": "bfloat16",
-        "batch_size": 64,
+        "model.attention": attention,
+        "batch_size": 32 if size == "card" else 64,
     }
     return _problem("vit_l_384", vit_digits.config, target, size, _SMALL_IMAGE, real)
 
@@ -98,8 +112,9 @@ ENTRIES = (
         "gpt2_xl",
         "standard",
         "h100:1",
-        _gpt2_xl,
+        gpt2_xl,
         "GPT-2 XL (Radford et al. 2019): 48 layers of 1600, 8 x 1024 tokens",
+        has_kernel=True,
     ),
     Entry(
         "llama_7b",
@@ -107,6 +122,7 @@ ENTRIES = (
         "h100:8",
         _llama_7b,
         "Llama 7B's shape: 32 layers of 4096, 16 x 2048 tokens, FSDP 4 x TP 2",
+        has_kernel=True,
     ),
     Entry(
         "gpt_22b",
@@ -114,6 +130,7 @@ ENTRIES = (
         "h100:8",
         _gpt_22b,
         "the 22B GPT of Korthikanti et al. 2022: 48 layers of 6144, 4 x 2048, TP 8",
+        has_kernel=True,
     ),
     Entry(
         "vit_l_384",
@@ -121,5 +138,6 @@ ENTRIES = (
         "h100:1",
         _vit_l_384,
         "ViT-L/16 at 384 x 384 (Dosovitskiy et al. 2020), 64 images",
+        has_kernel=True,
     ),
 )

@@ -26,11 +26,11 @@ from typing import Any
 
 import tyro
 
+from experiments.files import write_whole
 from experiments.models.efficientnet import EFFICIENTNET
 from experiments.papers.revbifpn.detectors import DETECTORS
 from experiments.papers.revbifpn.networks import HEAD_TOO, INVERTED, STORED
 from experiments.papers.revbifpn.table import KEY, table
-from experiments.records import write_whole
 from revremat.reversible import REVBIFPN
 
 RESULTS = Path(__file__).parents[2] / "results"

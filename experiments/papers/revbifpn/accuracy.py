@@ -27,8 +27,9 @@ from typing import Any
 import tyro
 
 from experiments.configs.revbifpn_fashion import config
+from experiments.files import write_whole
 from experiments.papers.revbifpn.networks import INVERTED, STORED
-from experiments.records import read_metrics, write_whole
+from experiments.records import read_metrics
 from revremat import UserError
 
 EXPERIMENTS = Path(__file__).parents[2]

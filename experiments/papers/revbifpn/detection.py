@@ -30,8 +30,8 @@ from experiments.boxes import nms
 from experiments.checkpoints import Checkpoints
 from experiments.configs.common import Experiment
 from experiments.configs.fcos_digits import EXPECTED_AP, config
+from experiments.files import write_whole
 from experiments.models import fcos
-from experiments.records import write_whole
 from experiments.train import train
 from revremat import UserError, sharding
 

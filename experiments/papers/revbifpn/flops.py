@@ -28,6 +28,7 @@ import numpy as np
 import tyro
 from flax import nnx
 
+from experiments.files import write_whole
 from experiments.models.depthwise import use_sums_of_products
 from experiments.papers.revbifpn.macs import num_macs
 from experiments.papers.revbifpn.networks import (
@@ -38,7 +39,6 @@ from experiments.papers.revbifpn.networks import (
     network,
     training_step,
 )
-from experiments.records import write_whole
 from revremat.reversible import REVBIFPN
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -100,6 +100,15 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
     ]
 
 
+def with_all_estimates(state: State) -> list[UnitOptions]:
+    """All costs, and estimates of all that is proposed and has none."""
+    proposed = {unit.name: without_cost(state, unit) for unit in state.units}
+    return [
+        _with_estimates(state, options, proposed[options.unit])
+        for options in state.options
+    ]
+
+
 def _with_estimates(
     state: State, unit_options: UnitOptions, proposed: Sequence[Candidate]
 ) -> UnitOptions:

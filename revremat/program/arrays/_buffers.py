@@ -1,6 +1,6 @@
 """Arrays of many layers: one layer's is read and written in place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,25 @@ class Each:
         return cls(tuple(children))
 
 
+def none_yet(length: int) -> Each:
+    """Places for one array of each layer, none of which is there."""
+    return Each((None,) * length)
+
+
+def stack(each: Each, missing: Callable[[], Any]) -> Any:
+    """The layers' arrays along a new first axis.
+
+    Compilers fuse that into what reads it, an optimizer's update for one, where an
+    array that layers were written into, one after the other, has to be read again.
+
+    Args:
+      each: The arrays, None for those that are missing.
+      missing: Makes one in place of those.
+    """
+    items = [missing() if item is None else item for item in each.items]
+    return lax.concatenate([lax.expand_dims(item, (0,)) for item in items], 0)
+
+
 def again(x: Any) -> Any:
     """The same array; keys may be used once more, as far as JAX checks that.
 
@@ -44,6 +63,8 @@ def at(stacked: Any, index: Any) -> Any:
     """One layer's array."""
     if isinstance(stacked, Each):
         return again(stacked.items[index])
+    if isinstance(index, int):  # a slice that compilers fuse into what reads it
+        return lax.index_in_dim(again(stacked), index, keepdims=False)
     return lax.dynamic_index_in_dim(again(stacked), index, keepdims=False)
 
 

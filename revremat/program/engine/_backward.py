@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from revremat.program.engine import _layer
 from revremat.program.engine._engine import Engine
 from revremat.program.engine._keep import Kept
 from revremat.program.engine._segments import Segment
+from revremat.program.ir._late_moves import LateMoves, late_moves
 from revremat.program.ir._linearize import pick
 from revremat.program.ir._ops import Value
 
@@ -44,15 +45,17 @@ def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
             _avals.zero_cotangent(v.aval)
             for v in pick(engine.const_values, engine.const_mask)
         ],
-        xs=[
-            jax.tree.map(lambda a: _avals.room(a.to_ct_aval()), aval)
-            for aval in pick(x_avals, engine.x_mask)
-        ],
+        xs=engine.places(
+            [
+                jax.tree.map(lambda a: a.to_ct_aval(), aval)
+                for aval in pick(x_avals, engine.x_mask)
+            ]
+        ),
         output=None,
         fetched=None,
     )
-    own = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
-    run = _Backward(engine, consts, xs, own)
+    ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
+    run = _Backward(engine, consts, xs, ct_ys)
     saved, carry = run.fetch_all(saved, state.carry)
     state = replace(state, carry=carry)
     below = [None, *map(run.on_host_at_top, engine.segments, saved)]
@@ -64,11 +67,13 @@ def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
         if not segment.pattern[0].inverts:
             state = replace(state, output=None)
         state = run.segment(segment, kept, waiting, state)
+    own = [v.aval.to_ct_aval() for v in pick(engine.x_values, engine.x_mask)]
+    of_xs = state.xs if engine.stack.unrolled else engine.filled(state.xs, own)
     spread = lambda mask, found: [next(found) if on else None for on in mask]
     return (
         spread(engine.const_mask, iter(state.consts)),
         spread(engine.carry_mask, iter(state.carry)),
-        spread(engine.x_mask, iter(state.xs)),
+        spread(engine.x_mask, iter(of_xs)),
     )
 
 
@@ -164,9 +169,8 @@ class _Backward:
                 self._start_from(state.output, env)
             if unrolled:
                 cotangents = _layer.tie(env, plan.late, cotangents)
-            state = self._differentiate(plan, index, env, cotangents, state)
-            if unrolled and (segment.unroll or self.engine.stack.unrolled):
-                state = _together(state, index)
+            together = unrolled and (segment.unroll or self.engine.stack.unrolled)
+            state = self._differentiate(plan, index, env, cotangents, state, together)
             if inverts:
                 below = [env[v] for v in self.engine.carry_values]
                 state = replace(state, output=below)
@@ -276,7 +280,9 @@ class _Backward:
             if isinstance(atom, Value):
                 env.setdefault(atom, array)
 
-    def _differentiate(self, plan: Kept, index, env, cotangents, state):
+    def _differentiate(
+        self, plan: Kept, index, env, cotangents, state, together: bool = False
+    ):
         out_mask = self.engine.layer.passes.out_mask[: len(self.engine.carry_mask)]
         carried = dict(zip(_where(self.engine.carry_mask), cotangents, strict=True))
         ct_outs = [carried[k] for k in _where(out_mask)]
@@ -288,30 +294,35 @@ class _Backward:
             ct_outs.append(
                 _avals.zero_cotangent(y_avals[k]) if ct is None else at(ct, index)
             )
-        pulled = iter(_layer.pull_back(self.engine.layer, plan, env, ct_outs))
-        ct_consts = [next(pulled) for _ in state.consts]
-        ct_carry = [next(pulled) for _ in state.carry]
-        return replace(
-            state,
-            consts=list(map(_avals.add, state.consts, ct_consts)),
-            carry=ct_carry,
-            xs=put(state.xs, list(pulled), index),
+        moves = self._late_moves
+        pulled = iter(
+            _layer.pull_back(self.engine.layer, plan, env, ct_outs, moves.early)
         )
+        ct_consts = [next(pulled) for _ in state.consts]
+        carry, own = [next(pulled) for _ in state.carry], list(pulled)
+        consts = list(map(_avals.add, state.consts, ct_consts))
+        are_apart = all(isinstance(x, Each) for x in state.xs)
+        if together and are_apart:
+            carry, consts, own = _together(carry, consts, own)
+        xs = put(state.xs, moves.finish(own), index)
+        if together and not are_apart:
+            carry, consts, xs = _together(carry, consts, xs)
+        return replace(state, consts=consts, carry=carry, xs=xs)
+
+    @cached_property
+    def _late_moves(self) -> LateMoves:
+        """The backward program of a layer; its own gradients get their form last."""
+        count = sum(self.engine.x_mask)
+        return late_moves(self.engine.layer.passes.backward, count)
 
 
-def _together(state: _Gradients, index: int) -> _Gradients:
+def _together(carry: list[Any], consts: list[Any], own: list[Any]) -> Any:
     """All gradients of one layer are done before the layer below begins.
 
     Nobody waits for those of weights, and the compiler would put them off to the end of
     the step, with all that they are made from.
     """
-    own = [at(x, index) if isinstance(x, Each) else x for x in state.xs]
-    carry, consts, own = barrier((state.carry, state.consts, own))
-    xs = [
-        put([x], [one], index)[0] if isinstance(x, Each) else one
-        for x, one in zip(state.xs, own, strict=True)
-    ]
-    return replace(state, carry=carry, consts=consts, xs=xs)
+    return barrier((carry, consts, own))
 
 
 def _where(mask: Sequence[bool]) -> list[int]:

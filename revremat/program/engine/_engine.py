@@ -1,7 +1,8 @@
 """The engine of a stack: what its forward and its backward pass have in common."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from revremat._action import Action, check_actions
-from revremat.program.arrays._buffers import Each
+from revremat.program.arrays import _avals
+from revremat.program.arrays._buffers import Each, none_yet, stack
 from revremat.program.engine._keep import Kept, Layer, resolve
 from revremat.program.engine._layout import as_in_a_loop, is_turned
 from revremat.program.engine._segments import Segment, segments
@@ -117,6 +119,41 @@ class Engine:
 
     def is_unrolled(self, segment: Segment, num_iterations: int) -> bool:
         return self.stack.unrolled or segment.unroll or num_iterations <= 1
+
+    @property
+    def has_no_loop(self) -> bool:
+        """Whether all of its layers stand one after the other, one by one."""
+        return all(
+            self.is_unrolled(segment, max(segment.repeats, segment.group))
+            for segment in self.segments
+        )
+
+    def places(self, avals: Sequence[Any]) -> list[Any]:
+        """Where all layers put an array each, for each of these types of their stack.
+
+        Loops write into stacks. Without a loop each layer's array stays by itself.
+        """
+        if self.has_no_loop:
+            return [none_yet(self.stack.length) for _ in avals]
+        return list(map(_avals.room, avals))
+
+    def filled(
+        self,
+        places: Sequence[Any],
+        avals: Sequence[Any],
+        missing: Callable[[Any], Any] = _avals.zeros,
+    ) -> list[Any]:
+        """What all layers put there, stacked.
+
+        Args:
+          places: From `places`.
+          avals: The type of each for one layer.
+          missing: Makes what layers that are left out would have put there.
+        """
+        return [
+            stack(place, partial(missing, aval)) if isinstance(place, Each) else place
+            for place, aval in zip(places, avals, strict=True)
+        ]
 
     def index(self, segment: Segment, t, j: int):
         run_index = segment.start + t * segment.iteration + j

@@ -21,7 +21,7 @@ def forward(engine: Engine, consts, init, xs):
     """What the last layer gives with all `ys`, and what is kept of each segment."""
     stack, carry = engine.stack, list(init)
     y_avals = [a.aval for a in engine.layer.passes.forward.outputs[stack.num_carry :]]
-    ys = [_avals.room(_avals.stacked(a, stack.length)) for a in y_avals]
+    ys = engine.places([_avals.stacked(a, stack.length) for a in y_avals])
     saved, sent = [], []
     for segment in engine.segments:
         if not engine.is_unrolled(segment, segment.repeats):
@@ -35,6 +35,7 @@ def forward(engine: Engine, consts, init, xs):
         kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
         last = carry if engine.keeps_output(segment) else None
         saved.append((_send_all(engine, segment, kept), last))
+    ys = engine.filled(ys, y_avals, _avals.room)
     return (_layer.wait_for(sent, carry), ys), saved
 
 

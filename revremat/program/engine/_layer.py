@@ -8,7 +8,7 @@ import jax
 from revremat.program.arrays._buffers import again, barrier
 from revremat.program.arrays._host import to_device, to_host
 from revremat.program.engine._keep import Kept, Layer
-from revremat.program.ir._ops import Op, Value, needed, read, run
+from revremat.program.ir._ops import Op, Program, Value, needed, read, run
 
 Saved = tuple[list[Any], list[Any]]
 """What a layer keeps: values on the device, values on the host."""
@@ -63,12 +63,24 @@ def recompute(ops: Sequence[Op], env: dict[Value, Any]) -> None:
 
 
 def pull_back(
-    layer: Layer, kept: Kept, env: dict[Value, Any], cotangents: Sequence[Any]
+    layer: Layer,
+    kept: Kept,
+    env: dict[Value, Any],
+    cotangents: Sequence[Any],
+    backward: Program | None = None,
 ) -> list[Any]:
-    """One cotangent per differentiated input, from one per differentiable output."""
+    """One cotangent per differentiated input, from one per differentiable output.
+
+    Args:
+      layer: The layer.
+      kept: What it keeps.
+      env: What it has in the backward pass before anything is recomputed.
+      cotangents: Of its outputs.
+      backward: Another form of its backward program.
+    """
     recompute(kept.late, env)
     residuals = [read(env, residual) for residual in layer.passes.residuals]
-    return layer.passes.backward(*residuals, *cotangents)
+    return (backward or layer.passes.backward)(*residuals, *cotangents)
 
 
 def tie(

@@ -1,6 +1,6 @@
 """Where in a program there is something to decide: scans, blocks, repeats ..."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ from revremat.program.units._stretch import Stretch, made_by
 
 REPEATED = ("repeat", "module")
 """Kinds of sites that are found between others, and may have loops inside."""
+SEGMENT = "segment"
+"""The kind of sites that are parts of a program without equal layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,8 @@ class Site:
       within: Calls a function where the site stands, if that is inside `shard_map`.
       num_scans: How many scans around it keep what it keeps, for all of their
         iterations.
+      parts: Of a group of segments, its segments: sites of the same program, whose
+        values the body has, too.
     """
 
     kind: str
@@ -77,6 +81,7 @@ class Site:
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
     within: Callable[[Callable[[], Any]], Any] = _compat.here
     num_scans: int = 0
+    parts: tuple["Site", ...] = ()
 
     @property
     def is_loop(self) -> bool:
@@ -127,6 +132,8 @@ class Survey:
       own_derivatives: Functions with a derivative of their own, and which of their
         inputs are differentiated.
       keeps_checkpoints: Whether checkpoints stay as they are, and there are any.
+      live: Values that have a derivative.
+      weights: The program's inputs, and those in another form.
     """
 
     program: Program
@@ -134,6 +141,8 @@ class Survey:
     inner: dict[Op, tuple[tuple[str, int | None, "Survey"], ...]]
     own_derivatives: tuple[tuple[Op, tuple[bool, ...]], ...] = ()
     keeps_checkpoints: bool = False
+    live: frozenset[Value] = frozenset()
+    weights: frozenset[Value] = frozenset()
 
 
 def weights_first(program: Program, live: set[Value]) -> tuple[Program, set[Value]]:
@@ -193,9 +202,9 @@ def repeat_sites(
     program: Program, apart: set[Op], live: set[Value], weights: set[Value]
 ) -> list[Site]:
     """Unrolled loops between the operations in `apart`; their layers."""
-    sites, made_bytes = [], sum(map(made_by, program.ops))
     movable = _moves(program, weights)
-    for stretch in _stretches(program, movable.others, apart):
+    sites, made_bytes = [], sum(map(made_by, program.ops))
+    for stretch in stretches(program, movable.others, apart):
         for repeat in find_layers(stretch, made_bytes):
             repeat = sink(repeat, movable)
             for iteration in repeat.iterations:
@@ -246,9 +255,7 @@ def sink_into(
 
 
 def _moves(program: Program, weights: set[Value]) -> Moves:
-    is_move = lambda op: bool(op.outputs) and weights.issuperset(op.outputs)
-    moves = [op for op in program.ops if is_move(op)]
-    others = [op for op in program.ops if not is_move(op)]
+    moves, others = moves_apart(program, weights)
     return Moves(moves, others, program.outputs)
 
 
@@ -260,7 +267,16 @@ def _masks(
     return tuple(atom in live for atom in iteration.inputs), tuple(held)
 
 
-def _stretches(program: Program, ops: Sequence[Op], apart: set[Op]) -> list[Stretch]:
+def moves_apart(program: Program, weights: Set[Value]) -> tuple[list[Op], list[Op]]:
+    """What only gives inputs another form, and all other operations."""
+    moves, others = [], []
+    for op in program.ops:
+        is_move = bool(op.outputs) and weights.issuperset(op.outputs)
+        (moves if is_move else others).append(op)
+    return moves, others
+
+
+def stretches(program: Program, ops: Sequence[Op], apart: set[Op]) -> list[Stretch]:
     """The operations between those in `apart`, and what the rest uses of theirs."""
     rows: list[list[Op]] = [[]]
     for op in ops:
@@ -284,7 +300,7 @@ def _stretches(program: Program, ops: Sequence[Op], apart: set[Op]) -> list[Stre
 def whole(program: Program, in_mask: Sequence[bool]) -> Site:
     """A program as one site, where there is no other."""
     outputs = tuple(out for out in program.outputs if isinstance(out, Value))
-    body, constants = _lift(replace(program, outputs=outputs))
+    body, constants = lift(replace(program, outputs=outputs))
     return Site(
         kind="whole",
         label="",
@@ -297,7 +313,8 @@ def whole(program: Program, in_mask: Sequence[bool]) -> Site:
     )
 
 
-def _lift(program: Program) -> tuple[Program, list[Constant]]:
+def lift(program: Program) -> tuple[Program, list[Constant]]:
+    """The program with its arrays as inputs in front, and those arrays."""
     body, arrays = lift_constants(program)
     avals = [v.aval for v in body.inputs[: len(arrays)]]
     return body, list(map(Constant, avals, arrays))
@@ -305,7 +322,7 @@ def _lift(program: Program) -> tuple[Program, list[Constant]]:
 
 def call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
     closed = as_closed(op.eqn.params["jaxpr"])
-    body, constants = _lift(flatten(closed, keep_names=True, of=op))
+    body, constants = lift(flatten(closed, keep_names=True, of=op))
     extra = len(constants)
     positions, inverse = block_inverse(op) or ((), None)
     if inverse is not None:
@@ -327,7 +344,7 @@ def call_site(op: Op, mask: Sequence[bool], held: Sequence[bool]) -> Site:
 
 def scan_site(op: Op, mask: Sequence[bool]) -> Site:
     closed = as_closed(op.eqn.params["jaxpr"])
-    body, constants = _lift(flatten(closed, keep_names=True, of=op))
+    body, constants = lift(flatten(closed, keep_names=True, of=op))
     extra = len(constants)
     num_consts, num_carry = _compat.scan_counts(op.eqn)
     n, k = num_consts, num_consts + num_carry

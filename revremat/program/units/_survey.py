@@ -135,6 +135,8 @@ class _Surveyor:
             inner,
             tuple(own_derivatives),
             keeps_checkpoints=bool(kept),
+            live=frozenset(live),
+            weights=frozenset(weights),
         )
 
     def _inner(self, op: Op, mask: Mask, is_kept: bool) -> Inner:

@@ -14,7 +14,7 @@ from revremat._primitives import CALLS
 from revremat.program.engine._keep import Layer
 from revremat.program.ir._fingerprint import ALIKE, describe, fingerprint, input_order
 from revremat.program.ir._ops import Program, Value
-from revremat.program.units._sites import REPEATED, Site, Survey, whole
+from revremat.program.units._sites import REPEATED, SEGMENT, Site, Survey, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ def units_of(found: Survey, in_mask: Sequence[bool]) -> tuple[FoundUnit, ...]:
     owners: dict[Site | None, str] = {None: ""}
     for number, (path, program, site, outer, _) in enumerate(sites):
         # Loops of equal layers are alike; other ones are units by themselves.
-        alone: Any = number if site.kind in ("scan", "whole") else -1
+        alone: Any = number if site.kind in ("scan", "whole", SEGMENT) else -1
         if outer is not None and outer.kind in REPEATED:
             alone = (id(outer.body), site.length, site.reverse)
         same: Any = None
@@ -127,6 +127,7 @@ def _walk(
     first = {site.ops[0]: site for site in repeats}
     sites = {site.ops[0]: site for site in found.sites if site.kind not in REPEATED}
     counts: dict[str, int] = {}
+    num_groups = 0
     for op in found.program.ops:
         number = counts[op.kind] = counts.get(op.kind, -1) + 1
         outer = covering.get(op, around)
@@ -134,6 +135,10 @@ def _walk(
             yield path, found.program, first[op], around, in_branch
         if op in sites:
             yield path, found.program, sites[op], outer, in_branch
+            within = f"{path}{SEGMENT}_{num_groups}/"
+            num_groups += sites[op].kind == SEGMENT
+            for part in sites[op].parts:
+                yield within, found.program, part, sites[op], in_branch
         for _, place, inside in found.inner.get(op, ()):
             branch = "" if place is None else f"branch_{place}/"
             deeper = "" if op.kind in CALLS else f"{op.kind}_{number}/{branch}"

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 
 from revremat._compat import (
+    DISABLED_PASSES,
+    REMAT_PASS,
     ShardingTypeError,
     forget_callbacks,
     lower_absent_callbacks,
@@ -29,8 +31,6 @@ from revremat.xla.compile._handed import Handed, handed
 from revremat.xla.compile._no_kernels import no_kernels, quick_kernels
 from revremat.xla.compile._scratch import scratch_folder
 from revremat.xla.compile._tiling import (
-    DISABLED_PASSES,
-    REMAT_PASS,
     may_leave_out,
     remember,
     seen_tiled,

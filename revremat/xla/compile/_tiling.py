@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from revremat._compat import DISABLED_PASSES, REMAT_LIMIT
 from revremat.xla.compile._artifact import versions
 from revremat.xla.compile._disk import read_list, write_list
 from revremat.xla.hlo._opcodes import TILEABLE
@@ -21,11 +22,6 @@ from revremat.xla.hlo._schema import HloProto
 from revremat.xla.target._targets import Target, gpu_target_config
 
 _PASS = "config-assigner"
-DISABLED_PASSES = "xla_disable_hlo_passes"
-"""XLA's option with the names of passes that it leaves out, with commas between."""
-
-REMAT_PASS = "rematerialization"
-
 _LIBRARY = "__cublas$"
 _UNTILED = b'"__triton_gemm"'
 _ASSIGNED = (b'"__cudnn$fusion"', b'"__custom_fusion"')
@@ -113,7 +109,7 @@ def remember(
 
 def _list_name(target: Target, options: Mapping[str, Any]) -> str:
     machine = gpu_target_config(target.card)
-    told = sorted((name, str(value)) for name, value in options.items())
+    told = sorted((n, str(value)) for n, value in options.items() if n != REMAT_LIMIT)
     parts = [versions(), machine, told, os.environ.get("XLA_FLAGS", "")]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"tiled-{key[:16]}"

@@ -33,12 +33,31 @@ def ignore_absent_devices() -> None:
     has_tpu_wheel = importlib.util.find_spec("libtpu") is not None
     if any(not name.startswith("xla_cuda") for name in plugins):
         return
-    has_nvidia = Path("/proc/driver/nvidia/version").exists()
+    has_nvidia = has_nvidia_device()
     has_tpu = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
     if (has_cuda_wheel and not has_nvidia) or (has_tpu_wheel and not has_tpu):
         present = ["cuda"] * (has_cuda_wheel and has_nvidia)
         present += ["tpu"] * (has_tpu_wheel and has_tpu)
         jax.config.update("jax_platforms", ",".join([*present, "cpu"]))
+
+
+def has_nvidia_device(root: Path = Path("/")) -> bool:
+    """Whether there is a device file or a driver of an NVIDIA card.
+
+    A container may show the one and hide the other, and Windows' Linux has its own.
+    A card that is overlooked here would be left unused without a word.
+
+    Args:
+      root: Of the file system.
+
+    Example:
+      >>> from pathlib import Path
+      >>> from revremat.xla.target import _platforms
+      >>> _platforms.has_nvidia_device(Path("/no/such/folder"))
+      False
+    """
+    signs = "proc/driver/nvidia/version", "dev/nvidiactl", "dev/nvidia0", "dev/dxg"
+    return any((root / sign).exists() for sign in signs)
 
 
 def request_cpu_devices(count: int) -> int:

@@ -136,16 +136,21 @@ function treemap(host, trail, report) {
   const shade = (depth, divided) => (divided ? `${32 + 9 * depth}%` : "var(--leaf)");
   const paintOf = (node) => ({ "--tone": node.phase === "fragmentation" ? "var(--fragmentation)" : tone(node.phase) });
 
+  // Of boxes that hold one box each, the first that holds several.
+  const divided = (node) => (node.children.length === 1 && node.children[0].children.length ? divided(node.children[0]) : node);
+
   // A box within a tile: large ones are divided again.
   function cell(placed, depth = 0) {
     const { node, width, height } = placed;
-    const title = node.children.length > 1 && !node.bundled && depth < 3 && width >= 90 && height >= 64 && fitting(names(node), width - 18, monoFont(12));
+    const within = divided(node);
+    const titles = within === node ? names(node) : [`${node.name} \u203a ${within.name}`, ...names(node)];
+    const title = within.children.length > 1 && !within.bundled && depth < 3 && width >= 90 && height >= 64 && fitting(titles, width - 18, monoFont(12));
     const kind = node.phase === "fragmentation" ? "cell fragmentation" : "cell";
     const element = make("span", { class: kind, style: { ...box(placed), ...paintOf(node), "--fill": shade(depth, title) } });
     element.node = node;
     if (title) {
       element.append(heading(node, title, width, monoFont(12)));
-      element.append(...squarify(node.children, 2, 20, width - 6, height - 24).map((p) => cell(p, depth + 1)));
+      element.append(...squarify(within.children, 2, 20, width - 6, height - 24).map((p) => cell(p, depth + 1)));
     } else element.append(...caption(node, width, height));
     return element;
   }

@@ -1,0 +1,119 @@
+"""The search against checkpoints by hand, on programs without equal layers.
+
+    python -m experiments.bench.without_layers
+    python -m experiments.bench.without_layers --programs "U-Net"
+
+Of every program four checkpointings that a person would write: around each block, around
+a larger region, around both, and around each block with products kept. Each takes so
+many bytes; the search gets as many as its budget, and then a budget that nothing meets,
+for the smallest there is. Estimates of the target's compiler. Writes
+`experiments/results/without-layers.json`, in which other programs stay; 1 if the
+search is worse anywhere than the best by hand.
+"""
+
+import functools
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import tyro
+
+import revremat as rr
+from experiments.bench.programs.without_layers import PROGRAMS, Program, plain
+from experiments.records import write_whole
+from revremat import format_bytes, format_us
+
+RESULTS = Path(__file__).parents[1] / "results"
+MOST_COMPILES = 30
+_PRODUCTS = functools.partial(
+    jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable
+)
+BY_HAND = {
+    "each block": (jax.checkpoint, plain),
+    "region": (plain, jax.checkpoint),
+    "both": (jax.checkpoint, jax.checkpoint),
+    "each block, products kept": (_PRODUCTS, plain),
+}
+_EQUAL = 1.001
+"""A time or size that is no more than that times another is no worse."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which programs, and where they would run."""
+
+    programs: tuple[str, ...] = tuple(program.name for program in PROGRAMS)
+    target: str = "h100:1"
+    out: Path = RESULTS
+
+
+def main(options: Options) -> int:
+    """Runs all of it and prints a table."""
+    path = options.out / "without-layers.json"
+    known = json.loads(path.read_text()) if path.exists() else {"programs": {}}
+    for program in PROGRAMS:
+        if program.name in options.programs:
+            known["programs"][program.name] = compared(program, options.target)
+            known["target"] = options.target
+            write_whole(path, json.dumps(known, indent=1) + "\n")
+    rows = known["programs"].values()
+    print("held" if all(row["held"] for row in rows) else "NOT held")
+    return 0 if all(row["held"] for row in rows) else 1
+
+
+def compared(program: Program, target: str) -> dict[str, Any]:
+    """One program by hand and by the search."""
+    measured = {
+        name: rr.measure(program.problem(*around), target=target)
+        for name, around in {"baseline": (plain, plain), **BY_HAND}.items()
+    }
+    by_hand = {
+        name: {"bytes": m.memory.total_bytes, "step_us": m.time.step_us}
+        for name, m in measured.items()
+    }
+    print(program.name)
+    for name, row in by_hand.items():
+        print(f"  {name}: {format_bytes(row['bytes'])}, {format_us(row['step_us'])}")
+    written = by_hand.pop("baseline")
+    few = {row["bytes"] for row in by_hand.values() if row["bytes"] < written["bytes"]}
+    searched = []
+    for budget in [*sorted(few, reverse=True), 1]:
+        fit = rr.fit(program.problem(plain, plain), budget=budget, target=target)
+        best = [r["step_us"] for r in by_hand.values() if r["bytes"] <= budget]
+        least = min(row["bytes"] for row in by_hand.values())
+        size, step_us = fit.measurement.memory.total_bytes, fit.measurement.time.step_us
+        no_worse = size <= _EQUAL * least
+        if budget > 1:
+            no_worse = fit.plan.fits and step_us <= _EQUAL * min(best)
+        searched.append(
+            {
+                "budget_bytes": budget,
+                "bytes": size,
+                "step_us": step_us,
+                "best_by_hand_us": min(best, default=None),
+                "num_compiles": fit.num_compiles,
+                "held": bool(no_worse) and fit.num_compiles <= MOST_COMPILES,
+                "plan": [str(unit) for unit in fit.plan.units],
+            }
+        )
+        of = format_bytes(budget) if budget > 1 else "smallest"
+        against = format_us(min(best)) if best else format_bytes(least)
+        print(
+            f"  search, {of}: {format_bytes(size)}, {format_us(step_us)} against "
+            f"{against}, {fit.num_compiles} compiles"
+            f"{'' if searched[-1]['held'] else ' (worse)'}",
+            flush=True,
+        )
+    return {
+        "baseline": written,
+        "by_hand": by_hand,
+        "searched": searched,
+        "held": all(one["held"] for one in searched),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Options, description=__doc__)))

@@ -1,0 +1,84 @@
+"""Which jobs there are, in the order of what they tell, each with its time limit."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from experiments.calibrate.records import Record, latest, state_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job, which runs in a process of its own.
+
+    Attributes:
+      kind: What is done.
+      subject: Of which program or group; "" where there is but one.
+      limit_s: Seconds after which it is stopped. What it wrote by then counts.
+      least_s: Seconds without which it is not begun.
+      room: How much of the card's memory it gets: all that is usable, what its plan
+        takes by its compile, or 5 % less than that.
+      by_compiler: It needs the compiler alone and runs without the device.
+    """
+
+    kind: str
+    subject: str = ""
+    limit_s: float = 60.0
+    least_s: float = 15.0
+    room: Literal["all", "plan", "less"] = "all"
+    by_compiler: bool = False
+
+    @property
+    def name(self) -> str:
+        """As records call it."""
+        return f"{self.kind} {self.subject}".strip()
+
+
+DOCTOR = Job("doctor", "", 45)
+CARD = Job("card", "", 30, 5, by_compiler=True)
+
+FITTED = ("gpt2_xl_24", "tiny_matmuls", "t5_large", "vit_l_384")
+"""Programs whose plans get no more memory than they were compiled to."""
+
+RUN = (
+    *("mlp", "conv_net", "accumulated", "rematted", "offloaded", "moe", "recurrence"),
+    *("revbifpn_s0", "revbifpn_s2", "unet", "vit_l_384", "efficientnet_b7"),
+)
+"""Programs whose baseline is compared with what was said ahead of time: all but the
+three that race first."""
+
+
+def _fit(program: str) -> list[Job]:
+    return [
+        Job("fit", program, 50, 25, "plan"),
+        Job("over", program, 40, 25, "less"),
+    ]
+
+
+def jobs(platform: str) -> list[Job]:
+    """All jobs of a platform but the first and the last, most telling ones first."""
+    listed = [
+        Job("race", "gpt2_xl_24", 190, 50),
+        *_fit("gpt2_xl_24"),
+        Job("exact", "", 60, 20),
+        Job("race", "tiny_matmuls", 50, 20),
+        Job("offload", "", 60, 20),
+        Job("kernels", "", 75, 30),
+        Job("alternatives", "gpt2_xl_24", 80, 40),
+        Job("race", "t5_large", 120, 60),
+        *(Job("run", name, 90, 30) for name in RUN),
+        Job("gradients", "", 90, 30),
+        *(job for name in FITTED[1:] for job in _fit(name)),
+        Job("race", "vit_l_384", 190, 60),
+        Job("race", "efficientnet_b7", 190, 60),
+        *(Job("again", name, 120, 60, by_compiler=True) for name in FITTED),
+    ]
+    if platform == "cpu":
+        listed.insert(7, Job("curves", "", 120, 30))
+    return listed
+
+
+def next_jobs(listed: list[Job], records: list[Record]) -> list[Job]:
+    """Those that are left: what failed by itself comes again after all others."""
+    states = {job: state_of(found) for job, found in latest(records).items()}
+    left = [job for job in listed if states.get(job.name) != "done"]
+    return sorted(left, key=lambda job: states.get(job.name) == "failed")

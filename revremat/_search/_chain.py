@@ -1,0 +1,100 @@
+"""Chain: the segments of a program without equal layers, as a schedule sees them."""
+
+from collections.abc import Sequence
+
+from revremat import policies
+from revremat._action import RECOMPUTE, SAVE
+from revremat._graph import Graph, Unit
+from revremat.policies import Candidate, Chain, Group, Pool, Segment, Way
+from revremat.xla import Target
+
+_MOST_WAYS = 5
+"""Of one segment or group, beside leaving it as it is."""
+_LEAST_GAIN = 0.05
+"""Of what recomputing a unit takes, by a way that keeps more than another."""
+
+
+def rates_of(target: Target) -> policies.Rates:
+    """What a target computes in the time in which it moves one byte."""
+    card = target.card
+    products = card.matmul_efficiency * max(card.peak_flops.values())
+    flops = (products, card.peak_flops["float32"])
+    return policies.Rates(*(f / card.stream_bandwidth for f in flops))
+
+
+def segments_of(graph: Graph) -> tuple[Unit, ...]:
+    """The segments of a graph that have no others inside."""
+    outer = {unit.enclosing for unit in graph.units}
+    return tuple(u for u in graph.units if u.is_segment and u.name not in outer)
+
+
+def chain_of(graph: Graph, target: Target) -> Chain | None:
+    """What a program's segments may do; None if it has none."""
+    segments = segments_of(graph)
+    if not segments:
+        return None
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    sizes: dict[int, float] = {}
+    for k, unit in enumerate(segments):
+        for position, number in zip(unit.crossing, unit.crossing_ids, strict=True):
+            sizes[number] = unit.values[position].num_bytes
+            first.setdefault(number, k)
+            last[number] = k
+    waiting = [
+        sum(sizes[v] for v in sizes if first[v] <= k < last[v])
+        for k in range(len(segments))
+    ]
+    groups: list[Group] = []
+    found: dict[str, list[tuple[Unit, float]]] = {}
+    for unit, size in zip(segments, waiting, strict=True):
+        found.setdefault(unit.enclosing or unit.name, []).append((unit, size))
+    for name, members in found.items():
+        parts = tuple(_segment(unit, target, size) for unit, size in members)
+        if members[0][0].enclosing:
+            around = graph[name]
+            ways = _ways(around, target)[1:]
+            given = next(w.kept for w in ways if w.action == RECOMPUTE)
+            groups.append(Group(parts, name, ways, given))
+        else:
+            groups.append(Group(parts))
+    return Chain(tuple(groups), sizes)
+
+
+def _segment(unit: Unit, target: Target, waiting: float) -> Segment:
+    ways = _ways(unit, target)
+    again = next(w.time_us for w in ways if w.action == RECOMPUTE)
+    return Segment(unit.name, ways, max(0.0, again), waiting)
+
+
+def _ways(unit: Unit, target: Target) -> tuple[Way, ...]:
+    """As it is, then what candidates make of it."""
+    pool = Pool(unit, rates_of(target))
+    plain = Candidate("save all", SAVE)
+    few: Sequence[Candidate] = pool.worth_compiling(most=_MOST_WAYS)
+    few = [c for c in few if c.action != SAVE and c.action.kind == "recompute"]
+    us = 1e6 / target.card.stream_bandwidth
+    least = pool.cost(plain).traffic
+    cost = lambda c: us * (pool.cost(c).traffic - least)
+    recompute, *others = sorted(few, key=lambda c: (pool.kept(c).device_bytes, c.name))
+    chosen, most_us = [recompute], cost(recompute)
+    for one in others:
+        if cost(one) < cost(chosen[-1]) - _LEAST_GAIN * abs(most_us):
+            chosen.append(one)
+    return tuple(_way(unit, pool, c, cost(c)) for c in (plain, *chosen))
+
+
+def _way(unit: Unit, pool: Pool, candidate: Candidate, time_us: float) -> Way:
+    number = dict(zip(unit.crossing, unit.crossing_ids, strict=True))
+    saved = [unit.position[name] for name in pool.kept(candidate).saved]
+    own = [k for k in saved if k not in number]
+    size = lambda few: sum(unit.values[k].num_bytes for k in few)
+    residuals = {k for k in unit.residuals_of if unit.values[k].is_decided}
+    largest = max((v.num_bytes for v in unit.values if v.is_decided), default=0)
+    return Way(
+        action=None if candidate.action == SAVE else candidate.action,
+        kept=frozenset(number[k] for k in saved if k in number),
+        kept_bytes=size(own),
+        working_bytes=size(residuals.difference(saved)) + largest,
+        time_us=time_us,
+    )

@@ -1,0 +1,75 @@
+"""Plain unroll: the program with its loops unrolled, which anybody would try first."""
+
+from collections.abc import Mapping
+
+from revremat._action import RECOMPUTE, SAVE, Action
+from revremat._search._keys import Request
+from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL, summary, unrolled
+from revremat._search._pass import Ask
+from revremat._search._state import State
+from revremat._search.passes._ask import offer, refine
+from revremat._search.passes._column_generation import with_all_estimates
+from revremat.policies import Candidate
+
+_PLAIN = SAVE(unroll=True)
+
+
+def plain_unroll(state: State, ask: Ask) -> State:
+    """Measures the program with its loops unrolled and nothing recomputed.
+
+    No engine is around such layers: it is what `lax.scan(..., unroll=True)` is.
+    """
+    actions = _plain(state)
+    if not actions or state.space.enclosing:
+        return state
+    name = unrolled(Candidate(SAVE_ALL, SAVE)).name
+    label = summary({unit: ((name, len(few)),) for unit, few in actions.items()})
+    key = state.key_of(actions, gradient_barrier=False)
+    return ask(state, [Request(key, label)])
+
+
+def settle(state: State, ask: Ask) -> State:
+    """Ends the search where plain unrolled loops fit and nothing can gain on them.
+
+    Sets that have no cost are estimated by what memory they have read and written. The
+    best assignment of all of them is a bound on what a search could still gain.
+    """
+    heuristics, actions = state.space.heuristics, _plain(state)
+    key = state.key_of(actions, gradient_barrier=False)
+    row = state.row(key) if actions and state.fits else None
+    if row is None or state.key_of_row(state.best) != key:
+        return state
+    if not all(unit.name in actions for unit in state.units):
+        return state  # what is no loop has not been decided
+    if any(unit.enclosing in actions for unit in state.space.graph.units):
+        return state  # nor what is inside of the loops
+    more = state
+    for unit in state.units:
+        plain = (Candidate(SAVE_ALL, SAVE), Candidate(RECOMPUTE_ALL, RECOMPUTE))
+        more = offer(more, ask, unit, [unrolled(one) for one in plain])
+    both = frozenset(
+        (unit.name, more.costs[unit.name].names[action])
+        for unit in more.units
+        for action in (_PLAIN, RECOMPUTE(unroll=True))
+        if action in more.costs[unit.name].names
+    )
+    more = refine(more, ask, both)
+    found = more.assign(with_all_estimates(more), more.budget_bytes)
+    if found is None or not more.is_costed(row):
+        return more
+    gain_us = more.layers_us(row) - found.time_us
+    if gain_us > heuristics.least_gain_settled * row.time_us:
+        return more
+    bound_us = row.time_us - max(0.0, gain_us)
+    return more.but(is_settled=True, bound_us=bound_us)
+
+
+def _plain(state: State) -> Mapping[str, tuple[Action, ...]]:
+    """Plain actions of all loops that may be unrolled."""
+    if not state.space.unroll:
+        return {}
+    return {
+        unit.name: (_PLAIN,) * unit.num_layers
+        for unit in state.units
+        if state.costs[unit.name].can_unroll
+    }

@@ -1,0 +1,66 @@
+"""XLA's remat pass: unrolled programs that are too large, with that pass on."""
+
+from collections.abc import Iterator
+
+from revremat._search._keys import BASELINE, ProgramKey, Request
+from revremat._search._pass import Ask
+from revremat._search._state import State, Trial
+from revremat.xla import remat_pass_percent, remat_pass_refusal
+
+
+def remat_pass(state: State, ask: Ask) -> State:
+    """Lets the compiler recompute what does not fit of unrolled programs.
+
+    It is strong where there are no loops, and does nothing for what loops keep. Its
+    limit is moved until the program fits.
+    """
+    if state.space.enclosing or remat_pass_refusal(state.space.target):
+        return state
+    for trial in _worth_it(state):
+        state = _with_pass(state, ask, trial)
+    return state
+
+
+def _worth_it(state: State) -> list[Trial]:
+    """The fastest programs without loops that do not fit and beat what does."""
+    rows = [(t.row.time_us, t) for t in _without_loops(state) if t.row is not None]
+    most_us = state.best.time_us if state.fits else float("inf")
+    few = sorted((one for one in rows if one[0] < most_us), key=lambda one: one[0])
+    return [trial for _, trial in few[: state.space.heuristics.num_remat_passes]]
+
+
+def _without_loops(state: State) -> Iterator[Trial]:
+    loops = {unit.name for unit in state.space.units if unit.is_loop}
+    for key, trial in state.trials.items():
+        row = trial.row
+        if row is None or row.bytes <= state.budget_bytes:
+            continue
+        if key.remat_pass_percent is not None:
+            continue
+        actions = dict(key.actions or ())
+        if all(a.unroll for name in loops for a in actions.get(name, ())) and (
+            loops <= actions.keys()
+        ):
+            yield trial
+
+
+def _with_pass(state: State, ask: Ask, trial: Trial) -> State:
+    """The program with the pass, its limit moved until it fits."""
+    space, budget = state.space, state.budget_bytes
+    memory = state.baseline.measurement.memory
+    fixed = memory.argument_bytes + memory.output_bytes - memory.alias_bytes
+    wanted, last = budget, None
+    for tries in range(space.heuristics.most_remat_limits):
+        percent = remat_pass_percent(space.target, wanted, fixed)
+        if percent is None or last == 1:
+            return state
+        last = percent = percent if last is None else min(percent, last - 1)
+        actions = () if trial.key == BASELINE else trial.key.actions
+        key = ProgramKey(actions, trial.key.gradient_barrier, percent)
+        state = ask(state, [Request(key, trial.label)])
+        row = state.row(key)
+        if row is None or row.bytes <= budget:
+            return state
+        # Its own count of bytes is another: what moved nothing is moved further.
+        wanted -= 2**tries * (row.bytes - budget)
+    return state

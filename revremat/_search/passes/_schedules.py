@@ -1,0 +1,99 @@
+"""Schedules: which segments of a program without equal layers are recomputed."""
+
+import math
+from collections.abc import Mapping
+
+from revremat._action import RECOMPUTE, Action
+from revremat._search._keys import ProgramKey, Request
+from revremat._search._pass import Ask
+from revremat._search._result import Row
+from revremat._search._state import State
+from revremat.policies import Chain
+
+_Actions = Mapping[str, Action]
+
+
+def schedules(state: State, ask: Ask) -> State:
+    """Measures schedules, those first that a model likes best.
+
+    The model is set right by what the compiler says of each. It ends where the model
+    has no other that is better, or several have not been.
+    """
+    chain, budget = state.space.chain, state.budget_bytes
+    assert chain is not None
+    if state.fits:
+        return state
+    heuristics = state.space.heuristics
+    memory = state.baseline.measurement.memory
+    fixed = memory.total_bytes - memory.temp_bytes
+    known: dict[ProgramKey, tuple[_Actions, Row | None]] = {}
+    excluded: list[tuple[_Actions, int]] = []
+    failures, mode, hope = 0, 0, heuristics.hope
+    waiting = uniform(chain)
+    for _ in range(heuristics.most_schedules):
+        if waiting:
+            actions = waiting.pop(0)
+            expected = None
+        else:
+            rows = [(a, r.bytes - fixed) for a, r in known.values() if r is not None]
+            model = chain.fitted(rows)
+            mode = len(known) % 3
+            limit = budget - fixed + (hope * budget if mode else 0.0)
+            near = None
+            best_key = state.key_of_row(state.best)
+            if mode == 1 and best_key in known and state.fits:
+                near = known[best_key][0], heuristics.most_changes
+            found = (
+                model.schedule(limit, excluded, near)
+                or model.schedule(budget - fixed, excluded)
+                or model.schedule(None, excluded)
+            )
+            if found is None:
+                return state
+            actions = found.actions
+            expected = found.bytes + fixed
+        best = state.best
+        key = _key(state, actions)
+        state = ask(state, [Request(key, _label(actions), expected)])
+        row = state.row(key)
+        same = any(row and r and _is_same(row, r) for _, r in known.values())
+        excluded.append((actions, 2 if same else 1))
+        known[key] = actions, row
+        if expected is not None and mode and row is not None:
+            hope *= 1 / 2 if row.bytes > budget else 3 / 2
+        failures = 0 if state.best != best or waiting else failures + 1
+        if failures >= heuristics.most_failures:
+            return state
+    return state
+
+
+def uniform(chain: Chain) -> list[_Actions]:
+    """Schedules that recompute everything: segments, groups, one in the other.
+
+    And the first groups alone: what the others keep is there for a short time only.
+    """
+    segments = [s.name for group in chain.groups for s in group.segments]
+    outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
+    found = [segments, outer, [*outer, *segments]]
+    found += [outer[:k] for k in range(1, len(outer))]
+    return [dict.fromkeys(names, RECOMPUTE) for names in found if names]
+
+
+def _key(state: State, actions: _Actions) -> ProgramKey:
+    names = [u.name for u in state.space.graph.units if u.name in actions]
+    return state.key_of({name: (actions[name],) for name in names})
+
+
+def _is_same(one: Row, other: Row) -> bool:
+    """Whether two programs take as much memory and as long."""
+    pairs = (one.bytes, other.bytes), (one.time_us, other.time_us)
+    return all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
+
+
+def _label(actions: _Actions) -> str:
+    """What a schedule is called."""
+    kinds: dict[str, int] = {}
+    for action in actions.values():
+        name = "recompute all" if action.recomputes_all else "recompute"
+        kinds[name] = kinds.get(name, 0) + 1
+    return ", ".join(f"{n} x {name}" for name, n in kinds.items())

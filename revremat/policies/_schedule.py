@@ -1,0 +1,411 @@
+"""Which segments of a program are recomputed, alone or in groups: an integer program.
+
+Segments follow one another. In the backward pass, while one of them is differentiated,
+there is what segments before it keep, what it recomputes, and gradients that wait. The
+peak is the largest over these moments, one linear constraint each, as in Checkmate
+(Jain et al., 2020) on the graph of segments. A group of segments may be recomputed as
+one, keeping only what it is given; its segments are then differentiated one by one, and
+may be recomputed once more.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import scipy  # its parts are imported when they are first used
+from jaxtyping import Float
+
+from revremat._action import RECOMPUTE, Action
+from revremat.policies._quiet import without_lines
+
+_MOST_NODES = 2_000
+_MOST_ROUNDS = 4
+_LESS_ELSEWHERE = 0.3
+"""Of what the peak counts: the mean over all moments, of which any may be the peak."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a segment or a group of them takes under one action.
+
+    Attributes:
+      action: The action; None to leave it as it is.
+      kept: Numbers of the values it keeps that others may keep, too.
+      kept_bytes: Size of all else it keeps.
+      working_bytes: What is there beside while it is differentiated.
+      time_us: What it takes more than keeping all.
+    """
+
+    action: Action | None
+    kept: frozenset[int]
+    kept_bytes: float
+    working_bytes: float
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment and its ways.
+
+    Attributes:
+      name: The unit's.
+      ways: What it may do.
+      again_us: What running it forward once more takes.
+      waiting_bytes: Gradients that wait while it is differentiated.
+    """
+
+    name: str
+    ways: tuple[Way, ...]
+    again_us: float
+    waiting_bytes: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Segments that follow one another.
+
+    Attributes:
+      segments: In the order they run.
+      name: The unit's, "" if there is none around them.
+      ways: What the unit may do as one.
+      given: Numbers of what it keeps where it is recomputed.
+    """
+
+    segments: tuple[Segment, ...]
+    name: str = ""
+    ways: tuple[Way, ...] = ()
+    given: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is done with each unit; those left out stay as they are.
+
+    Attributes:
+      actions: From unit to its action.
+      bytes: What is expected.
+      time_us: What is expected beyond keeping all.
+    """
+
+    actions: Mapping[str, Action]
+    bytes: float
+    time_us: float
+
+
+@dataclass(frozen=True)
+class Chain:
+    """All groups of a program, in the order they run.
+
+    Attributes:
+      groups: The groups.
+      sizes: Of values that several of them may keep, by their numbers.
+      corrections: From a unit, and the group that is recomputed around it ("" if none
+        is), to bytes that are there beside while it is differentiated, more than ways
+        say. Less, where that is negative.
+    """
+
+    groups: tuple[Group, ...]
+    sizes: Mapping[int, float] = field(default_factory=dict)
+    corrections: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def schedule(
+        self,
+        limit_bytes: float | None,
+        excluding: Sequence[tuple[Mapping[str, Action], int]] = (),
+        near: tuple[Mapping[str, Action], int] | None = None,
+    ) -> Schedule | None:
+        """The fastest schedule within a limit, or without one the smallest.
+
+        Args:
+          limit_bytes: What it may take; None for as little as can be.
+          excluding: Schedules that shall not come again, by their actions, and in how
+            many units another one has to differ, at least.
+
+        Returns:
+          A schedule, or None where there is none.
+        """
+        rows = _Rows(self)
+        return rows.solve(limit_bytes, excluding, near)
+
+    def predict(self, actions: Mapping[str, Action]) -> tuple[float, float]:
+        """Bytes and time of a schedule by its actions."""
+        rows = _Rows(self)
+        chosen = rows.chosen(actions)
+        return max(size for size, _ in rows.moments(chosen)), rows.time_us(chosen)
+
+    def fitted(self, known: Sequence[tuple[Mapping[str, Action], float]]) -> "Chain":
+        """The same, set right by what schedules really take.
+
+        At no moment can one have taken more than that, and at one it has. At which is
+        not known: it is taken for the one that has to be raised least, and can be by
+        what others take.
+
+        Args:
+          known: Schedules with their bytes.
+        """
+        rows, fixed = _Rows(self), replace(self, corrections={})
+        corrections: dict[tuple[str, str], float] = {}
+        plain = _Rows(fixed)
+        known_moments = [
+            (plain.moments(rows.chosen(actions)), size) for actions, size in known
+        ]
+        at = lambda size, key: size + corrections.get(key, 0.0)
+
+        def room(key: tuple[str, str]) -> float:
+            """By how much it can be raised."""
+            return min(
+                measured - at(size, key)
+                for moments, measured in known_moments
+                for size, other in moments
+                if other == key
+            )
+
+        for _ in range(_MOST_ROUNDS):
+            for moments, measured in known_moments:
+                for size, key in moments:
+                    over = at(size, key) - measured
+                    if over > 0:
+                        corrections[key] = corrections.get(key, 0.0) - over
+            for moments, measured in known_moments:
+                short = [(measured - at(size, key), key) for size, key in moments]
+                least = min(lacking for lacking, _ in short)
+                if least > 0:
+                    *_, lacking, key = min(
+                        (max(0.0, lacking - room(key)), lacking, key)
+                        for lacking, key in short
+                    )
+                    corrections[key] = corrections.get(key, 0.0) + lacking
+        return replace(self, corrections=corrections)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One variable: a way is taken; of a group's segments, within it or not."""
+
+    unit: str
+    way: Way
+    first: int
+    last: int
+    within: str = ""
+    covers: tuple[int, ...] = ()
+    opens: str = ""
+
+
+class _Rows:
+    """Variables and constraints of the integer program."""
+
+    def __init__(self, chain: Chain):
+        self.chain = chain
+        self.choices: list[_Choice] = []
+        self.waiting: list[float] = []
+        self.group_of: list[str] = []
+        for group in chain.groups:
+            self._enter(group)
+        self.size = len(self.choices)
+
+    def _enter(self, group: Group) -> None:
+        start = len(self.waiting)
+        stop = start + len(group.segments)
+        for k, segment in enumerate(group.segments, start):
+            self.waiting.append(segment.waiting_bytes)
+            self.group_of.append(group.name)
+            for way in segment.ways:
+                self.choices.append(_Choice(segment.name, way, k, k, covers=(k,)))
+        for way in group.ways:
+            covers = tuple(range(start, stop))
+            self.choices.append(
+                _Choice(group.name, way, start, stop - 1, covers=covers)
+            )
+        if not group.ways:
+            return
+        again = sum(segment.again_us for segment in group.segments[:-1])
+        way = Way(RECOMPUTE, group.given, 0.0, 0.0, again)
+        self.choices.append(_Choice(group.name, way, start, stop - 1, opens=group.name))
+        for k, segment in enumerate(group.segments, start):
+            for way in segment.ways:
+                if way.action is None and k == stop - 1:
+                    way = replace(way, time_us=way.time_us + segment.again_us)
+                self.choices.append(
+                    _Choice(segment.name, way, k, k, group.name, covers=(k,))
+                )
+
+    # ---- What a choice of variables comes to -----------------------------------------
+
+    def chosen(self, actions: Mapping[str, Action]) -> list[_Choice]:
+        """The variables that are on under given actions."""
+        return [one for one in self.choices if self._is_on(one, actions)]
+
+    def _is_on(self, one: _Choice, actions: Mapping[str, Action]) -> bool:
+        group = self.group_of[one.first]
+        around = actions.get(group) if group else None
+        inside = any(
+            c.unit in actions
+            for c in self.choices
+            if c.unit != group and self.group_of[c.first] == group
+        )
+        is_open = around == RECOMPUTE and inside
+        if one.opens or one.within:
+            mine = one.opens or actions.get(one.unit) == one.way.action
+            return is_open and bool(mine)
+        if one.unit == group:
+            return around is not None and not is_open and around == one.way.action
+        return around is None and actions.get(one.unit) == one.way.action
+
+    def moments(self, chosen: Sequence[_Choice]) -> list[tuple[float, tuple[str, str]]]:
+        """Bytes while each segment is differentiated, and what they are told by."""
+        found = []
+        for k, waiting in enumerate(self.waiting):
+            kept: set[int] = set()
+            total, key = waiting, ("", "")
+            for one in chosen:
+                if one.first <= k and one.within in ("", self.group_of[k]):
+                    kept |= one.way.kept
+                    total += one.way.kept_bytes
+                if k in one.covers:
+                    total += self._working(one)
+                    key = one.unit, one.within
+            found.append((total + sum(self.chain.sizes[v] for v in kept), key))
+        return found
+
+    def time_us(self, chosen: Sequence[_Choice]) -> float:
+        """What they take more than keeping all."""
+        return sum(one.way.time_us for one in chosen)
+
+    def _working(self, one: _Choice) -> float:
+        more = self.chain.corrections.get((one.unit, one.within), 0.0)
+        return one.way.working_bytes + more
+
+    # ---- The integer program ---------------------------------------------------------
+
+    def solve(
+        self,
+        limit: float | None,
+        excluding: Sequence[tuple[Mapping[str, Action], int]],
+        near: tuple[Mapping[str, Action], int] | None,
+    ) -> Schedule | None:
+        sizes, choices = self.chain.sizes, self.choices
+        keys = sorted(self._lifetimes())
+        column = {key: self.size + n for n, key in enumerate(keys)}
+        peak = self.size + len(keys)
+        scale = max(1.0, limit or sum(sizes.values()))
+        rows = _Matrix(peak + 1)
+        for k in range(len(self.waiting)):
+            rows.add([(j, 1.0) for j, c in enumerate(choices) if k in c.covers], 1, 1)
+        for j, one in enumerate(choices):
+            for k in range(one.first, one.last + 1) if one.opens else ():
+                inside = [
+                    (i, 1.0)
+                    for i, c in enumerate(choices)
+                    if c.within == one.opens and k in c.covers
+                ]
+                rows.add([*inside, (j, -1.0)], 0, 0)
+            if one.opens:  # with nothing decided inside it is the group as one
+                idle = [
+                    (i, 1.0)
+                    for i, c in enumerate(choices)
+                    if c.within == one.opens and c.way.action is None
+                ]
+                rows.add([*idle, (j, float(one.first - one.last))], -np.inf, 0)
+        for (value, k, within), n in column.items():
+            # Kept outside of a recomputed group, it is there for its segments, too.
+            known = column.get((value, k, "")) if within else None
+            more = [] if known is None else [(known, 1.0)]
+            for j, c in enumerate(choices):
+                if c.within == within and c.first <= k and value in c.way.kept:
+                    rows.add([(n, 1.0), (j, -1.0), *more], 0, np.inf)
+        total = np.zeros(peak + 1)
+        for k, waiting in enumerate(self.waiting):
+            entries = [
+                (j, c.way.kept_bytes)
+                for j, c in enumerate(choices)
+                if c.first <= k and c.within in ("", self.group_of[k])
+            ]
+            entries += [
+                (j, self._working(c)) for j, c in enumerate(choices) if k in c.covers
+            ]
+            entries += [
+                (n, sizes[v]) for (v, place, _), n in column.items() if place == k
+            ]
+            entries = [(n, size / scale) for n, size in entries]
+            rows.add([*entries, (peak, -1.0)], -np.inf, -waiting / scale)
+            for n, size in entries:
+                total[n] += size / len(self.waiting)
+        for actions, apart in excluding:
+            same = self._same(actions)
+            rows.add(same, 0, max(0, len(same) - apart))
+        if near is not None:
+            same = self._same(near[0])
+            rows.add(same, max(0, len(same) - near[1]), len(same))
+        times = np.array([c.way.time_us for c in choices] + [0.0] * (len(keys) + 1))
+        times /= max(1e-9, float(np.abs(times).sum()))
+        at_peak = np.zeros(peak + 1)
+        at_peak[peak] = 1.0
+        if limit is None:
+            cost = at_peak + _LESS_ELSEWHERE * total + 1e-4 * times
+        else:
+            cost = times + 1e-6 * total
+        most = np.ones(peak + 1)
+        most[peak] = np.inf if limit is None else max(0.0, limit / scale)
+        chosen = rows.minimum(cost, most, self.size)
+        if chosen is None:
+            return None
+        taken = [c for c, on in zip(choices, chosen, strict=True) if on > 1 / 2]
+        actions = {c.unit: c.way.action for c in taken if c.way.action is not None}
+        size = max(size for size, _ in self.moments(taken))
+        return Schedule(actions, size, self.time_us(taken))
+
+    def _same(self, actions: Mapping[str, Action]) -> list[tuple[int, float]]:
+        """A row that counts what is as in a schedule."""
+        on = {id(one) for one in self.chosen(actions)}
+        return [(j, 1.0) for j, c in enumerate(self.choices) if id(c) in on]
+
+    def _lifetimes(self) -> set[tuple[int, int, str]]:
+        """Values that are kept, while which segment, and in which recomputed group."""
+        return {
+            (value, k, one.within)
+            for one in self.choices
+            for k in range(one.first, len(self.waiting))
+            if one.within in ("", self.group_of[k])
+            for value in one.way.kept
+        }
+
+
+class _Matrix:
+    """Constraints, row by row."""
+
+    def __init__(self, width: int):
+        self.width = width
+        self.rows: list[Float[np.ndarray, " width"]] = []
+        self.bounds: list[tuple[float, float]] = []
+
+    def add(
+        self, entries: Iterable[tuple[int, float]], least: float, most: float
+    ) -> None:
+        """One more: a sum of some variables is within bounds."""
+        row = np.zeros(self.width)
+        for k, factor in entries:
+            row[k] += factor
+        self.rows.append(row)
+        self.bounds.append((least, most))
+
+    def minimum(
+        self,
+        cost: Float[np.ndarray, " width"],
+        most: Float[np.ndarray, " width"],
+        num_choices: int,
+    ) -> Float[np.ndarray, " choices"] | None:
+        """The choices, 0 or 1, for which a cost is least; None if there are none."""
+        lower, upper = np.array(self.bounds, float).T
+        with without_lines(b"HighsMipSolverData::"):
+            found = scipy.optimize.milp(
+                cost,
+                integrality=np.arange(self.width) < num_choices,
+                bounds=scipy.optimize.Bounds(  # pyright: ignore[reportArgumentType]
+                    np.zeros(self.width), most
+                ),
+                constraints=scipy.optimize.LinearConstraint(
+                    np.array(self.rows), lower, upper
+                ),
+                options={"mip_rel_gap": 1e-4, "node_limit": _MOST_NODES},
+            )
+        return None if found.x is None else np.rint(found.x[:num_choices])

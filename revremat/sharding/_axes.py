@@ -1,0 +1,215 @@
+"""Names of dimensions, and the mesh axes that each is cut over: one table."""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jax.sharding import PartitionSpec
+
+from revremat._errors import UserError
+from revremat._sources import is_users
+
+Axes = tuple[str, ...]
+"""Mesh axes that share one dimension; empty: the dimension is whole on every device."""
+
+
+@dataclass(frozen=True)
+class AxisRules:
+    """Which mesh axes the dimensions of each name are cut over.
+
+    Weights and activations share names and not always places: `embed` of a weight may
+    be cut over the axis over which the batch of an activation is.
+
+    Attributes:
+      activations: From a dimension's name to mesh axes, for values of the program.
+      weights: The same for parameters, where they differ.
+      gathered: From the name of a dimension that is cut to its name once it was
+        gathered: `norm_length` to `length` under sequence parallelism.
+
+    Raises:
+      UserError: A name is gathered into one that has no rule.
+
+    Example:
+      >>> from revremat.sharding import AxisRules
+      >>> rules = AxisRules({"batch": ("data",), "embed": ()})
+      >>> rules.spec(("batch", "embed"), (8, 64), {"data": 4})
+      P('data',)
+    """
+
+    activations: Mapping[str, Axes]
+    weights: Mapping[str, Axes] = field(default_factory=dict)
+    gathered: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self):
+        for name, whole in self.gathered.items():
+            for one in (name, whole):
+                if one not in self.activations:
+                    raise UserError(
+                        f"AxisRules: {name!r} is gathered into {whole!r}, and {one!r} "
+                        "has no rule; add it to `activations`"
+                    )
+
+    def spec(
+        self,
+        names: Sequence[str | None],
+        shape: Sequence[int],
+        axis_sizes: Mapping[str, int],
+        *,
+        array: str = "an array",
+        is_weight: bool = False,
+    ) -> PartitionSpec:
+        """Where an array lies whose dimensions have these names.
+
+        Args:
+          names: One for each dimension; None for one that is whole everywhere.
+          shape: Of the whole array.
+          axis_sizes: Devices along each mesh axis.
+          array: What messages call it.
+          is_weight: Whether it is a parameter.
+
+        Raises:
+          UserError: A dimension has no name or a name has no rule; an axis is not in
+            the mesh, is on two dimensions, or does not divide its dimension.
+
+        Example:
+          >>> from revremat.sharding import megatron
+          >>> megatron(axis="model").spec(("embed", "mlp"), (64, 256), {"model": 4})
+          P(None, 'model')
+        """
+        table = {**self.activations, **(self.weights if is_weight else {})}
+        what = f"{array} of shape {tuple(shape)} with the names {tuple(names)}"
+        if len(names) != len(shape):
+            raise UserError(
+                f"{what}: {len(names)} names and {len(shape)} dimensions; give each "
+                "dimension a name, or None"
+            )
+        entries: list[Axes] = []
+        for dim, name in enumerate(names):
+            if name is not None and name not in table:
+                raise UserError(
+                    f"{what}: {name!r} has no rule; give it mesh axes, or () to keep "
+                    f"it whole. There are rules for {', '.join(sorted(table))}"
+                )
+            axes = () if name is None else table[name]
+            if missing := [axis for axis in axes if axis not in axis_sizes]:
+                raise UserError(
+                    f"{what}: {name!r} is cut over {missing[0]!r}, and the mesh has "
+                    f"only {', '.join(axis_sizes)}"
+                )
+            axes = tuple(axis for axis in axes if axis_sizes[axis] > 1)
+            parts = math.prod(axis_sizes[axis] for axis in axes)
+            if shape[dim] % parts:
+                raise UserError(
+                    f"{what}: {name!r} is cut over {axes} into {parts} parts, which do "
+                    f"not divide {shape[dim]}; change the size or the mesh"
+                )
+            entries.append(axes)
+        used = [axis for axes in entries for axis in axes]
+        if twice := [axis for axis in used if used.count(axis) > 1]:
+            both = [
+                n for n, axes in zip(names, entries, strict=True) if twice[0] in axes
+            ]
+            raise UserError(
+                f"{what}: {' and '.join(map(repr, both))} are both cut over "
+                f"{twice[0]!r}; an axis cuts one dimension of an array"
+            )
+        while entries and not entries[-1]:
+            entries.pop()
+        return PartitionSpec(
+            *(None if not a else a[0] if len(a) == 1 else a for a in entries)
+        )
+
+    def whole(self, names: Sequence[str | None]) -> tuple[str | None, ...]:
+        """The names of an array once it was gathered.
+
+        Args:
+          names: Before that.
+
+        Example:
+          >>> from revremat.sharding import megatron
+          >>> megatron(sequence=True).whole(("batch", "norm_length", "embed"))
+          ('batch', 'length', 'embed')
+        """
+        return tuple(n if n is None else self.gathered.get(n, n) for n in names)
+
+
+def megatron(
+    axis: str = "model",
+    *,
+    sequence: bool = False,
+    data: str | Sequence[str] = "data",
+    fsdp: str | None = None,
+    expert: str | None = None,
+    more: Mapping[str, str | Sequence[str]] | None = None,
+) -> AxisRules:
+    """Tensor parallelism, with sequence parallelism on top where it is asked for.
+
+    Products are cut over heads and hidden units, so that a layer has two gathers or
+    reductions each way. With `sequence`, what lies between them (norms, dropout, the
+    residual stream) is cut along the sequence over the same devices.
+
+    Source: Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.
+
+    Args:
+      axis: The mesh axis of tensor parallelism.
+      sequence: Whether `norm_length` is cut over it, too.
+      data: The mesh axes over which batches are cut.
+      fsdp: A mesh axis over which weights are cut along `embed`, and batches, too
+        (ZeRO, stage 3); None keeps them whole.
+      expert: A mesh axis over which experts are spread; None keeps them together.
+      more: Rules for names of your own, `()` for those that stay whole.
+
+    Returns:
+      Rules for `batch`, `length`, `norm_length`, `embed`, `mlp`, `heads`, `kv_heads`,
+      `kv`, `vocab`, `expert` and `layers`.
+
+    Raises:
+      UserError: One axis is given two parts to play, or `more` has one of these names.
+
+    Example:
+      >>> from revremat.sharding import megatron
+      >>> rules = megatron(axis="model", sequence=True, data="data")
+      >>> rules.activations["norm_length"], rules.activations["length"]
+      (('model',), ())
+    """
+    batch = (data,) if isinstance(data, str) else tuple(data)
+    batch += () if fsdp is None else (fsdp,)
+    parts = [axis, *batch]
+    if twice := [one for one in parts if parts.count(one) > 1]:
+        raise UserError(
+            f"megatron: the mesh axis {twice[0]!r} stands for two kinds of "
+            "parallelism; name a mesh axis for each"
+        )
+    table: dict[str, Axes] = {
+        "batch": batch,
+        "length": (),
+        "norm_length": (axis,) if sequence else (),
+        "embed": (),
+        "mlp": (axis,),
+        "heads": (axis,),
+        "kv_heads": (axis,),
+        "kv": (),
+        "vocab": (axis,),
+        "expert": () if expert is None else (expert,),
+        "layers": (),
+    }
+    for name, axes in (more or {}).items():
+        if name in table:
+            raise UserError(
+                f"megatron: {name!r} has a rule, {table[name]}, and another one in "
+                "`more`; write AxisRules for a table of your own"
+            )
+        table[name] = (axes,) if isinstance(axes, str) else tuple(axes)
+    weights = {} if fsdp is None else {"embed": (fsdp,)}
+    return AxisRules(table, weights, {"norm_length": "length"})
+
+
+def users_line() -> str:
+    """` at file:line` of the user's code that is running, or nothing."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return f" at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,395 @@
+"""Measuring a card: its programs, values, kernels and plans; here without one."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from experiments.calibrate import (
+    device,
+    facts,
+    kernels,
+    make_plans,
+    plan_files,
+    programs,
+    schedule,
+    trace,
+    variants,
+)
+from experiments.calibrate.records import Writer, read
+from experiments.calibrate.tasks import estimates, exact, steps
+from experiments.calibrate.values import fill
+from revremat.xla import load_card
+
+GIB = 2**30
+ROOT = Path(__file__).parents[2]
+OLDEST = re.search(r"jax==(\S+)", (ROOT / "tools" / "oldest.txt").read_text())
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job of the CPU in tiny sizes."""
+
+    def make(kind, subject="", platform="cpu"):
+        tell = Writer(tmp_path / "results.jsonl", f"{kind} {subject}".strip(), 1)
+        return device.Job(subject, platform, "quick", tmp_path, tmp_path / "hlo", tell)
+
+    return make
+
+
+def told(job, kind):
+    return [r for r in read(job.out / "results.jsonl") if r.kind == kind]
+
+
+def test_another_platform_than_the_one_to_be_measured_is_refused():
+    device.require("cpu")
+    with pytest.raises(device.WrongPlatform, match=r"write --platform cpu to measure"):
+        device.require("gpu")
+
+
+def test_a_run_measures_bytes_and_steps_beside_what_was_said(job, monkeypatch):
+    made = {"target": "cpu:1", "jax": "7", "fingerprint": None, "variants": [
+        {"name": "baseline", "bytes": 100_000, "estimate_us": 7.0, "plan": None}
+    ]}  # fmt: skip
+    monkeypatch.setattr(plan_files, "read", lambda *_: made)
+    ours = job("run", "mlp")
+    steps.run(ours)
+    (compiled,) = told(ours, "compiled")
+    step, specs = programs.make("mlp", programs.Here(), "quick").make_step()
+    m = rr.measure(step, *specs, target="cpu:1", donate=(0,))
+    # On the CPU an ahead-of-time compile is the compile that runs.
+    assert compiled["bytes"] == m.memory.total_bytes
+    (predicted,) = told(ours, "predicted")
+    assert (predicted["bytes"], predicted["estimate_us"]) == (100_000, 7.0)
+    (checked,) = told(ours, "checked")
+    assert not checked["agrees"]
+    assert "100,000 bytes were said ahead of time" in checked["sentence"]
+    timed = [r for r in told(ours, "measured") if r["what"] == "steps"]
+    assert [len(r["times_s"]) for r in timed] == [2]
+    assert timed[0]["not_finite"] == 0
+    # Held to what was said before anything is timed.
+    assert checked.line < timed[0].line
+    assert len(list((ours.hlo).glob("*.txt.gz"))) == 1
+
+
+def test_plans_of_another_program_are_told_and_only_the_baseline_runs(job, monkeypatch):
+    made = plan_files.read("tiny_matmuls", "quick")
+    assert made is not None
+    monkeypatch.setattr(plan_files, "read", lambda *_: made | {"fingerprint": "00"})
+    ours = job("race", "tiny_matmuls")
+    steps.race(ours)
+    (checked,) = told(ours, "checked")
+    assert not checked["agrees"]
+    assert "fingerprint 00, this one has" in checked["sentence"]
+    assert told(ours, "predicted") == []
+    assert [r["variant"] for r in told(ours, "compiled")] == ["baseline"]
+
+
+def test_a_variant_that_cannot_be_compiled_is_one_line_and_the_rest_run(
+    job, monkeypatch
+):
+    def broken(w, batch):
+        raise ValueError("no such\nkernel")
+
+    problem = programs.make("mlp", programs.Here(), "quick")
+    ways = [
+        variants.Variant("broken", broken, {"bytes": 1}),
+        variants.Variant("baseline", problem.loss, {}),
+    ]
+    monkeypatch.setattr(variants, "variants", lambda *_: ways)
+    ours = job("run", "mlp")
+    steps.run(ours)
+    (failed,) = told(ours, "failed")
+    assert failed["error"] == "ValueError: no such"
+    assert [r["variant"] for r in told(ours, "compiled")] == ["baseline"]
+
+
+def test_running_out_of_memory_is_the_result_of_a_run_with_too_little(job, monkeypatch):
+    def run_out(self, compiled):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory\nallocator: ...")
+
+    monkeypatch.setattr(steps.Arguments, "step", run_out)
+    monkeypatch.setattr(device, "require", lambda platform: None)
+    ours = job("over", "mlp", platform="gpu")
+    steps.over(ours)
+    (found,) = [r for r in told(ours, "measured") if r["what"] == "fit"]
+    assert (found["ran_out"], found["in_stage"], found["steps"]) == (True, "steps", 0)
+    assert found["error"] == "RuntimeError: RESOURCE_EXHAUSTED: out of memory"
+    assert found["tail"].endswith("allocator: ...")
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        steps.fit(job("fit", "mlp", platform="gpu"))
+
+
+def test_exact_inverses_are_counted_bit_by_bit(job, monkeypatch):
+    monkeypatch.setattr(exact, "DTYPES", ("bfloat16",))
+    ours = job("exact")
+    exact.exact(ours)
+    (found,) = told(ours, "measured")
+    assert (found["depth"], found["numbers"]) == (50, 256)
+    assert found["wrong_after_inverse"] == found["wrong_after_pull_back"] == 0
+    pair = (jnp.array([1.0, 2.0]), jnp.array([jnp.nan, 0.0]))
+    assert exact._differing(pair, (jnp.array([1.0, 3.0]), pair[1])) == 2
+
+
+SPECS = (
+    {
+        "params": {
+            "kernel": jax.ShapeDtypeStruct((400, 64), "float32"),
+            "scale": jax.ShapeDtypeStruct((4,), "float32"),
+            "bias": jax.ShapeDtypeStruct((4,), "bfloat16"),
+        },
+        "opt_state": {"nu": jax.ShapeDtypeStruct((400, 64), "float32")},
+        "var": jax.ShapeDtypeStruct((4,), "float32"),
+        "step": jax.ShapeDtypeStruct((), "int32"),
+    },
+    {
+        "tokens": jax.ShapeDtypeStruct((8, 64), "int32"),
+        "x": jax.ShapeDtypeStruct((64, 64), "float32"),
+    },
+)
+
+
+def test_values_are_what_training_begins_with():
+    state, batch = fill(SPECS, num_labels=50)
+    same = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    assert same((state, batch)) == same(SPECS)
+    assert not state["opt_state"]["nu"].any()  # negative ones are NaN one step later
+    assert state["step"] == 0
+    assert not state["params"]["bias"].any()
+    assert (state["params"]["scale"] == 1).all()
+    assert (state["var"] == 1).all()
+    assert float(state["params"]["kernel"].var()) == pytest.approx(1 / 400, rel=0.05)
+    assert float(batch["x"].var()) == pytest.approx(1, rel=0.1)
+    assert set(map(int, batch["tokens"].ravel())) == set(range(50))
+
+
+@pytest.mark.parametrize(
+    ("tree", "number"),
+    [
+        ({"a": [1.0, jnp.nan], "b": [jnp.inf]}, 2),
+        ({"a": [1.0], "n": [3]}, 0),
+        ({}, 0),
+    ],
+)
+def test_numbers_that_are_not_finite_are_counted(tree, number):
+    assert device.not_finite({k: jnp.array(v) for k, v in tree.items()}) == number
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_every_group_has_kernels_of_distinct_names(platform):
+    suite = kernels.suite(platform)
+    for group in kernels.groups(platform):
+        names = [k.name for k in suite[group]]
+        assert names
+        assert len(set(names)) == len(names)
+
+
+def test_products_read_two_arrays_and_streams_are_larger_than_caches():
+    product = kernels.suite("gpu", quick=True)["matmul"][0]
+    _, (a, b) = product.make()
+    assert not (a == b).all()
+    for group in ("elementwise", "reduction", "transfer"):
+        assert all(k.bytes >= 10 * 50e6 for k in kernels.suite("gpu")[group])
+
+
+def test_launches_are_timed_within_graphs_and_without():
+    suite = kernels.suite("gpu")
+    assert suite["graph"][0].options == {}
+    assert suite["launch"][0].options == {"xla_gpu_enable_command_buffer": ""}
+    run, arguments = suite["launch"][0].make()
+    text = jax.jit(run).lower(*arguments).as_text()
+    assert text.count("dot_general") == 50
+    assert text.count("optimization_barrier") == 50
+
+
+def test_copies_are_timed_alone_and_beside_products():
+    names = [k.name for k in kernels.suite("gpu", quick=True)["overlap"]]
+    assert names == ["products", "copies", "products and copies"]
+
+
+@pytest.mark.parametrize(
+    ("spans", "length"),
+    [([], 0), ([(0, 2)], 2), ([(5, 6), (0, 2), (1, 3)], 4), ([(0, 9), (1, 2)], 9)],
+)
+def test_spans_are_covered_once(spans, length):
+    assert trace.length(spans) == length
+
+
+QUICK = [n for n in programs.NAMES if not re.match("revbifpn|efficientnet|unet", n)]
+
+
+def checked(name):
+    """A step returns what it replaces, and its loss is the one that is planned."""
+    problem = programs.make(name, rr.target("cpu:1"), "card")
+    step, specs = problem.make_step()
+    out = jax.eval_shape(step, *specs)
+    shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    assert shapes(out[0]) == shapes(specs[0])
+    assert problem.donate == (0,)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_programs_of_a_card_can_be_traced_in_its_size(name):
+    checked(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted({*programs.NAMES} - {*QUICK}))
+def test_large_programs_of_a_card_can_be_traced_in_its_size(name):
+    checked(name)
+
+
+def test_jobs_name_programs_that_there_are():
+    for platform in ("gpu", "cpu"):
+        for found in schedule.jobs(platform):
+            assert found.subject in ("", *programs.NAMES)
+    assert {*make_plans.BUDGETS} <= {*make_plans.IN_A_RACE} <= {*programs.NAMES}
+
+
+@pytest.mark.parametrize("name", make_plans.IN_A_RACE)
+def test_plans_were_compiled_by_the_oldest_jax_for_the_card_and_fit(name):
+    made = plan_files.read(name, "card")
+    assert made is not None
+    assert OLDEST is not None
+    assert (made["target"], made["jax"]) == ("h100:1", OLDEST[1])
+    names = [v["name"] for v in made["variants"]]
+    assert names[:2] == ["baseline", "recompute all"]
+    assert len(set(names)) == len(names)
+    for variant in made["variants"]:
+        assert variant["bytes"] > GIB
+        assert variant["estimate_us"] > 0
+    if name in make_plans.BUDGETS:
+        budget = int(make_plans.BUDGETS[name].removesuffix("GiB")) * GIB
+        (size,) = [v["bytes"] for v in made["variants"] if "searched" in v["name"]]
+        assert plan_files.planned_bytes(made) == size <= budget
+
+
+@pytest.mark.parametrize("name", schedule.RUN)
+def test_bytes_of_every_program_that_runs_were_said_for_the_card(name):
+    made = plan_files.read(name, "card")
+    assert made is not None
+    assert made["variants"][0]["name"] == "baseline"
+    # It has to run on a card of 80 GB.
+    assert made["variants"][0]["bytes"] < load_card("h100").device_memory_size
+
+
+@pytest.mark.parametrize("name", ["gpt2_xl_24", "tiny_matmuls", "t5_large"])
+def test_plans_are_of_the_programs_that_there_are(name):
+    made = plan_files.read(name, "card")
+    problem = programs.make(name, programs.Here(), "card")
+    found = variants.variants(problem, made)
+    assert made is not None
+    assert [v.name for v in found] == [v["name"] for v in made["variants"]]
+
+
+def test_plans_are_made_by_one_command(tmp_path, capsys):
+    words = ["mlp", "--scales", "quick", "--out", str(tmp_path)]
+    assert make_plans.main(words) == 0
+    made = plan_files.read("mlp", "quick", tmp_path)
+    assert made is not None
+    assert [v["name"] for v in made["variants"]] == ["baseline"]
+    assert made["jax"] == jax.__version__
+    capsys.readouterr()
+    assert make_plans.main(words) == 0  # what is there is not made again
+    assert capsys.readouterr().out == ""
+
+
+def kernel(seconds, flops=0.0, size=0.0, dtype="bfloat16"):
+    return {"seconds": seconds, "flops": flops, "bytes": size, "dtype": dtype}
+
+
+H100 = load_card("h100")
+STREAM = kernel(1.0, 1.0, 0.5 * H100.memory_bandwidth)
+
+
+def test_factors_are_those_that_explain_the_timings():
+    timed = {
+        "elementwise": [STREAM],
+        "matmul": [
+            kernel(1.0, 1e13),
+            kernel(1.0, 6e14),
+            kernel(1.0, 3e14, dtype="float32"),
+            kernel(1.0, 7e14, dtype="float16"),
+        ],
+        "arithmetic": [kernel(1.0, 4e13, dtype="float32")],
+        "launch": [
+            kernel(100e-6 + n * 4e-6, n * 2 * 32**3, dtype="float32") for n in (50, 250)
+        ],
+        "graph": [kernel(1e-6, 50 * 2 * 32**3)],
+        "transfer": [kernel(1.0, size=x * H100.pcie_bandwidth) for x in (0.4, 0.6)],
+    }
+    card = facts.card(timed, "h100", "gpu", None, 701 * 2**20 + 1, 79 * GIB)
+    efficiency = card["matmul_efficiency"]
+    assert efficiency * H100.peak_flops["bfloat16"] == pytest.approx(6e14, rel=1e-3)
+    assert efficiency * card["peak_flops"]["tf32"] == pytest.approx(3e14, rel=1e-3)
+    assert efficiency * card["peak_flops"]["float16"] == pytest.approx(7e14, rel=1e-3)
+    assert card["peak_flops"]["float32"] == pytest.approx(4e13)
+    assert card["memory_efficiency"] == 0.5
+    assert card["launch_us"] == pytest.approx(4.0)
+    assert card["transfer_efficiency"] == pytest.approx(0.48)
+    assert card["reserve_bytes"] == 702 * 2**20
+    assert card["device_memory_size"] == 79 * GIB
+
+
+@pytest.mark.parametrize("key", ["h100", ""])
+def test_nothing_measured_changes_nothing(key):
+    assert facts.card({}, key, "gpu") == {}
+
+
+def memory(stage, free, pool, peak):
+    allocator = {"peak_bytes_in_use": peak, "pool_bytes": pool}
+    driver = {"driver_free_bytes": free, "driver_total_bytes": 80 * GIB}
+    return {"stage": stage, "allocator": allocator, **driver}
+
+
+@pytest.mark.parametrize(
+    ("tuning", "after", "beyond"),
+    [(1, 9, 2), (9, 9, None), (None, None, None), (1, 6, -1)],
+)
+def test_what_autotuning_took_is_not_taken_for_the_programs(tuning, after, beyond):
+    stages = [memory("compiled", 0, 0, tuning), memory("steps", 0, 0, after)]
+    assert facts.beyond_bytes({"bytes": 7}, *stages) == beyond
+
+
+def test_the_reserve_is_what_is_outside_of_the_pool_and_beyond_the_compile(job):
+    ours = job("card")
+    doctor, race = (Writer(ours.tell.path, n, 1) for n in ("doctor", "race mlp"))
+    about = {"card": "h100", "total_bytes": 80 * GIB, "machine": "H100"}
+    doctor("note", **about)
+    doctor("measured", what="memory", memory=memory("first product", GIB, 78 * GIB, 1))
+    race("compiled", variant="baseline", bytes=7 * GIB)
+    before, after = (
+        memory("compiled", GIB // 2, 78 * GIB, GIB),
+        memory("steps", GIB * 3 // 4, 78 * GIB, 9 * GIB),
+    )
+    race("measured", what="memory", variant="baseline", memory=before)
+    race("measured", what="steps", variant="baseline", memory=after)
+    estimates.card(ours)
+    file = json.loads((ours.out / "card.json").read_text())
+    assert file["card"] == {
+        "reserve_bytes": 3 * GIB + GIB // 2,
+        "device_memory_size": 80 * GIB,
+    }
+    fields = {r["field"]: r for r in told(ours, "derived")}
+    assert fields["reserve_bytes"]["value"] == 3 * GIB + GIB // 2
+    assert fields["reserve_bytes"]["from_lines"] == [1, 4, 5]
+
+
+def test_reports_use_the_card_only_where_they_are_told_to(job, tmp_path, monkeypatch):
+    ours = job("card")
+    Writer(ours.tell.path, "doctor", 1)("note", card="h100", total_bytes=80 * GIB)
+    Writer(ours.tell.path, "kernels", 1)(
+        "measured", what="kernel", group="elementwise", kernel="1", **STREAM
+    )
+    folder = tmp_path / "cards"
+    estimates.card(ours)
+    assert not folder.exists()
+    estimates.card(dataclasses.replace(ours, cards=folder))
+    monkeypatch.setenv("REVREMAT_CARDS", str(folder))
+    assert rr.target("h100:8").card.measured
+    assert rr.target("h100:8").card.memory_efficiency == 0.5

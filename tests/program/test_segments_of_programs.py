@@ -1,0 +1,164 @@
+"""Programs without equal layers: segments, how they nest, and what they keep."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import revremat as rr
+from experiments.bench.gradients import TOLERANCE, check
+from experiments.bench.random_nets import make_net, make_schedule
+from revremat import RECOMPUTE
+
+BATCH, WIDTHS = 64, (8, 16, 24, 32, 24, 16, 8)
+
+
+def chain(ws, x):
+    """Products of different widths, each an elementwise function after it."""
+    functions = (jnp.tanh, jnp.sin, jax.nn.silu)
+    for k, w in enumerate(ws):
+        x = functions[k % 3](x @ w)
+    return (x**2).mean()
+
+
+def with_skips(ws, x):
+    """Down and up again, with what is on the way down joined on the way up."""
+    n, seen = len(ws) // 2, []
+    for w in ws[:n]:
+        seen.append(x)
+        x = jnp.tanh(x @ w)
+    for w in ws[n:]:
+        x = jnp.sin(x @ w) + seen.pop()
+    return (x**2).mean()
+
+
+def specs(widths=WIDTHS):
+    pairs = itertools.pairwise(widths)
+    ws = [jax.ShapeDtypeStruct(pair, jnp.float32) for pair in pairs]
+    return ws, jax.ShapeDtypeStruct((BATCH, widths[0]), jnp.float32)
+
+
+def test_a_program_without_equal_layers_is_cut_into_segments():
+    graph = rr.trace(chain, *specs())
+    assert {u.kind for u in graph.units} == {"segment"}
+    products = [
+        sum(op.kind == "dot_general" for op in u.operations)
+        for u in graph.units
+        if u.enclosing or not any(v.enclosing == u.name for v in graph.units)
+    ]
+    assert sum(products) == len(WIDTHS) - 1
+    assert min(products) >= 1
+
+
+@pytest.mark.parametrize("loss", [chain, with_skips])
+def test_a_group_has_its_segments_inside(loss):
+    graph = rr.trace(loss, *specs())
+    for unit in graph.units:
+        if unit.enclosing:
+            group = graph[unit.enclosing]
+            assert unit.name.startswith(f"{group.name}/")
+            assert group.forward_flops >= unit.forward_flops
+    groups = {u.enclosing for u in graph.units} - {""}
+    for name in groups:
+        inside = [u for u in graph.units if u.enclosing == name]
+        assert len(inside) > 1
+        assert sum(u.forward_flops for u in inside) == graph[name].forward_flops
+
+
+def test_a_recomputed_segment_keeps_what_it_is_given():
+    graph = rr.trace(chain, *specs())
+    sizes = {4 * BATCH * width for width in WIDTHS}
+    for unit in graph.units[1:]:
+        kept = unit.kept(RECOMPUTE)
+        first = unit.operations[0].source == graph.units[0].operations[0].source
+        assert first or kept.device_bytes in sizes
+
+
+def test_what_is_joined_later_is_one_array_to_all_who_read_it():
+    graph = rr.trace(with_skips, *specs((8, 16, 32, 16, 8)))
+    readers: dict[int, int] = {}
+    for unit in graph.units:
+        if not any(v.enclosing == unit.name for v in graph.units):
+            for number in unit.crossing_ids:
+                readers[number] = readers.get(number, 0) + 1
+    assert max(readers.values()) >= 3  # its maker, the next one, and one on the way up
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("two products", lambda ws, x: (jnp.tanh(x @ ws[0]) @ ws[1]).sum()),
+        ("no product", lambda ws, x: jnp.tanh(x * ws[0].sum()).sum()),
+        ("one line", lambda ws, x: (x @ ws[0]).sum()),
+    ],
+)
+def test_what_is_too_short_to_be_cut_is_one_unit(name, loss):
+    units = rr.trace(loss, *specs()).units
+    assert [(u.name, u.kind) for u in units] == [("whole_0", "whole")]
+
+
+def test_equal_layers_stay_layers():
+    def loss(ws, x):
+        for w in ws:
+            x = jnp.tanh(x @ w)
+        return x.sum()
+
+    units = rr.trace(loss, *specs((16,) * 7)).units
+    assert [(u.kind, u.num_layers) for u in units] == [("repeat", 6)]
+
+
+def test_a_graph_of_segments_comes_back_from_json():
+    graph = rr.trace(with_skips, *specs())
+    assert rr.Graph.from_json(graph.to_json()) == graph
+
+
+def nested(graph):
+    return {u.name: RECOMPUTE for u in graph.units}
+
+
+def outermost(graph):
+    return {u.name: RECOMPUTE for u in graph.units if not u.enclosing}
+
+
+@pytest.mark.parametrize("loss", [chain, with_skips])
+@pytest.mark.parametrize("actions", [nested, outermost])
+def test_compiled_it_computes_the_same(loss, actions):
+    graph = rr.trace(loss, *specs())
+    planned = rr.apply(loss, graph.plan(actions(graph)))
+    rng = np.random.default_rng(0)
+    args = jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape)), specs())
+    args = jax.tree.map(lambda a: a.astype(jnp.float32), args)
+    expected, found = (jax.jit(jax.grad(f))(*args) for f in (loss, planned))
+    for a, b in zip(*map(jax.tree.leaves, (expected, found)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_group_that_keeps_something_has_nothing_else_decided_inside():
+    graph = rr.trace(chain, *specs())
+    inside = next(u for u in graph.units if u.enclosing)
+    with pytest.raises(rr.UserError, match="is a part of every layer"):
+        graph.plan({inside.enclosing: rr.SAVE, inside.name: RECOMPUTE})
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(3), id="every commit"),
+        pytest.param(range(3, 300), id="now and then", marks=pytest.mark.slow),
+    ],
+)
+def test_no_schedule_changes_a_gradient(seeds):
+    with jax.enable_x64(True):
+        checks = [c for seed in seeds for c in check(seed, 2, make_net, make_schedule)]
+    wrong = [c for c in checks if not c.error <= TOLERANCE]
+    assert not wrong
+
+
+def test_random_programs_are_mostly_cut_into_segments():
+    kinds = []
+    for seed in range(4):
+        loss, *args = make_net(seed)
+        kinds.append({u.kind for u in rr.trace(loss, *args).units})
+    assert kinds.count({"segment"}) >= 3
