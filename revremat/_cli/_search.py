@@ -53,6 +53,8 @@ class Search:
     """Compile at most so many programs; 12 are enough for one kind of layer."""
     unroll: bool = True
     """Whether layers of a loop may be unrolled, which takes longer to compile."""
+    keep_checkpoints: bool = False
+    """Whether the program's own `jax.checkpoint` regions stay as they are."""
     set: tyro.conf.UseAppendAction[Overrides] = ()
     """An argument for the problem, as in `--set num_layers=24`."""
 
@@ -76,6 +78,7 @@ class Search:
                 target=target,
                 most_compiles=self.compiles,
                 unroll=self.unroll,
+                keep_checkpoints=self.keep_checkpoints,
                 progress=report,
             )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
@@ -100,7 +103,11 @@ class Search:
         check_place(path)
         with _reporting(f"search {self.program} on {target}") as report:
             found = frontier(
-                problem, target=target, unroll=self.unroll, progress=report
+                problem,
+                target=target,
+                unroll=self.unroll,
+                keep_checkpoints=self.keep_checkpoints,
+                progress=report,
             )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
         say(f"written to {write(found, path)}")

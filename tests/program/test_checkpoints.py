@@ -203,6 +203,9 @@ def test_units_are_those_without_a_library_s_remat(layers):
 def test_regions_around_equal_layers_are_those_layers():
     (unit,) = rr.trace(over(in_turn([jax.checkpoint(layer)])), *arguments()).units
     assert (unit.name, unit.kind, unit.num_layers) == ("checkpoint_0", "checkpoint", 4)
+    (bare,) = rr.trace(over(in_turn([layer])), *arguments()).units
+    assert unit.fingerprint == bare.fingerprint
+    assert [v.name for v in unit.values] == [v.name for v in bare.values]
 
 
 def test_regions_that_are_not_alike_are_layers_where_nothing_else_is():

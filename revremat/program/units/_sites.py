@@ -231,8 +231,9 @@ def sink_into(
 ) -> list[Site]:
     """Calls, with what equal ones make of their weights alone made inside of each.
 
-    As unrolled loops have it: outside, all slices of a stacked array, say, would be
-    there at a time.
+    As unrolled loops have it: outside, all casts of weights, say, would be there at a
+    time. Inputs come in order of first use, as theirs do: compilers schedule gradients
+    by it.
     """
     groups: dict[Any, list[Site]] = {}
     for site in layers:
@@ -240,8 +241,11 @@ def sink_into(
         groups.setdefault(same, []).append(site)
     movable, sunk = _moves(program, weights), []
     for group in groups.values():
-        iterations = [Iteration(s.ops, s.inputs, s.outputs) for s in group]
-        repeat = sink(Repeat(group[0].body, tuple(iterations)), movable)
+        body, order = group[0].body, input_order(group[0].body)
+        ordered = lambda row, order=order: tuple(row[k] for k in order)
+        body = replace(body, inputs=ordered(body.inputs))
+        iterations = [Iteration(s.ops, ordered(s.inputs), s.outputs) for s in group]
+        repeat = sink(Repeat(body, tuple(iterations)), movable)
         for site, iteration in zip(group, repeat.iterations, strict=True):
             mask, held = _masks(iteration, live, weights)
             taken = iteration.inputs
