@@ -32,11 +32,10 @@ class njit[**P, R]:
         try:
             import numba
         except ImportError as error:
+            where = f"{self._function.__module__}.{self._function.__name__}"
             raise UserError(
-                f"Numba cannot be imported ({error}), and "
-                f"{self._function.__name__!r} of {self._function.__module__} is "
-                "compiled by it: run 'pip install numba'; only applying and "
-                "measuring plans do without"
+                f"Numba cannot be imported ({error}), and {where} is compiled by it: "
+                "run 'pip install numba'; only applying and measuring plans do without"
             ) from None
         options = {"cache": True, "nogil": True, "inline": self._inline}
         return numba.njit(**options)(self._function)

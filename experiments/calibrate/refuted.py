@@ -15,9 +15,12 @@ def sentences(found: dict[str, list[Record]]) -> list[str]:
     """
     notes = [r for r in found.get("doctor", []) if r.get("machine")]
     is_card = bool(notes) and notes[-1]["platform"] == "gpu"
+    # Times of tiny sizes say nothing.
+    is_quick = bool(notes) and "quick sizes" in notes[-1]["machine"]
     said: list[Said] = []
     for job, records in found.items():
-        said += _of_times(job, records)
+        if not is_quick:
+            said += _of_times(job, records)
         for record in records:
             said += _of_one(job, record, is_card)
     return [
