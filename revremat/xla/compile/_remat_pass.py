@@ -16,7 +16,17 @@ _MOST_PERCENT = 1000
 
 
 def remat_pass_refusal(target: Target) -> str:
-    """Why the pass cannot be told a limit on a target; "" where it can."""
+    """Why the pass cannot be told a limit on a target; "" where it can.
+
+    Args:
+      target: What to compile for.
+
+    Example:
+      >>> import revremat as rr
+      >>> from revremat import xla
+      >>> xla.remat_pass_refusal(rr.target("cpu:1"))[:47]
+      'XLA has no rematerialization pass for CPUs, so '
+    """
     if target.platform == "cuda":
         return ""
     why = {
@@ -35,6 +45,12 @@ def remat_pass_options(target: Target, percent: int) -> Mapping[str, int]:
 
     Raises:
       UserError: It cannot be set there.
+
+    Example:
+      >>> import revremat as rr
+      >>> from revremat import xla
+      >>> dict(xla.remat_pass_options(rr.target("h100:1"), 95))
+      {'xla_gpu_memory_limit_slop_factor': 95}
     """
     if refusal := remat_pass_refusal(target):
         raise UserError(
@@ -55,6 +71,12 @@ def remat_pass_percent(
 
     Returns:
       Percent, rounded down; None where no limit says that.
+
+    Example:
+      >>> import revremat as rr
+      >>> from revremat import xla
+      >>> xla.remat_pass_percent(rr.target("h100:1"), 60 << 30, 20 << 30)
+      92
     """
     most = int(_OF_MEMORY * target.memory_bytes) - fixed_bytes
     wanted = total_bytes - fixed_bytes
