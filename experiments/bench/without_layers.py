@@ -3,11 +3,11 @@
     python -m experiments.bench.without_layers
     python -m experiments.bench.without_layers --programs "U-Net"
 
-Of every program four checkpointings that a person would write: around each block, around
-a larger region, around both, and around each block with products kept. Each takes so
-many bytes; the search gets as many as its budget, and then a budget that nothing meets,
-for the smallest there is. Estimates of the target's compiler. Writes
-`experiments/results/without-layers.json`, in which other programs stay; 1 if the
+Of every program four checkpointings that a person would write: around each block,
+around a larger region, around both, and around each block with products kept. Each
+takes so many bytes, and the search gets as many as its budget. Then it gets a budget
+that nothing meets, for the smallest there is. Estimates of the target's compiler.
+Writes `experiments/results/without-layers.json`, in which other programs stay; 1 if the
 search is worse anywhere than the best by hand.
 """
 
@@ -80,13 +80,14 @@ def compared(program: Program, target: str) -> dict[str, Any]:
     written = by_hand.pop("baseline")
     few = {row["bytes"] for row in by_hand.values() if row["bytes"] < written["bytes"]}
     searched = []
-    for budget in [*sorted(few, reverse=True), 1]:
+    smallest = measured["baseline"].memory.argument_bytes + 1
+    for budget in [*sorted(few, reverse=True), smallest]:
         fit = rr.fit(program.problem(plain, plain), budget=budget, target=target)
         best = [r["step_us"] for r in by_hand.values() if r["bytes"] <= budget]
         least = min(row["bytes"] for row in by_hand.values())
         size, step_us = fit.measurement.memory.total_bytes, fit.measurement.time.step_us
         no_worse = size <= _EQUAL * least
-        if budget > 1:
+        if budget > smallest:
             no_worse = fit.plan.fits and step_us <= _EQUAL * min(best)
         searched.append(
             {
@@ -99,7 +100,7 @@ def compared(program: Program, target: str) -> dict[str, Any]:
                 "plan": [str(unit) for unit in fit.plan.units],
             }
         )
-        of = format_bytes(budget) if budget > 1 else "smallest"
+        of = format_bytes(budget) if budget > smallest else "smallest"
         against = format_us(min(best)) if best else format_bytes(least)
         print(
             f"  search, {of}: {format_bytes(size)}, {format_us(step_us)} against "

@@ -4,9 +4,9 @@ Each says where a person would write `jax.checkpoint`: around its blocks, and ar
 larger region of several.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -112,7 +112,7 @@ def _unet(scales: int, width: int, images: int, size: int, normed: bool) -> Prog
     params = {
         "down": [pair(a, b) for a, b in zip([3, *widths], widths[:-1], strict=False)],
         "middle": pair(widths[-2], widths[-1]),
-        "up": [pair(a + b, b) for a, b in zip(widths[:0:-1], widths[-2::-1])],
+        "up": [pair(a + b, b) for a, b in pairwise(reversed(widths))],
         "out": _kernel(3, width, 1),
     }
     data = [_spec(images, size, size, c, dtype=F32) for c in (3, 1)]
@@ -129,9 +129,7 @@ def _stages() -> Program:
         return jax.nn.relu(_conv(y, p["b"]) + _conv(x, p["skip"], stride))
 
     def make(block, region):
-        one = lambda p, x, stride: block(functools.partial(residual, stride=stride))(
-            p, x
-        )
+        one = lambda p, x, stride: block(partial(residual, stride=stride))(p, x)
 
         def first(ps, x):
             for p, stride in zip(ps, (1, 1, 2), strict=True):

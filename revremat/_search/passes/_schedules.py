@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
-from revremat._action import RECOMPUTE, Action
-from revremat._search._keys import ProgramKey, Request
+from revremat._action import Action
 from revremat._search._pass import Ask
 from revremat._search._result import Row
+from revremat._search._schedules import request_of, uniform
 from revremat._search._state import State
-from revremat.policies import Chain
 
 _Actions = Mapping[str, Action]
 
@@ -26,7 +26,7 @@ def schedules(state: State, ask: Ask) -> State:
     heuristics = state.space.heuristics
     memory = state.baseline.measurement.memory
     fixed = memory.total_bytes - memory.temp_bytes
-    known: dict[ProgramKey, tuple[_Actions, Row | None]] = {}
+    known: dict[Any, tuple[_Actions, Row | None]] = {}
     excluded: list[tuple[_Actions, int]] = []
     failures, mode, hope = 0, 0, heuristics.hope
     waiting = uniform(chain)
@@ -53,8 +53,9 @@ def schedules(state: State, ask: Ask) -> State:
             actions = found.actions
             expected = found.bytes + fixed
         best = state.best
-        key = _key(state, actions)
-        state = ask(state, [Request(key, _label(actions), expected)])
+        request = request_of(state, actions, expected)
+        key = request.key
+        state = ask(state, [request])
         row = state.row(key)
         same = any(row and r and _is_same(row, r) for _, r in known.values())
         excluded.append((actions, 2 if same else 1))
@@ -67,33 +68,7 @@ def schedules(state: State, ask: Ask) -> State:
     return state
 
 
-def uniform(chain: Chain) -> list[_Actions]:
-    """Schedules that recompute everything: segments, groups, one in the other.
-
-    And the first groups alone: what the others keep is there for a short time only.
-    """
-    segments = [s.name for group in chain.groups for s in group.segments]
-    outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
-    found = [segments, outer, [*outer, *segments]]
-    found += [outer[:k] for k in range(1, len(outer))]
-    return [dict.fromkeys(names, RECOMPUTE) for names in found if names]
-
-
-def _key(state: State, actions: _Actions) -> ProgramKey:
-    names = [u.name for u in state.space.graph.units if u.name in actions]
-    return state.key_of({name: (actions[name],) for name in names})
-
-
 def _is_same(one: Row, other: Row) -> bool:
     """Whether two programs take as much memory and as long."""
     pairs = (one.bytes, other.bytes), (one.time_us, other.time_us)
     return all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
-
-
-def _label(actions: _Actions) -> str:
-    """What a schedule is called."""
-    kinds: dict[str, int] = {}
-    for action in actions.values():
-        name = "recompute all" if action.recomputes_all else "recompute"
-        kinds[name] = kinds.get(name, 0) + 1
-    return ", ".join(f"{n} x {name}" for name, n in kinds.items())

@@ -1,0 +1,44 @@
+"""Schedules of segments as programs to be measured."""
+
+from collections.abc import Mapping
+
+from revremat._action import RECOMPUTE, Action
+from revremat._search._keys import Request
+from revremat._search._state import State
+from revremat.policies import Chain
+
+
+def uniform(chain: Chain) -> list[Mapping[str, Action]]:
+    """Schedules that recompute everything: segments, groups, one in the other.
+
+    And the first groups alone: what the others keep is there for a short time only.
+    """
+    segments = [s.name for group in chain.groups for s in group.segments]
+    outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
+    found = [segments, outer, [*outer, *segments]]
+    found += [outer[:k] for k in range(1, len(outer))]
+    return [dict.fromkeys(names, RECOMPUTE) for names in found if names]
+
+
+def request_of(
+    state: State, actions: Mapping[str, Action], predicted_bytes: float | None = None
+) -> Request:
+    """The program whose units take these actions.
+
+    Args:
+      state: Knows the program.
+      actions: From unit to its action; the others stay as they are.
+      predicted_bytes: What is expected of it.
+    """
+    names = [u.name for u in state.space.graph.units if u.name in actions]
+    key = state.key_of({name: (actions[name],) for name in names})
+    return Request(key, _label(actions), predicted_bytes)
+
+
+def _label(actions: Mapping[str, Action]) -> str:
+    """What a schedule is called."""
+    kinds: dict[str, int] = {}
+    for action in actions.values():
+        name = "recompute all" if action.recomputes_all else "recompute"
+        kinds[name] = kinds.get(name, 0) + 1
+    return ", ".join(f"{n} x {name}" for name, n in kinds.items())
