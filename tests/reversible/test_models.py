@@ -157,3 +157,9 @@ def test_a_mistake_is_one_sentence(name):
     with pytest.raises(rr.UserError, match=message) as caught:
         make(nnx.Rngs(0))
     assert "\n" not in str(caught.value)
+
+
+def test_the_default_network_has_three_stages_of_three_blocks():
+    model = nnx.eval_shape(lambda: RevNet(RevNetConfig(), rngs=nnx.Rngs(0)))
+    sizes = [leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param))]
+    assert sum(sizes) == 724_106
