@@ -70,7 +70,7 @@ def _evaluate(closed: Any, args: list[Any]) -> list[Any]:
         elif name in ("device_put", "move_to_memory", "optimization_barrier"):
             outs = values
         else:
-            outs = _compat.bind(eqn, values, _compat.name_stack(eqn))
+            outs = _compat.bind(eqn, values, _compat.Scope().within(eqn))
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in closed.jaxpr.outvars]
 
