@@ -20,7 +20,6 @@ from revremat.program.ir._costs import every_op
 from revremat.program.ir._fingerprint import describe, fingerprint
 from revremat.program.ir._linearize import depends
 from revremat.program.ir._ops import Program, flatten
-from revremat.program.units._segment_sites import with_segments
 from revremat.program.units._sites import Survey
 from revremat.program.units._survey import survey
 from revremat.program.units._units import FoundUnit, units_of
@@ -121,7 +120,7 @@ def trace_loss(
             "nothing to differentiate; put the parameters first."
         )
     _check_no_refs(flatten(closed))
-    found = with_segments(survey(closed, mask, keep_checkpoints=keep_checkpoints))
+    found = survey(closed, mask, keep_checkpoints=keep_checkpoints, segments=True)
     return TracedLoss(
         found=found,
         units=units_of(found, mask),

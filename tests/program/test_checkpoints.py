@@ -229,6 +229,40 @@ def test_regions_that_are_not_alike_are_layers_where_nothing_else_is():
     ]
 
 
+WIDTHS = (8, 16, 40, 12, 20, 28)
+
+
+def unequal(wrap, around=plainly, layers=lambda k: True):
+    """Layers of which no two are alike."""
+    one = lambda w, x: jnp.sin(jnp.tanh(jnp.sin(x @ w)))
+    pick = lambda k: wrap(one) if layers(k) else one
+
+    def run(ws, x):
+        for k, w in enumerate(ws):
+            x = pick(k)(w, x)
+        return x
+
+    shaped = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    ends = zip(WIDTHS, (*WIDTHS[1:], 8), strict=True)
+    return over(around(run)), list(map(shaped, *zip(*ends, strict=True))), shaped(64, 8)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"wrap": jax.checkpoint},
+        {"wrap": jax.checkpoint, "layers": lambda k: k % 2},
+        {"wrap": jax.checkpoint, "layers": lambda k: k < 2},
+        {"wrap": plainly, "around": jax.checkpoint},
+        {"wrap": jax.checkpoint, "around": jax.checkpoint},
+    ],
+)
+def test_layers_that_are_not_alike_are_segments_all_the_same(how):
+    bare = units(*unequal(plainly))
+    assert len(bare) > 3
+    assert units(*unequal(**how)) == bare
+
+
 # Plans --------------------------------------------------------------------------------
 
 

@@ -6,14 +6,14 @@ units, where layers that are found are other parts of the program, and where it 
 there is.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from jax.extend.core import JaxprEqn
 
 from revremat._primitives import CHECKPOINTS
 from revremat.program.ir._costs import every_op, num_bytes
 from revremat.program.ir._ops import Op, Program
-from revremat.program.units._sites import REPEATED, Site, Survey
+from revremat.program.units._sites import REPEATED, SEGMENT, Site, Survey
 from revremat.program.units._stretch import made_by
 
 _BETTER = 0.99
@@ -31,11 +31,14 @@ def has_checkpoint(op: Op) -> bool:
     return any(one.kind in CHECKPOINTS for one in inside)
 
 
-def best_survey(dissolving: Dissolving) -> Survey:
+def best_survey(
+    dissolving: Dissolving, segmented: Callable[[Survey], Survey] = lambda found: found
+) -> Survey:
     """The survey with those checkpoints dissolved that are better no layers.
 
     Args:
       dissolving: Surveys the program.
+      segmented: The survey with segments, if the program has few other layers.
     """
     whole = dissolving(lambda eqn: False)
     layers = [site for site in whole.sites if site.kind == "checkpoint"]
@@ -57,10 +60,12 @@ def best_survey(dissolving: Dissolving) -> Survey:
     as_layers = whole
     if with_loops:
         as_layers = dissolving(lambda eqn: id(eqn) in with_loops)
-    if with_layers <= with_loops:
-        return as_layers
-    parts = dissolving(lambda eqn: id(eqn) in with_loops | with_layers)
-    return parts if _alive(parts) < _BETTER * _alive(as_layers) else as_layers
+    best = as_layers
+    if not with_layers <= with_loops:
+        parts = dissolving(lambda eqn: id(eqn) in with_loops | with_layers)
+        best = parts if _alive(parts) < _BETTER * _alive(best) else best
+    in_segments = segmented(bare)
+    return in_segments if _alive(in_segments) < _BETTER * _alive(best) else best
 
 
 def _regions_with(found: Survey, ops: Collection[Op]) -> set[int]:
@@ -84,9 +89,18 @@ def _alive(found: Survey) -> int:
     Those are what layers give out, what the largest one makes, and what is made outside
     of layers.
     """
-    layers = [s for s in found.sites if s.kind in (*REPEATED, "checkpoint")]
+    kinds = (*REPEATED, SEGMENT, "checkpoint")
+    layers = [site for site in found.sites if site.kind in kinds]
     covered = {op for site in layers for op in site.ops}
     rest = sum(made_by(op) for op in found.program.ops if op not in covered)
+    return rest + _alive_in(layers)
+
+
+def _alive_in(layers: Sequence[Site]) -> int:
+    """Bytes that layers give out, and those that the largest one makes."""
     given = sum(num_bytes(out.aval) for site in layers for out in site.outputs)
-    made = (sum(map(made_by, site.body.ops)) for site in layers)
-    return rest + given + max(made, default=0)
+    made = (
+        _alive_in(site.parts) if site.parts else sum(map(made_by, site.body.ops))
+        for site in layers
+    )
+    return given + max(made, default=0)

@@ -14,6 +14,7 @@ from revremat.program.arrays._avals import is_differentiable
 from revremat.program.ir._linearize import has_derivative
 from revremat.program.ir._ops import Constant, Op, Value, as_closed, flatten
 from revremat.program.units._checkpoints import best_survey, has_checkpoint
+from revremat.program.units._segment_sites import with_segments
 from revremat.program.units._sites import (
     Survey,
     call_site,
@@ -27,7 +28,13 @@ Mask = Sequence[bool]
 Inner = tuple[tuple[str, int | None, Survey], ...]
 
 
-def survey(closed: Any, in_mask: Mask, *, keep_checkpoints: bool = False) -> Survey:
+def survey(
+    closed: Any,
+    in_mask: Mask,
+    *,
+    keep_checkpoints: bool = False,
+    segments: bool = False,
+) -> Survey:
     """Find the sites of a closed jaxpr.
 
     Args:
@@ -35,21 +42,29 @@ def survey(closed: Any, in_mask: Mask, *, keep_checkpoints: bool = False) -> Sur
       in_mask: Which of its inputs are differentiated.
       keep_checkpoints: Whether regions of `jax.checkpoint` stay as they are, and loops
         with one inside; else each is a layer, or is dissolved, as is better.
+      segments: Whether a program without equal layers is cut into segments.
     """
-    return _Surveyor(keep_checkpoints).program(closed, in_mask)
+    cut = with_segments if segments else lambda found: found
+    return cut(_Surveyor(keep_checkpoints).program(closed, in_mask, segmented=cut))
 
 
 @dataclass(frozen=True, eq=False)
 class _Surveyor:
     keep_checkpoints: bool
 
-    def program(self, closed: Any, in_mask: Mask, of: Op | None = None) -> Survey:
+    def program(
+        self,
+        closed: Any,
+        in_mask: Mask,
+        of: Op | None = None,
+        segmented: Callable[[Survey], Survey] = lambda found: found,
+    ) -> Survey:
         """A program that runs once wherever it stands: in an operation, or alone."""
         known: dict[Any, Inner] = {}  # whichever checkpoints are dissolved
         dissolving = partial(self._dissolving, closed, in_mask, of, known=known)
         if self.keep_checkpoints:
             return dissolving(lambda eqn: False)
-        return best_survey(dissolving)
+        return best_survey(dissolving, segmented)
 
     def _iteration(self, closed: Any, in_mask: Mask, of: Op) -> Survey:
         """A scan's body, of which loops alone are units, wherever they stand.
