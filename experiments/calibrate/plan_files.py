@@ -28,10 +28,15 @@ def read(program: str, scale: str, folder: Path = PLANS) -> Json | None:
     return json.loads(text)["scales"].get(scale)
 
 
-def planned_bytes(made: Json | None) -> int | None:
-    """What the searched plan takes, by its ahead-of-time compile; None without one."""
-    found = [v for v in (made or {}).get("variants", ()) if is_searched(v["name"])]
-    return found[-1]["bytes"] if found else None
+def to_fit(made: Json | None) -> Json | None:
+    """The variant that is run with no more memory than it takes.
+
+    The searched one; without one that of least bytes, None where nothing is planned.
+    """
+    planned = [v for v in (made or {}).get("variants", ()) if v["plan"] is not None]
+    searched = [v for v in planned if is_searched(v["name"])]
+    least = sorted(planned, key=lambda v: v["bytes"])[:1]
+    return (searched or least or [None])[-1]
 
 
 def is_searched(variant: str) -> bool:

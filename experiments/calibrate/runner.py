@@ -247,10 +247,11 @@ class _Workplace:
         found = latest(read(self._results))
         total = [r for r in found["doctor"] if r.get("total_bytes")]
         made = plan_files.read(job.subject, self.options.scale)
-        needed = plan_files.planned_bytes(made)
+        variant = plan_files.to_fit(made)
+        needed = variant["bytes"] if variant else None
         # What this compiler said here comes before what was said ahead of time.
         for r in found.get(f"race {job.subject}", []):
-            if r.kind == "compiled" and plan_files.is_searched(r["variant"]):
+            if r.kind == "compiled" and variant and r["variant"] == variant["name"]:
                 needed = r["bytes"]
         if not total or needed is None:
             raise LookupError(f"no plan of {job.subject} says how many bytes it takes")

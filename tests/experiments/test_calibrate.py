@@ -265,11 +265,19 @@ def test_plans_were_compiled_by_the_oldest_jax_for_the_card_and_fit(name):
         assert variant["estimate_us"] > 0
     if name in make_plans.BUDGETS:
         budget = int(make_plans.BUDGETS[name].removesuffix("GiB")) * GIB
-        (size,) = [v["bytes"] for v in made["variants"] if "searched" in v["name"]]
-        assert plan_files.planned_bytes(made) == size <= budget
+        (searched,) = [v for v in made["variants"] if "searched" in v["name"]]
+        assert plan_files.to_fit(made) == searched
+        assert searched["bytes"] <= budget
+    else:
+        assert plan_files.to_fit(made) == min(
+            made["variants"][1:], key=lambda v: v["bytes"]
+        )
 
 
-@pytest.mark.parametrize("name", schedule.RUN)
+SAID = [name for name in schedule.RUN if name not in make_plans.LEFT_OUT]
+
+
+@pytest.mark.parametrize("name", SAID)
 def test_bytes_of_every_program_that_runs_were_said_for_the_card(name):
     made = plan_files.read(name, "card")
     assert made is not None

@@ -220,7 +220,8 @@ def test_the_share_is_of_what_the_compiler_said_here_then_of_what_was_said(
 ):
     fit = Job("fit", "gpt2_xl_24", 20, room="plan")
     monkeypatch.setattr(schedule, "jobs", lambda platform: [fit])
-    made = {"variants": [{"name": "searched 24GiB", "bytes": 20 * 2**30}]}
+    searched = {"name": "searched 24GiB", "bytes": 20 * 2**30, "plan": {}}
+    made = {"variants": [searched]}
     monkeypatch.setattr(runner.plan_files, "read", lambda program, scale: made)
     start(platform="gpu")
     (begun,) = [r for r in results(tmp_path) if r.job == fit.name and r.kind == "begun"]

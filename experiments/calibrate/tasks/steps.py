@@ -138,10 +138,9 @@ def over(job: Job) -> None:
 
 def _twenty_steps(job: Job, *, must_run_out: bool) -> None:
     jax.config.update("jax_compiler_enable_remat_pass", False)
-    problem, found = _variants(job, job.subject)
-    least = min(found, key=lambda v: v.predicted.get("bytes", 0))
-    searched = [v for v in found if plan_files.is_searched(v.name)]
-    variant = searched[-1] if searched else least
+    chosen = plan_files.to_fit(plan_files.read(job.subject, job.scale))
+    wanted = chosen["name"] if chosen else "baseline"
+    problem, (variant, *_) = _variants(job, job.subject, wanted.__eq__)
     stage, done = "compile", 0
     try:
         compiled = _compiled(job, problem, variant, catch=False)
