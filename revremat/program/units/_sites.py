@@ -271,7 +271,7 @@ def moves_apart(program: Program, weights: Set[Value]) -> tuple[list[Op], list[O
     """What only gives inputs another form, and all other operations."""
     moves, others = [], []
     for op in program.ops:
-        is_move = bool(op.outputs) and weights.issuperset(op.outputs)
+        is_move = bool(op.outputs) and weights >= {*op.outputs}
         (moves if is_move else others).append(op)
     return moves, others
 
