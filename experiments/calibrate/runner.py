@@ -117,7 +117,9 @@ def _run(options: Options, place: "_Workplace", end: float) -> int:
             why = f"{max(0, rest):.0f} s are left, and it needs {least_s:.0f}"
             place.writer(job)("skipped", why=f"{why}; the next run goes on with it")
             continue
-        good &= place.perform(job, min(job.limit_s, rest))
+        # Limits are of a card's time; tiny sizes run on whatever machine there is.
+        limit_s = job.limit_s * (3 if options.quick else 1)
+        good &= place.perform(job, min(limit_s, rest))
     place.perform(schedule.CARD, schedule.CARD.limit_s)
     return 0 if good else 1
 

@@ -77,7 +77,7 @@ def test_a_job_is_stopped_at_its_limit_and_what_it_wrote_counts(
     start, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(
-        schedule, "jobs", lambda platform: [Job("exact", "", 4), *JOBS[1:]]
+        schedule, "jobs", lambda platform: [Job("exact", "", 1.4), *JOBS[1:]]
     )
     code, states = start(exact="hang")
     assert code == 1
