@@ -1,4 +1,4 @@
-"""Segments: parts of a program without equal layers, cut where little is handed on.
+"""Segments: parts of a program without equal layers, cut where little is passed on.
 
 A program's operations are cut in two where the least of what is made before is used
 after, then the larger part again, and so on (Chen et al., 2016, cut a chain so). Values
@@ -67,9 +67,9 @@ def _made(stretch: Stretch, part: Part) -> float:
 
 
 def _narrowest(stretch: Stretch, begin: int, end: int) -> int | None:
-    """The operation before which the least is handed on within a part."""
+    """The operation before which the least is passed on within a part."""
     made = stretch.made[begin : end + 1] - stretch.made[begin]
-    handed_on = _handed_on(stretch, begin, end)
+    crossing = _crossing(stretch, begin, end)
     options = []
     for k in range(1, end - begin):
         if not (
@@ -83,7 +83,7 @@ def _narrowest(stretch: Stretch, begin: int, end: int) -> int | None:
         options.append(
             (
                 not is_central,
-                float(handed_on[k]),
+                float(crossing[k]),
                 not is_product,
                 abs(share - 1 / 2),
                 begin + k,
@@ -100,7 +100,7 @@ def _is_enough(stretch: Stretch, begin: int, end: int) -> bool:
     return (has_product or is_long) and made >= _LEAST_PART * float(stretch.made[-1])
 
 
-def _handed_on(stretch: Stretch, begin: int, end: int) -> Float[np.ndarray, " _"]:
+def _crossing(stretch: Stretch, begin: int, end: int) -> Float[np.ndarray, " _"]:
     """Bytes made in a part before each of its operations and used last in it later."""
     steps = np.zeros(end - begin + 2)
     for k, op in enumerate(stretch.ops[begin:end]):
