@@ -34,6 +34,11 @@ class Way:
       kept_bytes: Size of all else it keeps.
       working_bytes: What is there beside while it is differentiated.
       time_us: What it takes more than keeping all.
+
+    Example:
+      >>> from revremat.policies import Way
+      >>> Way(None, frozenset(), 64.0, 32.0, 0.0).kept_bytes
+      64.0
     """
 
     action: Action | None
@@ -52,6 +57,11 @@ class Segment:
       ways: What it may do.
       again_us: What running it forward once more takes.
       waiting_bytes: Gradients that wait while it is differentiated.
+
+    Example:
+      >>> from revremat.policies import Segment
+      >>> Segment("segment_0", (), again_us=2.0, waiting_bytes=8.0).name
+      'segment_0'
     """
 
     name: str
@@ -69,6 +79,11 @@ class Group:
       name: The unit's, "" if there is none around them.
       ways: What the unit may do as one.
       given: Numbers of what it keeps where it is recomputed.
+
+    Example:
+      >>> from revremat.policies import Group, Segment
+      >>> len(Group((Segment("segment_0", (), 2.0, 8.0),)).segments)
+      1
     """
 
     segments: tuple[Segment, ...]
@@ -85,6 +100,11 @@ class Schedule:
       actions: From unit to its action.
       bytes: What is expected.
       time_us: What is expected beyond keeping all.
+
+    Example:
+      >>> from revremat.policies import Schedule
+      >>> Schedule({}, bytes=64.0, time_us=0.0).bytes
+      64.0
     """
 
     actions: Mapping[str, Action]
@@ -102,6 +122,16 @@ class Chain:
       corrections: From a unit, and the group that is recomputed around it ("" if none
         is), to bytes that are there beside while it is differentiated, more than ways
         say. Less, where that is negative.
+
+    Example:
+      >>> import revremat as rr
+      >>> from revremat.policies import Chain, Group, Segment, Way
+      >>> keep = Way(None, frozenset(), 64.0, 8.0, 0.0)
+      >>> again = Way(rr.RECOMPUTE, frozenset(), 0.0, 32.0, 2.0)
+      >>> parts = [Segment(f"segment_{k}", (keep, again), 2.0, 0.0) for k in (0, 1)]
+      >>> chain = Chain(tuple(Group((part,)) for part in parts))
+      >>> chain.schedule(100.0).actions
+      {'segment_0': RECOMPUTE}
     """
 
     groups: tuple[Group, ...]
