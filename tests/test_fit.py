@@ -79,7 +79,9 @@ def test_the_chosen_program_is_the_fastest_compiled_one_that_fits(searched):
         fitting = [r for r in one.rows if r.bytes <= one.plan.budget_bytes]
         if fitting:
             assert one.measurement.time.step_us == min(r.time_us for r in fitting)
-        assert one.greedy_us >= one.bound_us > 0
+        assert one.bound_us > 0
+        # Where plain unrolled loops end a search nothing is assigned.
+        assert one.greedy_us is None or one.greedy_us >= one.bound_us
 
 
 def test_no_uniform_preset_that_fits_is_faster(searched):
@@ -130,10 +132,14 @@ def test_a_fit_comes_back_as_a_record_of_it(searched, tmp_path):
 
 def test_prediction_is_close_before_the_last_compile(searched):
     _, found = searched
-    for one in found.values():
-        for row in one.rows:
-            if row.plan is not None:
-                assert row.predicted_bytes == pytest.approx(row.bytes, rel=0.02)
+    rows = {id(row): row for one in found.values() for row in one.rows if row.plan}
+    predicted = [row for row in rows.values() if row.predicted_bytes is not None]
+    assert predicted
+    for row in predicted:
+        assert row.predicted_bytes == pytest.approx(row.bytes, rel=0.02)
+    # Measured before anything has a cost.
+    unasked = {row.name for row in rows.values()} - {row.name for row in predicted}
+    assert unasked <= {f"{DEPTH} x save all (unrolled)"}
 
 
 def test_the_loss_that_comes_back_computes_the_same(searched):
@@ -200,7 +206,7 @@ def test_a_budget_beyond_need_keeps_the_fastest(searched):
     assert rich.measurement.time.step_us == min(r.time_us for r in rich.rows)
 
 
-@pytest.mark.parametrize("most", [10, 12])
+@pytest.mark.parametrize("most", [9, 10])
 def test_no_more_is_compiled_than_is_allowed(searched, most):
     plain, free = searched
     budget = int(0.6 * plain)
