@@ -16,8 +16,8 @@ from revremat.program.units._sites import (
 from revremat.program.units._stretch import Stretch, made_by, used_by
 
 _LEAST_COVERED = 0.5
-"""Of what is made outside of loops and blocks, by equal layers, not by pairs of them:
-with less than that they are parts of layers that are not equal."""
+"""Of what is made outside of loops and blocks, by equal layers: with less than that
+they are parts of layers that are not equal."""
 
 
 def with_segments(found: Survey) -> Survey:
@@ -30,11 +30,7 @@ def with_segments(found: Survey) -> Survey:
         return found
     moves, others = moves_apart(found.program, found.weights)
     made = sum(map(made_by, others))
-    layers: dict[int, list[int]] = {}
-    for site in found.sites:
-        layers.setdefault(id(site.body), []).append(sum(map(made_by, site.ops)))
-    is_stack = lambda few: len(few) > 2 or sum(few) >= _LEAST_COVERED * made
-    covered = sum(sum(few) for few in layers.values() if is_stack(few))
+    covered = sum(made_by(op) for site in found.sites for op in site.ops)
     if covered >= _LEAST_COVERED * made:
         return found
     sites: list[Site] = []
