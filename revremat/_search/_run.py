@@ -47,8 +47,8 @@ COSTS: tuple[Pass, ...] = (
 DECIDE: tuple[Pass, ...] = (
     plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
     settle,  # then nothing more need be asked
-    remat_pass,  # JAX's default, and the next thing that anybody would try
     solve_briefly,  # by few costs: a limit of compiles may leave no others
+    remat_pass,  # JAX's default: worth its compiles once there is a plan to beat
     unroll_chosen,  # of all that could come next, this gains most
     candidates,
     solve_briefly,  # before as many costs again are asked for, of unrolled layers
