@@ -147,7 +147,9 @@ def test_a_run_killed_while_a_job_runs_leaves_no_process_and_goes_on(
     start, tmp_path, how
 ):
     environment = os.environ | {"FAKE_JOBS": json.dumps({"kernels": "hang"})}
-    command = [sys.executable, "-c", FOREVER, str(tmp_path)]
+    # What is started in the background, as this may be, ignores Ctrl-C.
+    heard = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    command = [sys.executable, "-c", heard + FOREVER, str(tmp_path)]
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
