@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 
@@ -132,7 +133,6 @@ def test_weights_are_born_where_their_names_say(mesh, init):
 
 
 def test_moments_lie_where_their_weights_do(mesh):
-    optax = pytest.importorskip("optax")
     init = lambda: optax.adam(1e-3).init(linen_state())
     rules = [sharding.Logical(sharding.megatron(fsdp=None))]
     state = sharding.abstract_state(init, rules, mesh)
