@@ -2,6 +2,7 @@
 
 import ctypes
 import gzip
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,10 +112,20 @@ def driver_memory() -> tuple[int, int]:
 
 def keep_hlo(job: Job, name: str, compiled: Any) -> None:
     """The compiled module's text: with autotuning it is not what was compiled ahead."""
+    _keep(job, f"{name}.txt", compiled.as_text() or "")
+
+
+def keep_kernels(job: Job, name: str, rows: list[Json]) -> None:
+    """What a profiled call ran, one kernel a line, beside the module's text."""
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    _keep(job, f"{name}.kernels.jsonl", text)
+
+
+def _keep(job: Job, name: str, text: str) -> None:
     job.hlo.mkdir(parents=True, exist_ok=True)
-    safe = "".join(c if c.isalnum() else "_" for c in name)
-    with gzip.open(job.hlo / f"{safe}.txt.gz", "wt", compresslevel=6) as file:
-        file.write(compiled.as_text() or "")
+    safe = "".join(c if c.isalnum() or c == "." else "_" for c in name)
+    with gzip.open(job.hlo / f"{safe}.gz", "wt", compresslevel=6) as file:
+        file.write(text)
 
 
 def times(run: Callable[[], Any], number: int) -> list[float]:

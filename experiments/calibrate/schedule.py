@@ -60,14 +60,14 @@ def _fit(program: str) -> list[Job]:
 def jobs(platform: str) -> list[Job]:
     """All jobs of a platform but the first and the last, most telling ones first."""
     listed = [
-        Job("race", "gpt2_xl_24", 190, 50),
+        Job("race", "gpt2_xl_24", 230, 50),
         *_fit("gpt2_xl_24"),
         Job("exact", "", 60, 20),
         Job("race", "tiny_matmuls", 50, 20),
         Job("offload", "", 60, 20),
         Job("kernels", "", 75, 30),
         Job("alternatives", "gpt2_xl_24", 80, 40),
-        Job("race", "t5_large", 120, 60),
+        Job("race", "t5_large", 150, 60),
         *(Job("run", n, 180 if n in _COMPILED_SLOWLY else 90, 30) for n in RUN),
         Job("gradients", "", 90, 30),
         *(job for name in FITTED[1:] for job in _fit(name)),

@@ -63,6 +63,40 @@ def exposed_copies_s(run: Callable[[], object], times: int) -> dict[str, float] 
     }
 
 
+def kernels(run: Callable[[], object], times: int) -> list[dict[str, Any]]:
+    """What ran on the streams of a GPU, the longest in sum first; empty on others.
+
+    Args:
+      run: Runs a compiled program once and waits for its results.
+      times: How often it is called.
+
+    Returns:
+      By kernel and instruction: `kernel`, `instruction` (as the module's text names
+      it; "" where the trace does not say), `number` and `seconds` of one call.
+    """
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with _traced(run, times) as planes:
+        for plane in planes:
+            if not plane.name.startswith("/device:GPU"):
+                continue
+            for line in plane.lines:
+                if not line.name.startswith("Stream"):
+                    continue
+                for event in line.events:
+                    op = next((v for k, v in event.stats if k == "hlo_op"), "")
+                    found[event.name, str(op)].append(event.duration_ns * 1e-9)
+    rows = [
+        {
+            "kernel": kernel,
+            "instruction": op,
+            "number": len(spans) / times,
+            "seconds": sum(spans) / times,
+        }
+        for (kernel, op), spans in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row["seconds"])
+
+
 def is_copy(name: str) -> bool:
     """Whether an event of a stream copies between a device and its host.
 

@@ -10,6 +10,7 @@ import jax
 import revremat as rr
 from experiments.calibrate import device, plan_files, programs, variants
 from experiments.calibrate.device import Job
+from experiments.calibrate.trace import kernels
 from experiments.calibrate.values import fill
 from experiments.calibrate.variants import Variant
 
@@ -88,6 +89,8 @@ def _race(
     for number in range(1, rounds):
         for name, compiled in ready:
             _timed(job, arguments, name, compiled, number, steps)
+    for name, compiled in ready:
+        _profiled(job, arguments, name, compiled)
 
 
 def alternatives(job: Job) -> None:
@@ -296,3 +299,21 @@ def _timed(
     if bad:
         arguments.refill()  # the next one is timed on numbers
     return True
+
+
+def _profiled(job: Job, arguments: Arguments, name: str, compiled: Any) -> None:
+    """One step by its kernels: which of them an estimate has wrong."""
+    try:
+        run = lambda: jax.block_until_ready(arguments.step(compiled))
+        rows = kernels(run, times=1)
+    except Exception as error:  # what was timed without a profiler counts all the same
+        job.tell("failed", variant=name, in_stage="profile", **device.told(error))
+        return
+    device.keep_kernels(job, f"{job.tell.job}-{name}", rows)
+    job.tell(
+        "measured",
+        what="profile",
+        variant=name,
+        kernels=sum(row["number"] for row in rows),
+        busy_s=sum(row["seconds"] for row in rows),
+    )
