@@ -46,7 +46,7 @@ def check(name):
     assert sum(leaf.size for leaf in leaves) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", ["B0", "W18"])
+@pytest.mark.parametrize("name", ["B0", pytest.param("W18", marks=pytest.mark.slow)])
 def test_logits_of_an_image(name):
     graph, state = nnx.split(abstract(name))
     image = jax.ShapeDtypeStruct((2, 64, 96, 3), jnp.float32)

@@ -44,6 +44,19 @@ def assert_one_sentence(err: str) -> None:
     assert "Traceback" not in err
 
 
+@pytest.fixture
+def run_here(trainer, capsys):
+    """Like `trainer.run`, within this process: it is not stopped, only read."""
+
+    def run(folder: Path, *args: str) -> tuple[int, str, str]:
+        one = ("--train.target", "cpu:1")
+        code = main([*trainer.args, *one, "--train.dir", str(folder), *args])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
 def test_a_run_leaves_metrics_checkpoints_a_record_and_a_plot(uninterrupted):
     rows = records.read_metrics(uninterrupted / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 61))
@@ -234,18 +247,18 @@ def spoil_the_metadata(checkpoint: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_one_sentence_that_tells_what_to_do(
-    trainer, uninterrupted, tmp_path
+    run_here, uninterrupted, tmp_path
 ):
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     flip_one_bit(folder / "checkpoints" / "60")
-    code, _, err = trainer.run(folder)
+    code, _, err = run_here(folder)
     assert code == 1
     assert_one_sentence(err)
     assert f"cannot read the checkpoint {folder}/checkpoints/60: " in err
     assert "delete that folder to go on from step 55" in err
     assert losses(folder) == losses(uninterrupted)
     shutil.rmtree(folder / "checkpoints" / "60")
-    code, out, _ = trainer.run(folder)
+    code, out, _ = run_here(folder)
     assert (code, "going on from step 55" in out) == (0, True)
     assert losses(folder) == losses(uninterrupted)
 
@@ -319,10 +332,10 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(
     assert losses(folder) == losses(uninterrupted)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(trainer, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run(run_here, tmp_path):
     folder = tmp_path / "run"
     args = ("--optim.learning-rate", "1e30", "--train.save-every", "1")
-    code, _, err = trainer.run(folder, *args)
+    code, _, err = run_here(folder, *args)
     assert code == 1
     assert_one_sentence(err)
     step = int(re.search(r"step (\d+) is not finite \(.*loss nan", err)[1])
@@ -333,7 +346,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(trainer, tmp_path):
     assert "try a lower --optim.learning-rate" in err
     assert losses(folder)[-1][0] == ("step", step - 1)
     shutil.rmtree(folder / "checkpoints" / str(suspect))
-    code, out, _ = trainer.run(folder)
+    code, out, _ = run_here(folder, "--train.num-steps", str(good + 1))
     assert (code, f"going on from step {good}" in out) == (0, True)
     assert "optim.learning_rate was 1e+30 and is 0.003" in out
 
@@ -347,13 +360,13 @@ def test_a_folder_of_another_run_is_refused(trainer, uninterrupted, tmp_path):
     assert losses(folder) == losses(uninterrupted)
 
 
-def test_a_start_that_failed_does_not_keep_the_folder(trainer, tmp_path):
+def test_a_start_that_failed_does_not_keep_the_folder(run_here, tmp_path):
     folder = tmp_path / "run"
-    code, _, err = trainer.run(folder, "--train.plan", str(tmp_path / "no.json"))
+    code, _, err = run_here(folder, "--train.plan", str(tmp_path / "no.json"))
     assert code == 1
     assert_one_sentence(err)
     few = ("--train.num-steps", "1", "--model.width", "32")
-    code, out, err = trainer.run(folder, *few)
+    code, out, err = run_here(folder, *few)
     assert (code, err) == (0, "")
     assert "changed since" not in out
 

@@ -59,8 +59,7 @@ def programs(monkeypatch):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that nothing happened to."""
-    plain = ("no remat", "uniform preset", "plain JAX")
-    few = (*plain, "memory budget, unrolled", "greedy")
+    few = ("no remat", "uniform preset", "greedy")
     out = tmp_path_factory.mktemp("one")
     options = versus.Options(size="tiny", budgets=2, baselines=few, out=out)
     with pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ from experiments.bench.gradients import TOLERANCE, check
 from experiments.bench.random_programs import FORMS
 
 PLANS = 10
-EVERY_COMMIT, NOW_AND_THEN = range(10_000, 10_025), range(10_025, 10_050)
+EVERY_COMMIT, NOW_AND_THEN = range(10_000, 10_008), range(10_008, 10_050)
 
 
 @pytest.mark.parametrize("form", FORMS)

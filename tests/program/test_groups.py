@@ -130,7 +130,13 @@ def test_gradients_are_those_of_plain_autodiff(name, every_other):
     )
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "images" else ())
+        for name in PROGRAMS
+    ],
+)
 def test_recomputed_layers_take_what_checkpointed_ones_do(name):
     loss, _, _ = PROGRAMS[name]
     args = jax.tree.map(

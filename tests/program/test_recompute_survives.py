@@ -81,7 +81,7 @@ def count_products(module):
         (unrolled, "cpu:1"),
         (blocks, "cpu:1"),
         (scanned, "h100:1"),
-        (unrolled, "h100:1"),
+        pytest.param(unrolled, "h100:1", marks=pytest.mark.slow),
         pytest.param(blocks, "h100:1", marks=pytest.mark.slow),
     ],
 )

@@ -145,8 +145,8 @@ def test_a_group_that_keeps_something_has_nothing_else_decided_inside():
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(3), id="every commit"),
-        pytest.param(range(3, 300), id="now and then", marks=pytest.mark.slow),
+        pytest.param(range(1), id="every commit"),
+        pytest.param(range(1, 300), id="now and then", marks=pytest.mark.slow),
     ],
 )
 def test_no_schedule_changes_a_gradient(seeds):
