@@ -227,7 +227,10 @@ def test_where_neither_level_fits_both_are_decided():
     assert more.measurement.time.step_us <= found.measurement.time.step_us
 
 
-@pytest.mark.parametrize(("most", "budget"), [(9, "200MiB"), (14, "500MiB")])
+@pytest.mark.parametrize(
+    ("most", "budget"),
+    [(9, "200MiB"), pytest.param(14, "500MiB", marks=pytest.mark.slow)],
+)
 def test_no_more_is_compiled_than_allowed_at_all_levels_together(most, budget):
     found = rr.fit(
         time_steps, *abstract(), budget=budget, target="h100:1", most_compiles=most
@@ -327,10 +330,15 @@ def test_loops_over_layers_are_no_parts_of_anything():
     "actions",
     [
         {"repeat_0": [rr.RECOMPUTE(save=["dot_general_0"])] * 3 + [rr.SAVE] * 2},
-        {"scan_0": [rr.RECOMPUTE] * 7 + [rr.SAVE] * 13},
-        {"scan_0": rr.RECOMPUTE(segment_length=2)},
         {"repeat_0": rr.RECOMPUTE, "scan_0": rr.RECOMPUTE},
-        {"repeat_0": rr.RECOMPUTE, "scan_0": rr.SAVE},
+        *(
+            pytest.param(actions, marks=pytest.mark.slow)
+            for actions in (
+                {"scan_0": [rr.RECOMPUTE] * 7 + [rr.SAVE] * 13},
+                {"scan_0": rr.RECOMPUTE(segment_length=2)},
+                {"repeat_0": rr.RECOMPUTE, "scan_0": rr.SAVE},
+            )
+        ),
     ],
     ids=str,
 )
@@ -354,7 +362,13 @@ def test_loops_of_unrolled_layers_are_all_alike_beside_an_action_of_the_layers()
             graph.plan({"repeat_0": layers, "scan_0": loops})
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["layers", "loops, too"])
+@pytest.mark.parametrize(
+    "both",
+    [
+        pytest.param(False, id="layers"),
+        pytest.param(True, id="loops, too", marks=pytest.mark.slow),
+    ],
+)
 def test_unrolled_layers_with_loops_within_take_what_checkpointed_ones_do(both):
     graph = rr.trace(unrolled, *chunked_specs())
     names = ["repeat_0", "scan_0"] if both else ["repeat_0"]

@@ -47,7 +47,13 @@ def units_of(loss, args):
     )
 
 
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind == "optimizer inside" else ())
+        for kind in PLAIN
+    ],
+)
 def test_gradients_of_layers_alone_do_not_depend_on_what_they_keep(kind):
     with jax.enable_x64(True):
         loss, *args = PLAIN[kind](ROWS)
@@ -186,7 +192,7 @@ def twice(loss, specs):
     [
         (None, True),
         (accumulated, False),
-        (ensemble, False),
+        pytest.param(ensemble, False, marks=pytest.mark.slow),
         pytest.param(twice, False, marks=pytest.mark.slow),
     ],
 )

@@ -50,7 +50,7 @@ def test_maxima_are_found_again_where_that_is_faster(length):
 
 @pytest.mark.parametrize(
     ("most", "slower"),
-    [(12, set()), pytest.param(50, {"reduce_max_0"}, marks=pytest.mark.slow)],
+    [(6, set()), pytest.param(50, {"reduce_max_0"}, marks=pytest.mark.slow)],
 )
 def test_of_few_compiles_none_are_spent_on_maxima(most, slower):
     state = prepared(1024, most)
