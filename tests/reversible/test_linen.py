@@ -105,7 +105,13 @@ def step(model, variables, x, key):
     return run(variables["params"], x, state)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "sequence" else ())
+        for name in MODELS
+    ],
+)
 def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     model = MODELS[name]()
     wide = lambda a: a.astype(jnp.float64)

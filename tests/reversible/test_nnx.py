@@ -96,7 +96,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "mixed" else ())
+        for name in MODELS
+    ],
+)
 def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     x = (jax.random.normal(jax.random.key(5), (8, 4)),)
 
