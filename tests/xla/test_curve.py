@@ -14,7 +14,7 @@ from tests.xla.programs import PROGRAMS
 CASES = [
     ("accumulated", "cpu:1"),
     ("gpt_scanned", "h100:1"),
-    ("gpt_unrolled", "h100:1"),
+    pytest.param("gpt_unrolled", "h100:1", marks=pytest.mark.slow),
     ("sharded", "h100:8"),
 ]
 
