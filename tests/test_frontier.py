@@ -69,7 +69,7 @@ def test_the_page_draws_every_point_and_loads_nothing(tmp_path):
 
 @pytest.fixture(scope="module")
 def found():
-    return rr.frontier(loss, *specs(), target="cpu:1", num_budgets=3)
+    return rr.frontier(loss, *specs(4), target="cpu:1", num_budgets=2)
 
 
 def test_presets_and_answers_are_on_it(found):

@@ -92,7 +92,9 @@ def test_the_limit_says_what_the_step_takes(sizes):
     assert sizes[60] < sizes[None]
 
 
-@pytest.mark.parametrize("how", ["compiler_options", "compiling"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("compiler_options", marks=pytest.mark.slow), "compiling"]
+)
 def test_a_plan_hands_out_what_makes_a_compile_the_measured_one(how, sizes):
     """By the bytes of an executable that JAX itself made, no matter for which card."""
     for percent, size in sizes.items():
