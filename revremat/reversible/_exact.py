@@ -14,10 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
 from revremat._errors import UserError
+from revremat.program.arrays._buffers import barrier
 from revremat.reversible._chain import Repeat, Sequential
 from revremat.reversible._coupling import Coupling, Halves, Parallel, Step, Steps
 from revremat.reversible._couplings import Rearrange
@@ -142,7 +142,7 @@ def exact(coupling: Coupling, step: float = STEP) -> Coupling:
             maps = {
                 k: _isolated(f, step, coupling.has_aux) for k, f in _items(coupling)
             }
-            return replace(coupling, steps=steps, maps=maps)
+            return replace(coupling, steps=steps, maps=maps, is_separate=True)
         case Parallel():
             return Parallel(tuple(exact(c, step) for c in coupling.couplings))
         case Sequential():
@@ -175,13 +175,19 @@ def _exact_step(one: Step, step: float) -> Step:
 
 
 def _isolated(f: Any, step: float, has_aux: bool) -> Any:
-    """The map behind barriers, with its value on the grid."""
+    """The map between barriers, with its value on the grid.
+
+    All that it reads and all that it returns crosses one. So the same operations stand
+    between them wherever it is evaluated, whoever uses what it returns.
+    """
 
     def isolated(params: Any, x: Any, *rest: Any) -> Any:
-        params, x = lax.optimization_barrier((params, to_grid(x, step)))
-        out = f(params, x, *rest)
+        params, x, rest = barrier((params, to_grid(x, step), rest))
+        with jax.named_scope("isolated"):
+            out = f(params, x, *rest)
+        out = barrier(out)
         value, aux = out if has_aux else (out, None)
-        value = to_grid(lax.optimization_barrier(value), step)
+        value = to_grid(value, step)
         return (value, aux) if has_aux else value
 
     return isolated
