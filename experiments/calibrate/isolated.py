@@ -9,7 +9,7 @@ configuration. `python -m experiments.calibrate.isolated` compiles a training st
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,9 @@ from revremat.xla import Module, kernel_key
 
 _SCOPE = "isolated"
 _WRAPPED = re.compile(r"\w+\(([^()]*)\)")
-# They compute nothing: names for parts of others, and calls of what is looked into.
-_NO_KERNELS = {
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast",
-    "while", "call", "conditional", "opt-barrier",
-}  # fmt: skip
+_LOOKED_INTO = {"while", "call", "conditional"}
+_GIVEN = {"parameter", "infeed", "rng", "partition-id", "replica-id"}
+_NO_KERNELS = {"parameter", "tuple", "get-tuple-element", "bitcast"}
 
 
 @dataclass(frozen=True)
@@ -55,10 +53,10 @@ def evaluations(module: Module) -> dict[str, list[Evaluation]]:
     """
     found: dict[tuple[int, str], list[tuple[str, str]]] = defaultdict(list)
     for computation in _that_run(module):
-        for i in computation.instructions:
-            if i.opcode in _NO_KERNELS or i.opcode.endswith("-done"):
+        for i in _not_constant(computation.instructions):
+            if i.opcode in _NO_KERNELS | _LOOKED_INTO or i.opcode.endswith("-done"):
                 continue
-            for scope in sorted(set(_scopes(i, module))):
+            for scope in sorted(_scopes(i, module)):
                 kernel = (i.name, kernel_key(i, module))
                 found[computation.id, scope].append(kernel)
     maps: dict[str, list[Evaluation]] = defaultdict(list)
@@ -93,21 +91,47 @@ def _that_run(module: Module) -> Iterator[Any]:
         seen.add(computation.id)
         yield computation
         for i in computation.instructions:
-            if i.opcode in ("while", "call", "conditional"):
+            if i.opcode in _LOOKED_INTO:
                 waiting += module.called(i)
 
 
-def _scopes(i: Any, module: Module) -> Iterator[str]:
-    """Of a kernel's operations: the maps for whose values they are made."""
-    inside = [i]
-    for computation in module.called(i) if i.opcode != "while" else ():
-        inside += computation.instructions
-    for one in inside:
-        scope, found, _ = one.metadata.op_name.partition(f"/{_SCOPE}/")
-        # In the backward pass `jvp(f)/isolated` is evaluated for its gradient.
-        is_plain = scope.rpartition("/")[2].isidentifier()
-        if found and (is_plain or not _is_backward(scope)):
-            yield scope
+def _not_constant(instructions: Iterable[Any]) -> list[Any]:
+    """Those not made of constants alone: that is done once, under one place's name."""
+    constant: set[int] = set()
+    found = []
+    for i in instructions:
+        if i.opcode not in _GIVEN and constant.issuperset(i.operand_ids):
+            constant.add(i.id)
+        else:
+            found.append(i)
+    return found
+
+
+def _scopes(i: Any, module: Module) -> set[str]:
+    """The evaluations of maps that a kernel belongs to."""
+    if not (found := _isolated(_results(i, module))):
+        inside = (_not_constant(c.instructions) for c in _called(i, module))
+        found = _isolated([one for some in inside for one in some])
+    # In the backward pass `jvp(f)/isolated` is evaluated for its gradient.
+    return {s for s in found if s.rpartition("/")[2].isidentifier() or not _is_backward(s)}
+
+
+def _called(i: Any, module: Module) -> list[Any]:
+    return [] if i.opcode in _LOOKED_INTO else module.called(i)
+
+
+def _results(i: Any, module: Module) -> list[Any]:
+    roots = [computation.root for computation in _called(i, module)] or [i]
+    return [
+        one
+        for root in roots
+        for one in (module.operands(root) if root.opcode == "tuple" else [root])
+    ]
+
+
+def _isolated(instructions: Iterable[Any]) -> set[str]:
+    parts = (i.metadata.op_name.partition(f"/{_SCOPE}/") for i in instructions)
+    return {scope for scope, found, _ in parts if found}
 
 
 def _is_backward(scope: str) -> bool:

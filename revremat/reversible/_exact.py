@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from revremat._errors import UserError
@@ -185,12 +186,27 @@ def _isolated(f: Any, step: float, has_aux: bool) -> Any:
         params, x, rest = barrier((params, to_grid(x, step), rest))
         with jax.named_scope("isolated"):
             out = f(params, x, *rest)
-        out = barrier(out)
-        value, aux = out if has_aux else (out, None)
-        value = to_grid(value, step)
+        value, aux = barrier(out if has_aux else (out, None))
+        value = to_grid(_with_all(value, aux), step)
         return (value, aux) if has_aux else value
 
     return isolated
+
+
+def _with_all(value: Any, aux: Any) -> Any:
+    """The same value, for which all of aux is made even if nobody else reads it.
+
+    Only the forward pass reads aux. Compilers drop unread results, barriers or not,
+    and may then fuse what is left in another way.
+    """
+    is_number = lambda leaf: not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    leaves = [leaf for leaf in jax.tree.leaves(aux) if is_number(leaf) and leaf.size]
+    if not leaves:
+        return value
+    never = jnp.zeros((), bool)
+    for leaf in map(lax.stop_gradient, leaves):
+        never |= leaf.min() > leaf.max()  # not found out by any compiler
+    return jax.tree.map(lambda v: jnp.where(never, jnp.zeros_like(v), v), value)
 
 
 def check_range(streams: Any, step: float = STEP) -> float:
