@@ -113,7 +113,9 @@ def _scopes(i: Any, module: Module) -> set[str]:
         inside = (_not_constant(c.instructions) for c in _called(i, module))
         found = _isolated([one for some in inside for one in some])
     # In the backward pass `jvp(f)/isolated` is evaluated for its gradient.
-    return {s for s in found if s.rpartition("/")[2].isidentifier() or not _is_backward(s)}
+    return {
+        s for s in found if s.rpartition("/")[2].isidentifier() or not _is_backward(s)
+    }
 
 
 def _called(i: Any, module: Module) -> list[Any]:

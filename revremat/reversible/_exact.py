@@ -14,14 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
 from revremat._errors import UserError
-from revremat.program.arrays._buffers import barrier
 from revremat.reversible._chain import Repeat, Sequential
 from revremat.reversible._coupling import Coupling, Halves, Parallel, Step, Steps
 from revremat.reversible._couplings import Rearrange
+from revremat.reversible._isolated import isolated
 from revremat.reversible._joins import Add
 
 STEP = 2.0**-12
@@ -140,9 +139,7 @@ def exact(coupling: Coupling, step: float = STEP) -> Coupling:
     match coupling:
         case Steps():
             steps = tuple(_exact_step(s, step) for s in coupling.steps)
-            maps = {
-                k: _isolated(f, step, coupling.has_aux) for k, f in _items(coupling)
-            }
+            maps = {k: _on_grid(f, step, coupling.has_aux) for k, f in _items(coupling)}
             return replace(coupling, steps=steps, maps=maps, is_separate=True)
         case Parallel():
             return Parallel(tuple(exact(c, step) for c in coupling.couplings))
@@ -175,38 +172,17 @@ def _exact_step(one: Step, step: float) -> Step:
     return replace(one, join=AddOnGrid(step))
 
 
-def _isolated(f: Any, step: float, has_aux: bool) -> Any:
-    """The map between barriers, with its value on the grid.
+def _on_grid(f: Any, step: float, has_aux: bool) -> Any:
+    """The map between barriers, with its input and its value on the grid."""
+    between = isolated(f, has_aux)
 
-    All that it reads and all that it returns crosses one. So the same operations stand
-    between them wherever it is evaluated, whoever uses what it returns.
-    """
-
-    def isolated(params: Any, x: Any, *rest: Any) -> Any:
-        params, x, rest = barrier((params, to_grid(x, step), rest))
-        with jax.named_scope("isolated"):
-            out = f(params, x, *rest)
-        value, aux = barrier(out if has_aux else (out, None))
-        value = to_grid(_with_all(value, aux), step)
+    def on_grid(params: Any, x: Any, *rest: Any) -> Any:
+        out = between(params, to_grid(x, step), *rest)
+        value, aux = out if has_aux else (out, None)
+        value = to_grid(value, step)
         return (value, aux) if has_aux else value
 
-    return isolated
-
-
-def _with_all(value: Any, aux: Any) -> Any:
-    """The same value, for which all of aux is made even if nobody else reads it.
-
-    Only the forward pass reads aux. Compilers drop unread results, barriers or not,
-    and may then fuse what is left in another way.
-    """
-    is_number = lambda leaf: not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-    leaves = [leaf for leaf in jax.tree.leaves(aux) if is_number(leaf) and leaf.size]
-    if not leaves:
-        return value
-    never = jnp.zeros((), bool)
-    for leaf in map(lax.stop_gradient, leaves):
-        never |= leaf.min() > leaf.max()  # not found out by any compiler
-    return jax.tree.map(lambda v: jnp.where(never, jnp.zeros_like(v), v), value)
+    return on_grid
 
 
 def check_range(streams: Any, step: float = STEP) -> float:
