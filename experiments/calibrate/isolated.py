@@ -151,17 +151,19 @@ def _plain(scope: str) -> str:
 
 def main() -> int:
     """Prints each map's evaluations; 1 if any two of a map differ."""
+    # Here, as a task of a run reads its own programs by this file.
     import jax
 
     import revremat as rr
-    from experiments.calibrate.tasks.exact import Program
+    from experiments.calibrate.tasks.exact import DTYPES, Program
     from revremat import xla
 
     different = []
-    for dtype in ("bfloat16", "float16", "float32"):
+    for dtype in DTYPES:
         program = Program(dtype, width=512, depth=1000, rows=2048)
-        step = jax.value_and_grad(program.loss, argnums=(0, 1))
-        artifact = xla.compile_step(step, program.specs, rr.target("h100:1"))
+        step = jax.value_and_grad(program.loss, (0, 1))
+        specs = jax.eval_shape(program.inputs)
+        artifact = xla.compile_step(step, specs, rr.target("h100:1"))
         maps = evaluations(Module.from_bytes(artifact.hlo))
         for name, found in maps.items():
             for one in found:
