@@ -83,7 +83,7 @@ def _check_step(step: float) -> None:
 class AddOnGrid:
     """`y = x + value`, both rounded to the grid: undone bit for bit.
 
-    Maps stand behind barriers, so that they are compiled alike in both passes.
+    The value must be the same in both passes, which `exact` sees to.
     """
 
     step: float = STEP
@@ -109,12 +109,14 @@ class AddOnGrid:
 
 
 def exact(coupling: Coupling, step: float = STEP) -> Coupling:
-    """The same coupling with float32 streams on a grid; its inverse is bit-exact.
+    """The same coupling with float32 streams on a grid, to be undone bit for bit.
 
     Its maps may compute in any dtype: what they return is rounded to the grid. What
-    comes in is rounded too, so that the inverse gives `to_grid(x)`. Shown on CPU; on
-    accelerators it rests on a map being compiled alike in both passes, which is not
-    proven there.
+    comes in is rounded too, so that the inverse gives `to_grid(x)`.
+
+    A map has to return the same bits in both passes. So the backward pass evaluates it
+    by itself to undo a step, and once more for its gradient. On CPU this is measured.
+    Compiled for an H100, both passes run the same kernels; no card has run it yet.
 
     Args:
       coupling: Of sums only: a product loses bits that nothing brings back.
