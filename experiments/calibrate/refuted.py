@@ -53,7 +53,8 @@ def _of_one(job: str, record: Record, is_card: bool) -> Iterator[Said]:
             yield f"{job}: {of} runs out of memory with what its plan takes", (record,)
         if not must_run and not record["ran_out"]:
             yield f"{job}: {of} runs with 5 % less than its plan takes", (record,)
-    wrong = [record.get(f"wrong_after_{way}", 0) for way in ("inverse", "pull_back")]
+    ways = ("inverse", "pull_back", "step")
+    wrong = [record.get(f"wrong_after_{way}", 0) for way in ways]
     if any(wrong):
         text = f"{job}, maps in {record['dtype']}: {max(wrong):,} numbers are not exact"
         yield text, (record,)

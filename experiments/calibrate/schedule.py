@@ -62,7 +62,7 @@ def jobs(platform: str) -> list[Job]:
     listed = [
         Job("race", "gpt2_xl_24", 230, 50),
         *_fit("gpt2_xl_24"),
-        Job("exact", "", 60, 20),
+        Job("exact", "", 90, 30),
         Job("race", "tiny_matmuls", 50, 20),
         Job("offload", "", 60, 20),
         Job("kernels", "", 75, 30),

@@ -150,6 +150,8 @@ class Steps(Coupling):
 
     Every map is evaluated once forward and once backward: undoing a step needs its
     maps' values, and their gradients need them evaluated at the very same inputs.
+    Where these are separate, both passes compile the value alike: nothing else reads
+    what the map computes on the way, so nothing else is fused with it.
 
     Attributes:
       maps: By name: `map(params[name], stream)`, with a third argument `rest[name]`
@@ -158,6 +160,8 @@ class Steps(Coupling):
       steps: In the order of the forward pass.
       num_inputs: How many streams come in.
       has_aux: Whether maps return `(value, aux)`; then aux is a dict by name.
+      is_separate: Whether the backward pass evaluates a map by itself to undo a step,
+        and again for its gradient; `exact` asks for it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -173,6 +177,7 @@ class Steps(Coupling):
     steps: tuple[Step, ...]
     num_inputs: int
     has_aux: bool = field(default=False, kw_only=True)
+    is_separate: bool = field(default=False, kw_only=True)
 
     @property
     def num_outputs(self) -> int:
@@ -199,10 +204,7 @@ class Steps(Coupling):
             if step.join is None:
                 streams.pop()
                 continue
-            values = [
-                self._evaluate(name, params, streams[source], rest)[0]
-                for name, source in step.terms
-            ]
+            values = self._values(step.terms, streams, params, rest)
             for value in _together(step.join, values):
                 streams[step.target] = step.join.undo(streams[step.target], value)
         return tuple(streams)
@@ -250,6 +252,11 @@ class Steps(Coupling):
 
     def _undo(self, step, terms, streams, cts, grads, params, rest, aux) -> None:
         """Undo the share of `terms` in a step, and pull cotangents back through it."""
+        undone = None
+        if self.is_separate and step.join is not None:
+            undone = self._values(terms, streams, params, rest)
+            # First undone, then differentiated, by other operations than these.
+            streams[:], undone = together(streams, undone)
         values, pulls = [], []
         for name, source in reversed(terms):
             # A map's aux is that of its last evaluation, the first to be undone.
@@ -258,6 +265,7 @@ class Steps(Coupling):
             )
             values.insert(0, value)
             pulls.insert(0, pull)
+        values = values if undone is None else undone
         total = _sum(values)
         if step.join is None:
             ct_total = jax.tree.map(
@@ -275,6 +283,16 @@ class Steps(Coupling):
                 if name in grads:
                     ct_params = jax.tree.map(_plus, grads[name], ct_params)
                 grads[name] = ct_params
+
+    def _values(self, terms, streams, params, rest) -> list[Any]:
+        """What maps say of the streams as they are, to undo their share of a step."""
+        if self.is_separate:
+            # Compilers, and plans that invert, share what they find computed twice.
+            streams = together(streams)[0]
+        return [
+            self._evaluate(name, params, streams[source], rest)[0]
+            for name, source in terms
+        ]
 
     def _vjp(self, name: str | None, params: Any, stream: Any, rest: Any, aux: Any):
         if name is None:

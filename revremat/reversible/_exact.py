@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
 from revremat._errors import UserError
 from revremat.reversible._chain import Repeat, Sequential
 from revremat.reversible._coupling import Coupling, Halves, Parallel, Step, Steps
 from revremat.reversible._couplings import Rearrange
+from revremat.reversible._isolated import isolated
 from revremat.reversible._joins import Add
 
 STEP = 2.0**-12
@@ -83,7 +83,7 @@ def _check_step(step: float) -> None:
 class AddOnGrid:
     """`y = x + value`, both rounded to the grid: undone bit for bit.
 
-    Maps stand behind barriers, so that they are compiled alike in both passes.
+    The value must be the same in both passes, which `exact` sees to.
     """
 
     step: float = STEP
@@ -109,12 +109,14 @@ class AddOnGrid:
 
 
 def exact(coupling: Coupling, step: float = STEP) -> Coupling:
-    """The same coupling with float32 streams on a grid; its inverse is bit-exact.
+    """The same coupling with float32 streams on a grid, to be undone bit for bit.
 
     Its maps may compute in any dtype: what they return is rounded to the grid. What
-    comes in is rounded too, so that the inverse gives `to_grid(x)`. Shown on CPU; on
-    accelerators it rests on a map being compiled alike in both passes, which is not
-    proven there.
+    comes in is rounded too, so that the inverse gives `to_grid(x)`.
+
+    A map has to return the same bits in both passes. So the backward pass evaluates it
+    by itself to undo a step, and once more for its gradient. On CPU this is measured.
+    Compiled for an H100, both passes run the same kernels; no card has run it yet.
 
     Args:
       coupling: Of sums only: a product loses bits that nothing brings back.
@@ -139,10 +141,8 @@ def exact(coupling: Coupling, step: float = STEP) -> Coupling:
     match coupling:
         case Steps():
             steps = tuple(_exact_step(s, step) for s in coupling.steps)
-            maps = {
-                k: _isolated(f, step, coupling.has_aux) for k, f in _items(coupling)
-            }
-            return replace(coupling, steps=steps, maps=maps)
+            maps = {k: _on_grid(f, step, coupling.has_aux) for k, f in _items(coupling)}
+            return replace(coupling, steps=steps, maps=maps, is_separate=True)
         case Parallel():
             return Parallel(tuple(exact(c, step) for c in coupling.couplings))
         case Sequential():
@@ -174,17 +174,17 @@ def _exact_step(one: Step, step: float) -> Step:
     return replace(one, join=AddOnGrid(step))
 
 
-def _isolated(f: Any, step: float, has_aux: bool) -> Any:
-    """The map behind barriers, with its value on the grid."""
+def _on_grid(f: Any, step: float, has_aux: bool) -> Any:
+    """The map between barriers, with its input and its value on the grid."""
+    between = isolated(f, has_aux)
 
-    def isolated(params: Any, x: Any, *rest: Any) -> Any:
-        params, x = lax.optimization_barrier((params, to_grid(x, step)))
-        out = f(params, x, *rest)
+    def on_grid(params: Any, x: Any, *rest: Any) -> Any:
+        out = between(params, to_grid(x, step), *rest)
         value, aux = out if has_aux else (out, None)
-        value = to_grid(lax.optimization_barrier(value), step)
+        value = to_grid(value, step)
         return (value, aux) if has_aux else value
 
-    return isolated
+    return on_grid
 
 
 def check_range(streams: Any, step: float = STEP) -> float:

@@ -330,7 +330,7 @@ class RevSequence(_Blocks):
       blocks: Reversible modules; streams may change in number and shape on the way.
       save_every: Keep every so many outputs too.
       actions: INVERT, RECOMPUTE or SAVE, for all blocks or for each; see `chain`.
-      exact: Put streams on a fixed-point grid, so that the inverse is bit-exact; see
+      exact: Put streams on a fixed-point grid, to be undone bit for bit; see
         `revremat.reversible.exact`.
       step: Of that grid.
 

@@ -197,7 +197,7 @@ class RevSequence(RevModule):
       save_every: Keep every so many outputs too, so that rounding errors of the inverse
         do not build up further than that.
       actions: INVERT, RECOMPUTE or SAVE, for all blocks or for each; see `chain`.
-      exact: Put streams on a fixed-point grid, so that the inverse is bit-exact; see
+      exact: Put streams on a fixed-point grid, to be undone bit for bit; see
         `revremat.reversible.exact`.
       step: Of that grid.
 

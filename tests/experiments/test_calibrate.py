@@ -131,7 +131,11 @@ def test_exact_inverses_are_counted_bit_by_bit(job, monkeypatch):
     exact.exact(ours)
     (found,) = told(ours, "measured")
     assert (found["depth"], found["numbers"]) == (50, 256)
-    assert found["wrong_after_inverse"] == found["wrong_after_pull_back"] == 0
+    for way in ("inverse", "pull_back", "step"):
+        assert found[f"wrong_after_{way}"] == found[f"largest_error_after_{way}"] == 0
+    assert found["maps_of_other_kernels"] == []
+    assert 0 <= found["gradient_error_to_saved"] < 0.02
+    assert 0 <= found["gradient_error_to_plain"] < 0.02
     pair = (jnp.array([1.0, 2.0]), jnp.array([jnp.nan, 0.0]))
     assert exact._differing(pair, (jnp.array([1.0, 3.0]), pair[1])) == 2
 
