@@ -35,7 +35,7 @@ from experiments.bench.programs._entry import Size
 from experiments.bench.searching import Row, Searching
 from experiments.bench.step_time_programs import Policy
 from experiments.bench.timed_search import Retiming, TimedOracle
-from experiments.bench.versus import geometric_mean
+from experiments.bench.versus_gains import geometric_mean
 from experiments.files import write_whole
 from revremat import format_bytes
 from revremat.xla import with_changes
