@@ -3,7 +3,7 @@
     python -m experiments.bench.measured_gain [--no-timed]
 
 Programs in sizes for one core (on a GPU: all that fit it), each at three budgets
-between what it takes as it is written and the least there is: the searched plan against
+between what its baseline takes and the least there is: the searched plan against
 the fastest uniform preset that fits. The machine is calibrated first and the search
 uses those figures; on a CPU it also runs every program that it has compiled, presets
 too, and the times of those kernels take their place (`timed_search.py`), unless

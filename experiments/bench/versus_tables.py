@@ -25,7 +25,7 @@ _LEVEL = 0.9995
 _LEAST_LEFT = 0.003
 """Of a budget: with less than that left it is closely met."""
 _LEAST_GAIN = 0.002
-"""Of a step: what is no less than that faster is a finer choice."""
+"""Of a step: plans closer to one another than that are equally good."""
 
 
 def rows_of(name: str, found: Mapping[str, Any]) -> str:
