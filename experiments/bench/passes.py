@@ -125,7 +125,8 @@ def optional_passes() -> list[str]:
     return [n for n in dict.fromkeys(map(_search.name_of, passes)) if n not in required]
 
 
-def _note_profiled(state: _search.State, _: _search.Ask) -> _search.State:
+def _note_profiled(state: _search.State, ask: _search.Ask) -> _search.State:
+    del ask
     return state.but(is_profiled=True)
 
 
