@@ -43,7 +43,7 @@ def search(
       unroll: Whether layers of a loop may be unrolled, which is
         often faster; a long program takes longer to compile, here and where it runs.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions, and loops
-        with one inside, stay as they are written.
+        with one inside, stay as they are.
       progress: Called before each compile.
       oracle: Says what steps take, in place of the target's own compiler: a table, or
         times of this machine; see `Oracle`. The budget still is one of the target.

@@ -43,7 +43,7 @@ class Frontier(InNotebooks):
 
     Attributes:
       program: What it is called.
-      target: The target as it is written.
+      target: The target's name.
       usable_bytes: Of one device.
       points: Everything compiled whole, by bytes.
       num_compiles: Programs compiled or read from the cache.

@@ -44,7 +44,7 @@ def trace(
       bytes_of: The size per device of one array of the forward pass; by default its
         whole size, as on one device.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions, and loops
-        with one inside, stay as they are written: no units are in them. For regions
+        with one inside, stay as they are: no units are in them. For regions
         whose policy sends values to the host, say, and is not to be undone.
 
     Raises:

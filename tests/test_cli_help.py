@@ -41,3 +41,10 @@ def test_the_first_page_lists_the_commands_and_says_how_to_begin(capsys):
         assert f"• {command} " in text
     for word in ("revremat --version", "revremat report PROGRAM --target h100:8"):
         assert word in text
+
+
+def test_without_a_word_it_says_how_to_begin(capsys):
+    assert main([]) == 2
+    text = capsys.readouterr().out
+    assert "revremat report PROGRAM --target h100:8" in text
+    assert text.count("usage: ") == 1

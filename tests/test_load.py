@@ -152,9 +152,22 @@ def test_a_file_that_does_not_import_is_its_own_fault(folder, program, source, r
     assert "importlib" not in str(raised.value)
 
 
-def test_an_override_it_does_not_take_is_named(folder):
-    with pytest.raises(ProgramError, match="unexpected keyword argument 'colour'"):
-        problem("loaded_alone.py:problem", colour=3)
+@pytest.mark.parametrize(
+    ("takes", "says"),
+    [
+        ("target", "no argument 'colour': it has none to set"),
+        ("target, rows=3", "no argument 'colour': it has rows"),
+        ("target, *more, rows=3, width=4", "no argument 'colour': it has rows, width"),
+    ],
+)
+def test_an_override_it_does_not_take_is_refused(folder, takes, says):
+    (folder / "loaded_set.py").write_text(f"def problem({takes}): pass\n")
+    with pytest.raises(rr.UserError, match=says) as raised:
+        problem("loaded_set.py:problem", colour=3)
+    assert not isinstance(raised.value, ProgramError)
+    (folder / "loaded_any.py").write_text("def problem(target, **all): raise OSError\n")
+    with pytest.raises(ProgramError, match="OSError"):
+        problem("loaded_any.py:problem", colour=3)
 
 
 def test_a_program_that_does_not_trace_shows_the_users_lines_alone(folder):

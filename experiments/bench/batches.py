@@ -1,4 +1,4 @@
-"""The largest batch: of a program as it is written, and with searched plans."""
+"""The largest batch: of the baseline, and with searched plans."""
 
 import bisect
 import dataclasses
@@ -63,7 +63,7 @@ def largest(
       factors: How many times larger the batch may be.
       most_compiles: Of each search.
       stop: Called before each compile.
-      unroll: Whether searches may write a loop's layers out.
+      unroll: Whether searches may unroll loops.
 
     Returns:
       The largest batch of the baseline, and what searched plans take at larger ones, by

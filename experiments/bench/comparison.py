@@ -132,7 +132,7 @@ class Searched:
       target: Where it would run.
       tell: Gets a line now and then.
       stop: Called before each compile; whatever it raises ends the search.
-      unroll: Whether the search may write a loop's layers out.
+      unroll: Whether the search may unroll loops.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Searched:
         }
 
     def no_more_memory(self) -> dict[str, Any]:
-        """The fastest that take no more than the program as it is written."""
+        """The fastest that take no more than the baseline."""
         rows = [r for r in self.search.rows if r.plan is not None]
         rows = [r for r in rows if r.bytes <= self.plain.bytes]
         by_time = lambda r: (r.time_us, r.bytes)
@@ -223,8 +223,8 @@ def comparison(
     Yields:
       Budgets, each with the search's answer, the fastest plan with all layers alike,
       and every baseline's best so far (None where none of its proposals fits). What the
-      program takes as it is written and with its loops unrolled, the fastest that take
-      no more, compiles and seconds. The last is complete.
+      baseline takes, as it is and with its loops unrolled, the fastest that take no
+      more, compiles and seconds. The last is complete.
     """
     search = searched.search
     budgets = budgets_of(search, num_budgets)

@@ -3,7 +3,7 @@
     python -m experiments.bench.measured_gain [--no-timed]
 
 Programs in sizes for one core (on a GPU: all that fit it), each at three budgets
-between what it takes as it is written and the least there is: the searched plan against
+between what its baseline takes and the least there is: the searched plan against
 the fastest uniform preset that fits. The machine is calibrated first and the search
 uses those figures; on a CPU it also runs every program that it has compiled, presets
 too, and the times of those kernels take their place (`timed_search.py`), unless
@@ -35,7 +35,7 @@ from experiments.bench.programs._entry import Size
 from experiments.bench.searching import Row, Searching
 from experiments.bench.step_time_programs import Policy
 from experiments.bench.timed_search import Retiming, TimedOracle
-from experiments.bench.versus import geometric_mean
+from experiments.bench.versus_gains import geometric_mean
 from experiments.files import write_whole
 from revremat import format_bytes
 from revremat.xla import with_changes

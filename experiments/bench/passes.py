@@ -2,16 +2,20 @@
 
     python -m experiments.bench.passes
 
-Each program is searched at three budgets by all passes, then without each one that a
-search can do without. All of them share what was compiled, so the order does not
-matter. Prints the passes without which a plan is slower or does not fit, with the
-figures; a pass that changes nothing here is named in the last line. Writes
-`experiments/results/passes.json`, a program as it is done; done ones are not run again.
+Each program is searched by all passes, then without each one that a search can do
+without. All searches share what was compiled. A search without a pass begins where
+that pass first changed what was known, so it takes the time of what comes after; a
+pass that changed nothing is not left out, as the search would be the same.
+
+Prints the passes without which a plan is slower or does not fit, with the figures; the
+last lines name the others. Writes `experiments/results/passes.json`, a program as it is
+done; done ones are not run again.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,21 +24,19 @@ import numpy as np
 import tyro
 
 import revremat as rr
-from experiments.bench.programs import PROGRAMS, refusal
-from experiments.records import write_whole
+from experiments.bench.programs import PROGRAMS, Size, refusal
+from experiments.files import write_whole
 
 # Private: a user's search has all of its passes; this leaves out one at a time.
 from revremat import _search, format_bytes, format_us
 
 RESULT = Path(__file__).parents[1] / "results" / "passes.json"
-NAMES = (
-    "elementwise_chain",
-    "softmax_chain",
-    "tiny_matmuls",
-    "recurrence",
-    "kinetics",
-    "gpt2_xl",
-)
+SIZES: dict[str, Size] = {
+    "elementwise_chain": "cpu",
+    "tiny_matmuls": "cpu",
+    "gpt2_xl": "tiny",
+}
+"""Programs that are searched by default, so small that all takes a few minutes."""
 LEAST_GAIN = 1e-3
 """Share of a step below which two plans take the same."""
 
@@ -44,18 +46,28 @@ class Options:
     """What is searched, and where.
 
     Attributes:
-      names: Programs of `experiments.bench.programs`.
-      size: Of the programs: tiny, cpu or real.
+      names: Programs of `experiments.bench.programs`; those that are searched already
+        are not searched again.
+      size: Of the programs, tiny, cpu or real; by default each has its own.
       target: Where they would run.
       budgets: How many, evenly spaced by ratio below the baseline.
       out: What is written.
     """
 
-    names: tuple[str, ...] = NAMES
-    size: str = "cpu"
+    names: tuple[str, ...] = tuple(SIZES)
+    size: Size | None = None
     target: str = "h100:1"
-    budgets: int = 3
+    budgets: int = 2
     out: Path = RESULT
+
+    def program(self, name: str) -> dict[str, Any]:
+        """What a program's rows say of it."""
+        size = self.size or SIZES.get(name, "cpu")
+        return {"program": name, "size": size, "target": self.target}
+
+
+def _program(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["program"], row["size"], row["target"]
 
 
 @dataclass
@@ -88,6 +100,15 @@ class Found:
     step_us: float
     fits: bool
 
+    @classmethod
+    def of(cls, state: _search.State) -> "Found":
+        """What a search found that knows this in the end."""
+        return cls(state.best.bytes, state.best.time_us, state.fits)
+
+    def __str__(self) -> str:
+        note = "" if self.fits else ", does not fit"
+        return f"{format_bytes(self.bytes)}, {format_us(self.step_us)}{note}"
+
     def is_worse_than(self, other: "Found") -> bool:
         """Whether it does not fit where the other does, or is slower."""
         if self.fits != other.fits:
@@ -104,72 +125,101 @@ def optional_passes() -> list[str]:
     return [n for n in dict.fromkeys(map(_search.name_of, passes)) if n not in required]
 
 
-def search(start: tuple[Any, Any], budget: int, without: str = "") -> Found:
-    """The best plan that a search finds without a pass.
+def _note_profiled(state: _search.State, ask: _search.Ask) -> _search.State:
+    del ask
+    return state.but(is_profiled=True)
+
+
+PASSES: tuple[_search.Pass, ...] = (*_search.PROFILE, _note_profiled, *_search.DECIDE)
+"""All passes of a search, in order."""
+
+
+def states(start: _search.State, ask: _search.Ask) -> list[_search.State]:
+    """What a search by all passes knows before each of them, and after the last."""
+    known = [start]
+    for one in PASSES:
+        known.append(_search.run_all(known[-1], ask, [one]))
+    return known
+
+
+def without(
+    name: str, known: Sequence[_search.State], ask: _search.Ask
+) -> _search.State | None:
+    """What a search knows in the end that leaves out a pass.
 
     Args:
-      start: A search that knows nothing, and how it asks.
-      budget: Bytes.
-      without: The pass; none if empty.
+      name: Of the pass.
+      known: Of the search by all passes, from `states`.
+      ask: How the search asks.
+
+    Returns:
+      None where the pass changed nothing, so that both searches are the same.
     """
-    state, ask = start
-    left = lambda passes: [p for p in passes if _search.name_of(p) != without]
-    state = _search.run_all(state.within(budget), ask, left(_search.PROFILE))
-    state = state.but(is_profiled=True)
-    best = _search.run_all(state, ask, left(_search.DECIDE)).best
-    return Found(best.bytes, best.time_us, best.bytes <= budget)
+    for place, one in enumerate(PASSES):
+        if _search.name_of(one) == name and known[place + 1] != known[place]:
+            rest = [p for p in PASSES[place:] if _search.name_of(p) != name]
+            return _search.run_all(known[place], ask, rest)
+    return None
 
 
 def rows(options: Options, name: str) -> Iterator[dict[str, Any]]:
     """What a program's search loses without each pass, at each budget."""
+    about = options.program(name)
     target = rr.target(options.target)
-    problem = PROGRAMS[name].make(target, options.size)
-    state, ask = _search.begin(problem, target)
-    start = state, dataclasses.replace(ask, oracle=Remembering(ask.oracle))
-    all_known = _search.profile_all(*start)
-    most = all_known.baseline.bytes
-    least = min(row.bytes for row in all_known.rows.values())
+    problem = PROGRAMS[name].make(target, about["size"])
+    start, ask = _search.begin(problem, target)
+    ask = dataclasses.replace(ask, oracle=Remembering(ask.oracle))
+    profiled = _search.profile(start, ask)
+    most = profiled.baseline.bytes
+    least = min(row.bytes for row in profiled.rows.values())
     for budget in np.geomspace(0.95 * most, 1.05 * least, options.budgets):
-        budget = int(budget)
-        whole = search(start, budget)
-        row = {"program": name, "budget_bytes": budget, **dataclasses.asdict(whole)}
-        yield {**row, "without": ""}
+        known = states(start.within(int(budget)), ask)
+        about |= {"budget_bytes": int(budget)}
+        yield {**about, "without": "", **dataclasses.asdict(Found.of(known[-1]))}
         for one in optional_passes():
-            less = search(start, budget, one)
-            yield {**row, **dataclasses.asdict(less), "without": one}
+            print(f"{name}, {format_bytes(int(budget))}: leaving out {one}", flush=True)
+            less = without(one, known, ask)
+            told = None if less is None else dataclasses.asdict(Found.of(less))
+            yield {**about, "without": one, **(told or {"same": True})}
 
 
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """Where a pass gained something, as a table of Markdown."""
-    lines = [
-        "| without | program | budget | all passes | without it |",
-        "|---|---|---|---|---|",
-    ]
-    read = lambda row: Found(row["bytes"], row["step_us"], row["fits"])
-    whole = {
-        (r["program"], r["budget_bytes"]): read(r) for r in results if not r["without"]
-    }
-    gained = set()
-    for one in dict.fromkeys(r["without"] for r in results if r["without"]):
-        for row in (r for r in results if r["without"] == one):
-            budget = row["budget_bytes"]
-            ours, less = whole[row["program"], budget], read(row)
+def read(file: Path = RESULT) -> list[dict[str, Any]]:
+    """What was found so far; nothing if there is no such file."""
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Where a pass gained something, and in the last lines the passes that did not."""
+    found = lambda row: Found(row["bytes"], row["step_us"], row["fits"])
+    place = lambda row: (*_program(row), row["budget_bytes"])
+    whole = {place(row): found(row) for row in results if not row["without"]}
+    names = list(dict.fromkeys(row["without"] for row in results if row["without"]))
+    lines = [("without", "program", "budget", "all passes", "without it")]
+    changed, gained = set(), set()
+    for name in names:
+        for row in (row for row in results if row["without"] == name):
+            if row.get("same"):
+                continue
+            changed.add(name)
+            ours, less = whole[place(row)], found(row)
             if less.is_worse_than(ours):
-                gained.add(one)
-                lines.append(
-                    f"| {one} | {row['program']} | {format_bytes(budget)} | "
-                    f"{_cell(ours)} | {_cell(less)} |"
-                )
-    same = [n for n in dict.fromkeys(r["without"] for r in results) if n]
-    same = [name for name in same if name not in gained]
-    if same:
-        lines += ["", f"No plan here is worse without {', '.join(same)}."]
-    return "\n".join(lines)
-
-
-def _cell(found: Found) -> str:
-    note = "" if found.fits else ", does not fit"
-    return f"{format_bytes(found.bytes)}, {format_us(found.step_us)}{note}"
+                gained.add(name)
+                budget = format_bytes(row["budget_bytes"])
+                lines.append((name, row["program"], budget, str(ours), str(less)))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    groups = {
+        "an equally good plan is found without": changed - gained,
+        "changed nothing": set(names) - changed,
+    }
+    for what, group in groups.items():
+        listed = ", ".join(name for name in names if name in group) or "none"
+        said = textwrap.fill(f"{what}: {listed}", 88, subsequent_indent="  ")
+        text += ["", said]
+    return "\n".join(text)
 
 
 def main(options: Options) -> int:
@@ -178,20 +228,13 @@ def main(options: Options) -> int:
     if unknown:
         print(unknown)
         return 2
-    about = {"target": options.target, "size": options.size}
-    done = {**about, "results": []}
-    if options.out.exists():
-        done = json.loads(options.out.read_text())
-        if {k: done[k] for k in about} != about:
-            print(f"{options.out} holds other sizes: name another file by --out")
-            return 2
+    done = read(options.out)
     for name in options.names:
-        if any(row["program"] == name for row in done["results"]):
+        if _program(options.program(name)) in map(_program, done):
             continue
-        done["results"] += list(rows(options, name))
+        done += list(rows(options, name))
         write_whole(options.out, json.dumps(done, indent=1) + "\n")
-        print(f"{name}: done", flush=True)
-    print(table(done["results"]))
+    print(table(done))
     return 0
 
 

@@ -36,7 +36,7 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
 
     Args:
       problem: A program whose layers are one unit.
-      number: How many; 1 is the program as it is written.
+      number: How many; 1 is the baseline.
 
     Returns:
       No two alike; fewer where there are fewer.

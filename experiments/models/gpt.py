@@ -62,20 +62,7 @@ class GPTConfig:
     @property
     def block(self) -> BlockConfig:
         """The config of its blocks."""
-        return BlockConfig(
-            width=self.width,
-            num_heads=self.num_heads,
-            mlp_width=self.mlp_width,
-            causal=True,
-            rotary=self.positions == "rotary",
-            norm=self.norm,
-            gated=self.gated,
-            bias=self.bias,
-            dropout=self.dropout,
-            attention=self.attention,
-            dtype=self.dtype,
-            depth=self.num_layers,
-        )
+        return BlockConfig.of(self, causal=True, rotary=self.positions == "rotary")
 
 
 class GPT(nnx.Module):

@@ -67,6 +67,28 @@ class BlockConfig:
         if self.depth < 1:
             raise UserError(f"model.num_layers is {self.depth}: write 1 or more")
 
+    @classmethod
+    def of(cls, config: Any, **own: Any) -> "BlockConfig":
+        """The blocks of a model whose config names what they share as they do.
+
+        Args:
+          config: Of the model; its blocks are as many as its `num_layers`.
+          own: What no config of a model says: `causal`, `rotary`, `init_scale`.
+        """
+        return cls(
+            width=config.width,
+            num_heads=config.num_heads,
+            mlp_width=config.mlp_width,
+            norm=config.norm,
+            gated=config.gated,
+            bias=config.bias,
+            dropout=config.dropout,
+            attention=config.attention,
+            dtype=config.dtype,
+            depth=config.num_layers,
+            **own,
+        )
+
     @property
     def head_width(self) -> int:
         """Width of one head."""

@@ -75,20 +75,7 @@ class ViTConfig:
     @property
     def block(self) -> BlockConfig:
         """The config of its blocks."""
-        return BlockConfig(
-            width=self.width,
-            num_heads=self.num_heads,
-            mlp_width=self.mlp_width,
-            causal=False,
-            norm=self.norm,
-            gated=self.gated,
-            bias=self.bias,
-            dropout=self.dropout,
-            attention=self.attention,
-            dtype=self.dtype,
-            depth=self.num_layers,
-            init_scale=0.5 / self.width**0.5,
-        )
+        return BlockConfig.of(self, causal=False, init_scale=0.5 / self.width**0.5)
 
 
 class ViT(nnx.Module):

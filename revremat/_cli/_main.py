@@ -65,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"revremat {installed_version()}")
         return 0
+    if not words:  # how to begin says more than that a command is missing
+        with contextlib.suppress(SystemExit):
+            main(["--help"])
+        return MISTAKE
     try:
         with parsing(words):
             command: Any = tyro.cli(

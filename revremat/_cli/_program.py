@@ -47,11 +47,23 @@ def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:
     """
     function = _function(program)
     with users_errors(f"{program} raised while making its problem"):
-        if not inspect.signature(function).parameters:
+        parameters = inspect.signature(function).parameters
+        if not parameters:
             raise UserError(
                 f"{program} takes no argument, and is given the target: "
                 f"write 'def {program.rpartition(':')[2]}(target): ...'"
             )
+        _, *others = parameters.values()  # the first is the target
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        names = [
+            p.name
+            for p in others
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
+        for name in () if takes_any else overrides:
+            if name not in names:
+                has = f"it has {', '.join(names)}" if names else "it has none to set"
+                raise UserError(f"{program} has no argument {name!r}: {has}")
         problem = function(machine, **overrides)
     if not isinstance(problem, Problem):
         raise UserError(

@@ -345,7 +345,7 @@ class Measurement(InNotebooks):
 
     Attributes:
       program: What the step is called.
-      target: The target as it is written (`h100:8`).
+      target: The target's name (`h100:8`).
       device: The card's name.
       num_devices: Devices the step is spread over.
       device_bytes: Memory of one device.

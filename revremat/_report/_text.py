@@ -291,9 +291,10 @@ def render_targets(rows: Sequence[tuple[Any, str]], *, color: bool = False) -> s
     for missing, specs in lacking.items():
         sentence = f"- to use {', '.join(specs)}: {missing}"
         lines.append(_fill(sentence, WIDTH))
-    lines.append(
-        "- bytes are per device; * measured on such a device, the others are defaults"
-    )
+    measured = any(target.card.measured for target, _ in rows)
+    told = "* measured on such a device, the others are defaults"
+    told = told if measured else "defaults, none measured on such a device"
+    lines.append(f"- bytes are per device; reserves: {told}")
     return "\n".join(lines) + "\n"
 
 

@@ -105,7 +105,7 @@ class Fit(InNotebooks):
       num_compiles: Programs compiled or read from the cache, cut ones included.
       most_compiles: How many of them were allowed, if not as many as it takes.
       is_cut_short: Whether anything was left out because of that.
-      left: Units with so few bytes that they were left as they are written.
+      left: Units with so few bytes that they were left as they are.
       not_sent: Bytes on each device that the plan sends to the host and the compiler
         leaves where they are, as TPU's does outside of loops.
       dropped: Programs that could not be compiled; what they would have told of is

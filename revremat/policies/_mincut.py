@@ -74,8 +74,8 @@ def cut(joint: Joint, weights: Weights, banned: Collection[int] = frozenset()) -
       >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
       >>> loss = lambda w, x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x).sum()
       >>> joint = Joint(rr.trace(loss, w, x)["stack"])
-      >>> dear, cheap = (cut(joint, Weights(bytes=price)).cost for price in (1e6, 0.0))
-      >>> dear.bytes <= cheap.bytes
+      >>> costs = [cut(joint, Weights(bytes=weight)).cost for weight in (1e6, 0.0)]
+      >>> costs[0].bytes <= costs[1].bytes
       True
     """
     unit = joint.unit

@@ -9,8 +9,15 @@ import jax
 import pytest
 
 import revremat as rr
-from experiments.bench import batches, comparison, measured_gain, step_time, versus
-from experiments.bench.baselines import BASELINES
+from experiments.bench import (
+    batches,
+    comparison,
+    measured_gain,
+    step_time,
+    versus,
+    versus_gains,
+    versus_tables,
+)
 from experiments.bench.programs import Entry
 from experiments.bench.programs import __main__ as table
 from tests.experiments.small_stack import ROWS, WIDTH, problem
@@ -21,31 +28,13 @@ def test_baselines_that_were_not_run_are_neither_beaten_nor_without_a_plan(
 ):
     only = dataclasses.replace(whole, out=tmp_path, baselines=("uniform preset",))
     assert versus.main(only) == 0
-    (found,) = versus.read(tmp_path).values()
-    assert len(versus.gains(found, "uniform preset")) == 2
-    assert versus.gains(found, "greedy") == []
-    assert "| small (cpu:1, 2) |" in (table := versus.markdown({"small": found}))
+    (found,) = versus_gains.read(tmp_path).values()
+    assert len(versus_gains.gains(found, "uniform preset")) == 2
+    assert versus_gains.gains(found, "greedy") == []
+    assert "| small (cpu:1, 2) |" in (table := versus_tables.markdown({"small": found}))
     assert table.splitlines()[2].endswith("| - |")
     assert versus.main(dataclasses.replace(only, baselines=("gredy",))) == 2
     assert "no baseline 'gredy'; there are no remat" in capsys.readouterr().out
-
-
-def test_programs_weigh_the_same_however_many_budgets_they_were_run_at():
-    def done(*gains):  # None: the baseline has no plan
-        rows = [
-            {
-                "search": {"step_us": 1.0},
-                "baselines": {"greedy": gain and {"step_us": gain}},
-            }
-            for gain in gains
-        ]
-        return {"budgets": rows}
-
-    found = {"a": done(4.0), "b": done(2.0, 2.0, 2.0, 1.0), "c": done(None, None)}
-    assert versus.means(found, "greedy") == {
-        "mean of programs": pytest.approx(2 ** ((2 + 3 / 4) / 2)),
-        "mean of budgets": pytest.approx(2.0),
-    }
 
 
 ENTRY = Entry("small", "novel", "cpu:1", lambda target, size: problem(), "a stack")
@@ -151,7 +140,7 @@ def test_searched_again_at_some_budgets_the_others_stay(whole, tmp_path, capsys)
 
 
 def test_every_answer_is_within_its_budget_and_the_search_has_one(whole):
-    (found,) = versus.read(whole.out).values()
+    (found,) = versus_gains.read(whole.out).values()
     for at in found["budgets"]:
         assert at["search"] is not None
         for row in [at["search"], *at["baselines"].values()]:
@@ -173,71 +162,11 @@ def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsy
     assert rule.count("---") == head.count("|") - 1
     assert row.startswith("| small (cpu:1, 2) | ")
     assert [mean.split("|")[1].strip() for mean in means] == list(
-        versus.means({}, "greedy")
+        versus_gains.means({}, "greedy")
     )
     gains = lambda line: [cell.split()[0] for cell in line.split("|")[5:-1]]
     for mean in means:  # Of one program they are its own.
         assert gains(mean) == gains(row)
-
-
-@pytest.mark.parametrize(
-    ("plan", "baseline_us", "says"),
-    [
-        ({"bytes": 998}, None, "within 0.3% 2, "),
-        ({"bytes": 900}, 100.0, "the fastest plan there is takes no more 1, "),
-        ({"bytes": 900, "bound_us": 99.9}, None, "is 0.2% faster 1; "),
-        ({"bytes": 900, "bound_us": 99.0}, None, "other ones 1"),
-        ({"bytes": 900, "bound_us": 99.9}, 99.0, "other ones 1"),
-        (
-            {"bytes": 900, "bound_us": 99.0, "filled": True},
-            None,
-            "that fits is faster 1",
-        ),
-        ({"bytes": 900, "bound_us": 99.0, "filled": True}, 99.0, "other ones 1"),
-        ({"bytes": 1100, "bound_us": 99.9}, None, "budgets exceeded 1; "),
-    ],
-)
-def test_what_is_left_of_a_budget_is_told_by_what_it_is_good_for(
-    plan, baseline_us, says
-):
-    mine = {"step_us": 100.0, **plan}
-    larger = {"bytes": 2000, "step_us": 90.0 if baseline_us != 100.0 else 100.0}
-    baseline = baseline_us and {"bytes": 990, "step_us": baseline_us}
-    found = [
-        {"budget_bytes": 2000, "search": larger, "baselines": {}},
-        {"budget_bytes": 1000, "search": mine, "baselines": {"greedy": baseline}},
-    ]
-    told = "\n".join(versus.closely_met({"moe": {"budgets": found}}))
-    assert says in told
-
-
-def test_gains_leave_out_baselines_without_an_answer_and_not_the_search(capsys):
-    at = lambda mine, theirs: {
-        "search": mine and {"step_us": mine},
-        "baselines": {"greedy": theirs and {"step_us": theirs}},
-    }
-    found = {"budgets": [at(2.0, 3.0), at(2.0, None), at(None, None), at(None, 1.0)]}
-    *known, lost = versus.gains(found, "greedy")
-    assert known == [1.5, None, None]
-    assert math.isnan(lost)
-    assert math.isnan(versus.geometric_mean([1.5, lost]))
-
-
-@pytest.mark.parametrize(
-    ("found", "says"),
-    [({"bound_us": 80.0}, "25.0%"), ({"bound_us": 0.0}, "-"), ({}, "-")],
-)
-def test_a_bound_is_told_where_there_is_one(found, says):
-    mine = {"name": "recompute all", "bytes": 9, "step_us": 100.0, **found}
-    at = {
-        "budget_bytes": 10,
-        "search": mine,
-        "baselines": {r.name: None for r in BASELINES},
-    }
-    done = {"target": "cpu:1", "baseline": mine, "budgets": [at]}
-    done |= {"compiles": {"search": 1}, "seconds": {"search": 1.0}}
-    row = versus.rows_of("moe", done).splitlines()[2].split()
-    assert row[:6] == ["10", "B", "100", "us", "10.0%", says]
 
 
 @pytest.mark.parametrize(
@@ -309,8 +238,11 @@ def test_the_largest_batch_fits_at_no_more_than_five_percent_lost(
 
 
 def test_documents_print_the_results_there_are_and_no_others():
-    root, done = versus.RESULTS.parents[2], versus.read(versus.RESULTS)
-    printed = versus.markdown(done).splitlines() if done else []
+    root, done = (
+        versus_gains.RESULTS.parents[2],
+        versus_gains.read(versus_gains.RESULTS),
+    )
+    printed = versus_tables.markdown(done).splitlines() if done else []
     docs = [
         line.strip()
         for line in (root / "docs/benchmarks/index.md").read_text().splitlines()
@@ -320,52 +252,9 @@ def test_documents_print_the_results_there_are_and_no_others():
     assert any(line.startswith(head) for line in docs) == bool(done)
 
 
-def at(budget, search, alike=None, **baselines):
-    row = lambda us: us and {"step_us": us, "bytes": budget}
-    named = {name.replace("_", " "): row(us) for name, us in baselines.items()}
-    mine = {"search": row(search), "alike": row(alike), "baselines": named}
-    return {"budget_bytes": budget, **mine}
-
-
-FAIR = {
-    "baseline": {"bytes": 200},
-    "unrolled": {"bytes": 100, "step_us": 50.0},
-    "budgets": [
-        at(150, 50.0, 50.0, uniform_preset=80.0, plain_JAX=50.0),
-        at(90, 52.0, 55.0, uniform_preset=88.0, plain_JAX=60.0, greedy=57.2),
-        at(70, 60.3, 66.0, uniform_preset=None, plain_JAX=60.0),
-        at(50, 70.0, 77.0, uniform_preset=99.0, plain_JAX=84.0),
-    ],
-}
-
-
-def test_a_plan_is_held_to_the_best_of_all_baselines():
-    gains = [1.0, 57.2 / 52, 60 / 60.3, 84 / 70]
-    assert versus.gains_over_best(FAIR) == pytest.approx(gains)
-    assert versus.gains_over_best(FAIR, 0.8) == pytest.approx(gains[2:])
-    assert versus.gains_over_best(FAIR, 0.6) == pytest.approx(gains[3:])
-    text = "\n".join(versus.fair({"small": FAIR}))
-    assert "1.093 x the best baseline at budgets below 80%" in text
-    assert "1.200 x the best baseline at budgets below 60%" in text
-    assert "faster or more: 1\n  small, 70 B: 0.9950" in text
-
-
-def test_the_parts_of_a_gain_make_up_the_whole():
-    first, second, third, last = (versus.shares(at) for at in FAIR["budgets"])
-    assert first == {"unrolling": 1.0, "sets": 0.0, "mixing": 0.0}
-    assert sum(second.values()) == pytest.approx(1.0)
-    whole = math.log(88 / 52)
-    assert second["unrolling"] == pytest.approx(math.log(88 / 60) / whole)
-    assert second["mixing"] == pytest.approx(math.log(55 / 52) / whole)
-    assert third is None  # no preset fits in a scan
-    assert last["sets"] == pytest.approx(math.log(84 / 77) / math.log(99 / 70))
-    table = versus.shares_table({"small": FAIR})
-    assert "| small | 90 B | 1.692 | 73% | 17% | 11% | 1.100 |" in table
-
-
 def test_with_another_kernel_a_programs_figures_have_a_file_of_their_own(tmp_path):
     options = versus.Options(out=tmp_path, attention="cudnn")
     assert versus._path("gpt2_xl", options) == tmp_path / "gpt2_xl-cudnn.json"
     (tmp_path / "gpt2_xl-cudnn.json").write_text(json.dumps({"complete": False}))
     assert not versus._is_done(tmp_path / "gpt2_xl-cudnn.json")
-    assert versus._place("gpt2_xl-cudnn")[0] == versus._place("gpt2_xl")[0]
+    assert versus_gains._place("gpt2_xl-cudnn")[0] == versus_gains._place("gpt2_xl")[0]

@@ -2,7 +2,7 @@
 
     python -m experiments.bench.programs
 
-compiles each of them for its target as it is written and prints what it takes.
+compiles each of them for its target and prints what the baseline takes.
 """
 
 from collections.abc import Collection, Iterable

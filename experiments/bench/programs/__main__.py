@@ -1,4 +1,4 @@
-"""A table of the programs: what each takes as it is written, on its target.
+"""A table of the programs: what the baseline of each takes on its target.
 
 python -m experiments.bench.programs --names gpt2_xl resnet_152
 """

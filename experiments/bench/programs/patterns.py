@@ -1,6 +1,7 @@
 """Patterns in which what is kept can be far less than what plain autodiff keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,95 +23,87 @@ from experiments.bench.programs._layers import (
     norm_specs,
 )
 
-Layer = Callable[[Any, jax.Array], jax.Array]
+
+@dataclass(frozen=True)
+class _InTurn:
+    """Equal layers one after the other, as Python's `for` writes them.
+
+    Each has a scale and a bias, and changes an array of rows.
+
+    Attributes:
+      name: What the program is called.
+      layer: From a layer's weights and what goes in to what comes out.
+      sizes: For each size: layers, rows, and numbers in a row.
+    """
+
+    name: str
+    layer: Callable[[Any, jax.Array], jax.Array]
+    sizes: Mapping[Size, tuple[int, int, int]]
+
+    def __call__(self, target: Any, size: Size) -> rr.Problem:
+        """The program in a size."""
+        del target
+        depth, rows, width = self.sizes[size]
+        dtype = compute_dtype(size)
+
+        def loss(params, batch):
+            x = batch["x"].astype(dtype)
+            for w in params:
+                x = self.layer(w, x)
+            return ((x.astype(float) - batch["y"]) ** 2).mean()
+
+        x = spec(rows, width)
+        return training(self.name, loss, [norm_specs(width)] * depth, {"x": x, "y": x})
 
 
-def _in_turn(
-    name: str, layer: Layer, weights: Any, depth: int, x: Any, dtype: Any
-) -> rr.Problem:
-    """Layers one after the other, as Python's `for` writes them."""
-
-    def loss(params, batch):
-        x = batch["x"].astype(dtype)
-        for w in params:
-            x = layer(w, x)
-        return ((x.astype(float) - batch["y"]) ** 2).mean()
-
-    return training(name, loss, [weights] * depth, {"x": x, "y": x})
+def _wave(w, x):
+    """A wave, a decay and a gate, and nothing that is no elementwise function."""
+    wide = x * w["scale"].astype(x.dtype) + w["bias"].astype(x.dtype)
+    wide = jnp.sin(wide) + jnp.exp(-wide * wide)
+    return x + jnp.tanh(wide) * jax.nn.sigmoid(x)
 
 
-def _elementwise(target: Any, size: Size) -> rr.Problem:
-    """Waves, decays and gates on a large array, nothing else."""
-    del target
-    depth, rows, width = {
-        "tiny": (4, 8, 8),
-        "cpu": (6, 1024, 512),
-        "real": (48, 81_920, 4096),
-    }[size]
-
-    def layer(w, x):
-        wide = x * w["scale"].astype(x.dtype) + w["bias"].astype(x.dtype)
-        wide = jnp.sin(wide) + jnp.exp(-wide * wide)
-        return x + jnp.tanh(wide) * jax.nn.sigmoid(x)
-
-    x = spec(rows, width)
-    weights = norm_specs(width)
-    dtype = compute_dtype(size)
-    return _in_turn("elementwise_chain", layer, weights, depth, x, dtype)
+def _sharpen(w, x):
+    """Attention without a product: a softmax over rows."""
+    wide = x.astype(w["scale"].dtype)
+    shares = jax.nn.softmax(wide * w["scale"] + w["bias"])
+    return x + (shares * x.shape[1]).astype(x.dtype)
 
 
-def _softmaxes(target: Any, size: Size) -> rr.Problem:
-    """Attention without a product: softmax over rows, sharpened again and again."""
-    del target
-    depth, rows, width = {
-        "tiny": (4, 8, 8),
-        "cpu": (12, 512, 512),
-        "real": (24, 262_144, 4096),
-    }[size]
-
-    def layer(w, x):
-        wide = x.astype(w["scale"].dtype)
-        shares = jax.nn.softmax(wide * w["scale"] + w["bias"])
-        return x + (shares * width).astype(x.dtype)
-
-    x, weights = spec(rows, width), norm_specs(width)
-    return _in_turn("softmax_chain", layer, weights, depth, x, compute_dtype(size))
+def _norm(w, x):
+    """Layer norm and a nonlinearity."""
+    return x + jax.nn.gelu(layer_norm(w, x))
 
 
-def _norms(target: Any, size: Size) -> rr.Problem:
-    """Layer norm and a nonlinearity, again and again."""
-    del target
-    depth, rows, width = {
-        "tiny": (4, 8, 8),
-        "cpu": (12, 512, 512),
-        "real": (24, 163_840, 4096),
-    }[size]
-
-    def layer(w, x):
-        return x + jax.nn.gelu(layer_norm(w, x))
-
-    x, weights = spec(rows, width), norm_specs(width)
-    return _in_turn("norm_chain", layer, weights, depth, x, compute_dtype(size))
-
-
-def _gates(target: Any, size: Size) -> rr.Problem:
+def _gate(w, x):
     """Gated products of an array with its own neighbours."""
-    del target
-    depth, rows, width = {
-        "tiny": (4, 8, 8),
-        "cpu": (12, 512, 512),
-        "real": (24, 163_840, 4096),
-    }[size]
+    w = jax.tree.map(lambda a: a.astype(x.dtype), w)
+    near = jnp.roll(x, 1, axis=-1)
+    value = jax.nn.silu(x * w["scale"]) * near
+    gate = jax.nn.sigmoid(near * w["scale"] + w["bias"])
+    return gate * value + (1 - gate) * x
 
-    def layer(w, x):
-        w = jax.tree.map(lambda a: a.astype(x.dtype), w)
-        near = jnp.roll(x, 1, axis=-1)
-        value = jax.nn.silu(x * w["scale"]) * near
-        gate = jax.nn.sigmoid(near * w["scale"] + w["bias"])
-        return gate * value + (1 - gate) * x
 
-    x, weights = spec(rows, width), norm_specs(width)
-    return _in_turn("gated_products", layer, weights, depth, x, compute_dtype(size))
+_elementwise = _InTurn(
+    "elementwise_chain",
+    _wave,
+    {"tiny": (4, 8, 8), "cpu": (6, 1024, 512), "real": (48, 81_920, 4096)},
+)
+_softmaxes = _InTurn(
+    "softmax_chain",
+    _sharpen,
+    {"tiny": (4, 8, 8), "cpu": (12, 512, 512), "real": (24, 262_144, 4096)},
+)
+_norms = _InTurn(
+    "norm_chain",
+    _norm,
+    {"tiny": (4, 8, 8), "cpu": (12, 512, 512), "real": (24, 163_840, 4096)},
+)
+_gates = _InTurn(
+    "gated_products",
+    _gate,
+    {"tiny": (4, 8, 8), "cpu": (12, 512, 512), "real": (24, 163_840, 4096)},
+)
 
 
 def _tiny_matmuls(target: Any, size: Size) -> rr.Problem:

@@ -20,7 +20,7 @@ _FIRST = ("recompute all", "dots", "dots_no_batch")
 def nested(search: Pass) -> Pass:
     """Decides about the units inside instead, or too, where that may be better.
 
-    The outer loops stay as they are written at first, then they recompute everything,
+    The outer loops stay as they are at first, then they recompute everything,
     which runs layers forward up to three times. A few plans that treat all inner layers
     alike tell whether an assignment of those could be better than what was found.
 
@@ -40,7 +40,7 @@ def nested(search: Pass) -> Pass:
 
 
 def _instead(state: State, ask: Ask, search: Pass) -> tuple[State, float]:
-    """Decides about the units inside, those around them as they are written."""
+    """Decides about the units inside, those around them as they are."""
     inner = _inner(state, ())
     if isinstance(inner, State):
         inner, tried = _all_alike(state, inner, ask)

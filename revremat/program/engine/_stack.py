@@ -32,7 +32,7 @@ class Stack:
         and there are no `ys`.
       layers: The body's two passes, for each mask that was asked for.
       shortened: Whether there may be fewer actions than layers; the layers beyond them
-        are left out. Not the same function: only for pricing a layer.
+        are left out. Not the same function: only to measure what a layer costs.
       at_once: Whether what goes to the host goes there when all layers are done, and
         comes back before the first of them is differentiated. Where a loop around the
         stack keeps it, compilers cannot fetch one layer of one iteration.
