@@ -1,6 +1,6 @@
 """A pytest plugin: which lines of `revremat/` each test runs, and how long it takes.
 
-    COVERED=map.jsonl PYTHONPATH=tools .venv/bin/python -m pytest -n 0 -p covered FILE...
+    COVERED=map.jsonl PYTHONPATH=tools .venv/bin/python -m pytest -n 0 -p covered TESTS
 
 One line of JSON per test that passed: its name, its processor seconds, its lines by
 file. A test that takes more than `COVERED_SECONDS` of them is stopped and left out.

@@ -7,7 +7,7 @@ import pytest
 
 from revremat import INVERT, RECOMPUTE, SAVE
 from revremat._graph import Operation, Unit, Value
-from revremat.policies import _proposals, sent_to_host
+from revremat.policies import Joint, _proposals, front, sent_to_host
 from revremat.policies._candidate import Candidate
 
 
@@ -382,3 +382,13 @@ def test_the_first_of_every_kind_comes_before_the_second(unit, offload, ahead, f
     for kind in early:
         action = INVERT if kind == "invert" else RECOMPUTE
         assert early[kind] == action(ahead=["h", "p", "q"])
+
+
+@pytest.mark.parametrize(
+    ("made_bytes", "found"),
+    [(99, [99]), (100, [100]), (101, [101, 100]), (300, [300, 100])],
+)
+def test_a_front_has_two_ends_as_soon_as_they_differ_by_a_byte(made_bytes, found):
+    values = {"x": ("input", 100), "h": ("made", made_bytes)}
+    unit = unit_of(values, [("dot_general", "x", "h", 10**6)], "h")
+    assert [c.cost.bytes for c in front(Joint(unit))] == found
