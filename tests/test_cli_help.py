@@ -41,3 +41,16 @@ def test_the_first_page_lists_the_commands_and_says_how_to_begin(capsys):
         assert f"• {command} " in text
     for word in ("revremat --version", "revremat report PROGRAM --target h100:8"):
         assert word in text
+
+
+@pytest.mark.parametrize(
+    ("fits", "name"),
+    [(True, "searched, 75%: x"), (False, "searched, 75% (does not fit): x")],
+)
+def test_a_searched_row_says_whether_it_fits(fits, name):
+    row = Row("x", MEASUREMENT)
+    other = Row("y", changed(step_us=1.0))
+    found = SimpleNamespace(
+        rows=[other, row], measurement=MEASUREMENT, plan=SimpleNamespace(fits=fits)
+    )
+    assert _search._searched(found, "75%") == Row(name, MEASUREMENT)

@@ -22,6 +22,7 @@ import hashlib
 import importlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -38,8 +39,10 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 SEED, COUNT = 20_251, 60
 FOUND = Path(__file__).with_suffix(".jsonl")
-TIMEOUT_S = 600.0
+TIMEOUT_S = 240.0
 """For one call of pytest; a fault that makes it hang is noticed."""
+MOST_BYTES = 6 * 2**30
+"""A fault that makes a loop endless must not take the machine's memory."""
 MAPPED_S = 30.0
 """As many seconds of tests that run a line are tried, the shortest first."""
 PRELOADED = "pytest jax flax.nnx flax.linen optax numba scipy.optimize hypothesis rich"
@@ -319,6 +322,7 @@ def _first_failure(tree: Path, tests: Sequence[str]) -> str:
             os.dup2(out.fileno(), 1)
             os.dup2(out.fileno(), 2)
             os.chdir(tree)
+            resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
             os._exit(_pytest(tests))
         stop = time.monotonic() + TIMEOUT_S
         while not (ended := os.waitpid(child, os.WNOHANG))[0]:

@@ -281,7 +281,7 @@ class _Backward:
                 env.setdefault(atom, array)
 
     def _differentiate(
-        self, plan: Kept, index, env, cotangents, state, together: bool = False
+        self, plan: Kept, index, env, cotangents, state, together: bool
     ):
         out_mask = self.engine.layer.passes.out_mask[: len(self.engine.carry_mask)]
         carried = dict(zip(_where(self.engine.carry_mask), cotangents, strict=True))
