@@ -6,7 +6,6 @@ import random
 import pytest
 
 from revremat import RECOMPUTE
-from revremat._search._schedules import _label, uniform
 from revremat.policies import Chain, Group, Segment, Way
 
 TAGGED = RECOMPUTE(save=["a"])
@@ -195,29 +194,3 @@ def test_corrections_are_of_the_last_fit_alone():
     once = CHAIN.fitted([({}, 325)])
     assert once.fitted([({}, 325)]).corrections == once.corrections
     assert once.fitted([]).corrections == {}
-
-
-GROUPED = Chain((Group((PARTS[0],)), Group(tuple(PARTS[1:]), "g", (AGAIN,))))
-
-
-@pytest.mark.parametrize(
-    ("chain", "found"),
-    [(CHAIN, ["abc", "abc", "abc", "a", "ab"]), (GROUPED, ["abc", "ag", "agbc", "a"])],
-)
-def test_everything_is_recomputed_first_in_every_way(chain, found):
-    assert uniform(chain) == [dict.fromkeys(names, RECOMPUTE) for names in found]
-
-
-@pytest.mark.parametrize(
-    ("actions", "label"),
-    [
-        ({}, ""),
-        ({"a": RECOMPUTE}, "1 x recompute all"),
-        (
-            {"a": RECOMPUTE, "b": TAGGED, "c": RECOMPUTE},
-            "2 x recompute all, 1 x recompute",
-        ),
-    ],
-)
-def test_a_schedule_is_called_by_how_many_are_recomputed(actions, label):
-    assert _label(actions) == label
