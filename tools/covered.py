@@ -42,6 +42,7 @@ def pytest_configure():
 
 
 def pytest_unconfigure():
+    sys.monitoring.set_events(_TOOL, 0)
     sys.monitoring.free_tool_id(_TOOL)
 
 

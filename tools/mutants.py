@@ -38,6 +38,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SEED, COUNT = 20_251, 60
+SIGNATURES = "tests/test_signatures.py"
 FOUND = Path(__file__).with_suffix(".jsonl")
 TIMEOUT_S = 240.0
 """For one call of pytest; a fault that makes it hang is noticed."""
@@ -267,7 +268,7 @@ def tests_of(fault: Fault, about: dict[str, Any], ran: list[Any]) -> list[list[s
     ]
     of_drawer = list(dict.fromkeys(of_drawer))
     if ran:
-        return _mapped(fault, {*of_drawer}, ran)
+        return _mapped(fault, of_drawer, ran)
     stem = Path(fault.path).stem.lstrip("_")
     module = fault.path.removesuffix(".py").replace("/", ".")
     is_near = lambda path: (
@@ -279,8 +280,11 @@ def tests_of(fault: Fault, about: dict[str, Any], ran: list[Any]) -> list[list[s
     return [calls for calls in (near, rest) if calls]
 
 
-def _mapped(fault: Fault, of_drawer: set[str], ran: list[Any]) -> list[list[str]]:
-    """Tests of the drawer that run the line, else the file: the shortest first."""
+def _mapped(fault: Fault, of_drawer: Sequence[str], ran: list[Any]) -> list[list[str]]:
+    """Tests of the drawer that run the line, else the file: the shortest first.
+
+    What is only run where a module is imported may be a default of a public name.
+    """
     own = [one for one in ran if one["test"].split("::")[0] in of_drawer]
     runs_file = [one for one in own if fault.path in one["lines"]]
     runs_line = [one for one in runs_file if fault.line in one["lines"][fault.path]]
@@ -290,7 +294,8 @@ def _mapped(fault: Fault, of_drawer: set[str], ran: list[Any]) -> list[list[str]
         if tests and seconds > MAPPED_S:
             break
         tests.append(one["test"])
-    return [calls for calls in (tests[:12], tests[12:]) if calls]
+    first = [] if runs_line else [SIGNATURES] * (SIGNATURES in of_drawer)
+    return [calls for calls in (first, tests[:12], tests[12:]) if calls]
 
 
 def notices(fault: Fault, tree: Path, calls: Sequence[Sequence[str]]) -> str:
