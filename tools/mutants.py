@@ -44,8 +44,8 @@ TIMEOUT_S = 240.0
 """For one call of pytest; a fault that makes it hang is noticed."""
 MOST_BYTES = 6 * 2**30
 """A fault that makes a loop endless must not take the machine's memory."""
-MAPPED_S = 30.0
-"""As many seconds of tests that run a line are tried, the shortest first."""
+MAPPED_S, MAPPED_FILES = 30.0, 6
+"""As many seconds of tests that run a line are tried, from as many files."""
 PRELOADED = "pytest jax flax.nnx flax.linen optax numba scipy.optimize hypothesis rich"
 """What most tests import: loaded once, before a process is forked for each call."""
 
@@ -267,8 +267,6 @@ def tests_of(fault: Fault, about: dict[str, Any], ran: list[Any]) -> list[list[s
         for path in sorted(ROOT.glob(pattern), key=lambda path: path.stat().st_size)
     ]
     of_drawer = list(dict.fromkeys(of_drawer))
-    if ran:
-        return _mapped(fault, of_drawer, ran)
     stem = Path(fault.path).stem.lstrip("_")
     module = fault.path.removesuffix(".py").replace("/", ".")
     is_near = lambda path: (
@@ -276,25 +274,37 @@ def tests_of(fault: Fault, about: dict[str, Any], ran: list[Any]) -> list[list[s
     )
     near = [*about["near"].get(fault.path, ()), *filter(is_near, of_drawer)]
     near = [path for path in dict.fromkeys(near) if (ROOT / path).is_file()]
+    if ran:
+        return _mapped(fault, of_drawer, near, ran)
     rest = [path for path in of_drawer if path not in near]
     return [calls for calls in (near, rest) if calls]
 
 
-def _mapped(fault: Fault, of_drawer: Sequence[str], ran: list[Any]) -> list[list[str]]:
-    """Tests of the drawer that run the line, else the file: the shortest first.
+def _mapped(
+    fault: Fault, of_drawer: Sequence[str], near: Sequence[str], ran: list[Any]
+) -> list[list[str]]:
+    """Tests of the drawer that run the line, else the file: near and short ones first.
 
-    What is only run where a module is imported may be a default of a public name.
+    Before them what the map does not know yet; and where a line is only run by an
+    import, it may be a default of a public name.
     """
-    own = [one for one in ran if one["test"].split("::")[0] in of_drawer]
-    runs_file = [one for one in own if fault.path in one["lines"]]
+    file_of = lambda one: one["test"].split("::")[0]
+    known = {file_of(one) for one in ran}
+    latest = {one["test"]: one for one in ran if file_of(one) in of_drawer}
+    runs_file = [one for one in latest.values() if fault.path in one["lines"]]
     runs_line = [one for one in runs_file if fault.line in one["lines"][fault.path]]
-    tests, seconds = [], 0.0
-    for one in sorted(runs_line or runs_file or own, key=lambda one: one["seconds"]):
+    first = [path for path in near if path not in known]
+    first += [SIGNATURES] * (not runs_line and SIGNATURES in of_drawer)
+    tests, seconds, files = [], 0.0, set()
+    order = lambda one: (file_of(one) not in near, one["seconds"])
+    for one in sorted(runs_line or runs_file or latest.values(), key=order):
+        if len(files | {file_of(one)}) > MAPPED_FILES:
+            continue
+        files.add(file_of(one))
         seconds += one["seconds"] + 0.05
         if tests and seconds > MAPPED_S:
             break
         tests.append(one["test"])
-    first = [] if runs_line else [SIGNATURES] * (SIGNATURES in of_drawer)
     return [calls for calls in (first, tests[:12], tests[12:]) if calls]
 
 
