@@ -1,10 +1,14 @@
 """`--help` as a newcomer reads it: names for what is asked, no types of Python's."""
 
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from revremat._cli import main
+from revremat._cli import _search, main
+from revremat._search._result import Row
+from tests.measurements import MEASUREMENT, changed
 
 POSITIONALS = {
     "report": "PROGRAM",
@@ -48,3 +52,15 @@ def test_without_a_word_it_says_how_to_begin(capsys):
     text = capsys.readouterr().out
     assert "revremat report PROGRAM --target h100:8" in text
     assert text.count("usage: ") == 1
+
+
+@pytest.mark.parametrize(
+    ("fits", "name"),
+    [(True, "searched, 75%: x"), (False, "searched, 75% (does not fit): x")],
+)
+def test_a_searched_row_says_whether_it_fits(fits, name):
+    row = Row("x", None, MEASUREMENT)
+    rows = [Row("y", None, changed(step_us=1.0)), row]
+    plan = SimpleNamespace(fits=fits)
+    found: Any = SimpleNamespace(rows=rows, measurement=MEASUREMENT, plan=plan)
+    assert _search._searched(found, "75%") == Row(name, None, MEASUREMENT)

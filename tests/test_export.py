@@ -274,6 +274,19 @@ def test_maxtext_flags(actions, flags, lost):
     assert lost in "; ".join(found.lost)
 
 
+@pytest.mark.parametrize("most_first", [True, False])
+def test_maxtext_flags_are_those_of_the_unit_of_most_layers(most_first):
+    def loss(w, x):
+        few = lambda x: rr.stack(lambda w, x: jnp.sin(x @ w), w[:2], x, name="few")
+        most = lambda x: rr.stack(lambda w, x: jnp.tanh(x @ w), w, x, name="most")
+        return (few(most(x)) if most_first else most(few(x))).sum()
+
+    graph = rr.trace(loss, jnp.ones((4, 8, 8)), jnp.ones((2, 8)))
+    found = rr.export(graph.plan({"few": OFFLOAD, "most": RECOMPUTE}), graph, "maxtext")
+    assert found.text.startswith("remat_policy=full")
+    assert "'few'" in "; ".join(found.lost)
+
+
 def test_recompute_outside_of_loops_is_kept_from_being_merged():
     assert "prevent_cse=False" in exported(RECOMPUTE).text
     assert "prevent_cse=True" in exported(RECOMPUTE(unroll=True)).text

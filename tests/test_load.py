@@ -5,7 +5,7 @@ import sys
 import pytest
 
 import revremat as rr
-from revremat._cli._program import ProgramError, load, users_errors
+from revremat._cli._program import ProgramError, _module_name, load, users_errors
 
 GOOD = """
 import jax, jax.numpy as jnp
@@ -81,6 +81,31 @@ def test_a_program_comes_from_a_file_or_a_module(folder, program, rows):
     assert isinstance(found, rr.Problem)
     assert found.name == "h100:8"  # it was told its target
     assert found.specs[0].shape == (rows, 8)
+
+
+@pytest.mark.parametrize(
+    ("path", "packages", "name"),
+    [
+        ("c.py", (), None),  # no package: a file by itself
+        ("a/c.py", ("a",), "a.c"),
+        ("a/c.py", (), None),
+        ("a/b/c.py", ("a", "a/b"), "a.b.c"),
+        ("a/b/c.py", ("a",), None),
+        ("a/b/c.py", ("a/b",), None),
+        ("a/b/d/c.py", ("a", "a/b"), None),
+        ("a/b/d/c.py", ("a", "a/b", "a/b/d"), "a.b.d.c"),
+        ("/elsewhere/a/c.py", (), None),
+    ],
+)
+def test_a_file_is_a_module_where_all_folders_are_packages(
+    tmp_path, monkeypatch, path, packages, name
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "__init__.py").write_text("")  # counts for nothing
+    for package in packages:
+        (tmp_path / package).mkdir(parents=True, exist_ok=True)
+        (tmp_path / package / "__init__.py").write_text("")
+    assert _module_name(tmp_path / path) == name
 
 
 def test_a_program_comes_from_an_absolute_path(folder, monkeypatch):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import revremat as rr
 from revremat._format import format_us
+from revremat._measure._read import _unmodeled
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, MIB, changed
 
 MEMORY = MEASUREMENT.memory
@@ -184,3 +185,27 @@ def test_schema_2_had_another_word_for_fragmentation():
     of_curve = older["memory"]["curve"]
     of_curve["holes_bytes"] = of_curve.pop("fragmentation_bytes")
     assert rr.Measurement.from_json(json.dumps(older)) == new
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"),
+    [
+        ({}, None),
+        ({"one": 1}, "1 call of one has"),
+        ({"one": 2}, "2 calls of one have"),
+        ({"one": 1, "two": 1}, "1 call of one, 1 call of two have"),
+        (dict.fromkeys("abcd", 2), ", 2 calls of d have"),
+        (dict.fromkeys("abcde", 2), ", 2 calls of d, 1 more kinds have"),
+        (dict.fromkeys("abcdef", 2), ", 2 calls of d, 2 more kinds have"),
+        ({"n" * 61: 1}, f"1 call of {'n' * 60} has"),
+    ],
+)
+def test_calls_without_a_time_model_are_named_up_to_four(calls, told):
+    notes = _unmodeled(calls)
+    assert len(notes) == (told is not None)
+    assert all(told + " no time model: " in note for note in notes)
+
+
+def test_a_span_is_of_one_run_and_waited_for_by_nobody_unless_it_says_so():
+    span = rr.Span("compute", "forward", "layer", "dot", 0.0, 5.0)
+    assert (span.exposed_us, span.times) == (0.0, 1)

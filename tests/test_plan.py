@@ -7,6 +7,7 @@ import pytest
 
 import revremat as rr
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, Plan, UserError
+from revremat._plan import SCHEMA_VERSION
 
 ACTIONS = [SAVE, SAVE, RECOMPUTE(save=["hidden"], offload=["input"]), OFFLOAD]
 
@@ -74,6 +75,13 @@ def test_a_flag_is_true_or_false():
 def test_equal_layers_are_written_once():
     runs = json.loads(plan().to_json())["units"][0]["actions"]
     assert [run["layers"] for run in runs] == [2, 1, 1]
+
+
+def test_a_file_is_read_by_people_too():
+    lines = graph().plan({"stack": SAVE}, budget_bytes=7).to_json().split("\n")
+    assert lines[:2] == ["{", f' "schema": {SCHEMA_VERSION},']
+    assert ' "budget_bytes": 7,' in lines
+    assert '   "name": "stack",' in lines
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,33 @@ def test_comparisons_with_what_is_rounded_anew_are_kept(kind, action, saved):
 
 
 @pytest.mark.parametrize(
+    ("kind", "recomputed", "inverted"),
+    [
+        ("eq", "xme", "me"),
+        ("lt", "xm", "me"),  # which of two is larger: only an inverse is so far off
+        ("floor", "xm", "me"),
+        ("sub", "xm", "m"),
+    ],
+)
+def test_beside_an_inverse_whatever_jumps_is_kept(kind, recomputed, inverted):
+    made, compared = Op("dot_general", ("x",), ("h",)), Op(kind, ("h", "m"), ("e",))
+    drawn, given = Op("rng_uniform", (), ("m",)), Op("mul", ("e", "x"), ("y",))
+    flow = Flow(
+        operations=(drawn, made, compared, given),
+        residuals=("x", "m", "e"),
+        plain={"x", "m", "e"},
+        inputs=("x",),
+        names={"input": "x", "m": "m", "e": "e"},
+        unrepeatable={"m"},
+        free=frozenset(),
+        handed_in=("x",),
+        carried_out=("y",),
+    )
+    assert resolve(flow, RECOMPUTE).saved == set(recomputed)
+    assert resolve(flow, INVERT).saved == set(inverted)
+
+
+@pytest.mark.parametrize(
     ("ahead", "early", "late"),
     [
         (["h"], (MATMUL,), (TANH,)),

@@ -1,25 +1,36 @@
 """Put faults into the code, one at a time, and see whether its tests notice.
 
-    .venv/bin/python tools/mutants.py --to 10       # the first ten of sixty
+    .venv/bin/python tools/mutants.py               # those of the sixty not tried yet
     .venv/bin/python tools/mutants.py --drawer xla  # those of one drawer
+    .venv/bin/python tools/mutants.py --retry       # those that went unnoticed, again
     .venv/bin/python tools/mutants.py --named       # faults that once went unnoticed
 
-Places are drawn by a fixed seed, in turn from all drawers of `revremat/`. A fault
+Places are drawn by a fixed seed, in turn from all drawers of `revremat/`: by a hash of
+a line and its neighbours, so that an edit elsewhere moves none of them. A fault
 changes one line: an operator, a comparison, a sign, a number off by one, a dropped
 term, `min` for `max`, two arguments or two branches swapped. Each is put into a copy of
-the tree, and its drawer's tests run there, those nearest to the file first, until one
-fails. `mutants.toml` says which tests those are, and which faults change nothing.
+the tree, and its drawer's tests run there, until one fails: those that run the line, by
+a map that `covered.py` makes, or else those nearest to the file first. `mutants.toml`
+says which tests those are, and which faults change nothing; `mutants.jsonl` keeps what
+was found.
 """
 
 import argparse
 import ast
-import random
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +38,16 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 SEED, COUNT = 20_251, 60
-TIMEOUT_S = 600.0
+SIGNATURES = "tests/test_signatures.py"
+FOUND = Path(__file__).with_suffix(".jsonl")
+TIMEOUT_S = 240.0
 """For one call of pytest; a fault that makes it hang is noticed."""
+MOST_BYTES = 6 * 2**30
+"""A fault that makes a loop endless must not take the machine's memory."""
+MAPPED_S, MAPPED_FILES = 30.0, 6
+"""As many seconds of tests that run a line are tried, from as many files."""
+PRELOADED = "pytest jax flax.nnx flax.linen optax numba scipy.optimize hypothesis rich"
+"""What most tests import: loaded once, before a process is forked for each call."""
 
 COMPARISONS = {
     ast.Lt: ("<", "<="),
@@ -64,6 +83,7 @@ class Fault:
       line: Its number, from 1.
       before: The line as it is.
       after: The line with the fault.
+      around: The line above and the line below.
       test: The one that is known to notice it, "" if none is.
     """
 
@@ -71,6 +91,7 @@ class Fault:
     line: int
     before: str
     after: str
+    around: tuple[str, str] = ("", "")
     test: str = ""
 
     @property
@@ -83,31 +104,50 @@ class Fault:
         """What it is known by, wherever the line stands."""
         return self.path, self.before.strip(), self.after.strip()
 
+    def rank(self, seed: int) -> tuple[str, str]:
+        """By which places are drawn, and the fault at each."""
+        place = hash_of(seed, self.drawer, *self.around, self.before)
+        return place, hash_of(seed, self.after)
+
+    @property
+    def name(self) -> str:
+        return hash_of(*self.key, *self.around)[:12]
+
+
+def hash_of(*parts: Any) -> str:
+    text = "\n".join(str(part).strip() for part in parts)
+    return hashlib.sha256(text.encode()).hexdigest()
+
 
 def faults_in(path: Path) -> list[Fault]:
-    """All faults that can be put into a file."""
+    """All faults that can be put into a file, some of which may not parse."""
     lines = path.read_bytes().split(b"\n")
+    name = str(path.relative_to(ROOT))
     found = {}
     for node in _statements(ast.parse(path.read_text())):
         for first, last, new in _changes(node):
             if first[0] != last[0]:
                 continue
-            old = lines[first[0] - 1]
+            number = first[0]
+            old = lines[number - 1]
             start, stop = first[1], last[1]
             if (text := new(old[start:stop].decode())) is None:
                 continue
             changed = (old[:start] + text.encode() + old[stop:]).decode()
-            fault = Fault(str(path.relative_to(ROOT)), first[0], old.decode(), changed)
-            if changed != old.decode() and _parses(lines, fault):
-                found[fault.line, fault.after] = fault
+            above = lines[number - 2].decode() if number > 1 else ""
+            below = lines[number].decode() if number < len(lines) else ""
+            if changed != old.decode():
+                found[number, changed] = Fault(
+                    name, number, old.decode(), changed, (above, below)
+                )
     return [found[key] for key in sorted(found)]
 
 
-def _parses(lines: Sequence[bytes], fault: Fault) -> bool:
-    changed = [*lines]
-    changed[fault.line - 1] = fault.after.encode()
+def parses(fault: Fault) -> bool:
+    lines = (ROOT / fault.path).read_text().split("\n")
+    lines[fault.line - 1] = fault.after
     try:
-        compile(b"\n".join(changed), fault.path, "exec")
+        compile("\n".join(lines), fault.path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return False
     return True
@@ -179,20 +219,25 @@ def _swapped(node: Any, one: Any, other: Any) -> Any:
 
 
 def drawn(count: int, seed: int) -> list[Fault]:
-    """So many faults, from every drawer in turn."""
-    drawers: dict[str, list[Fault]] = {}
+    """So many faults, from every drawer in turn, one at each place."""
+    drawers = defaultdict(list)
     for path in sorted((ROOT / "revremat").rglob("*.py")):
         for fault in faults_in(path):
-            drawers.setdefault(fault.drawer, []).append(fault)
-    shuffled = random.Random(seed)
-    for faults in drawers.values():
-        shuffled.shuffle(faults)
+            drawers[fault.drawer].append(fault)
+    queues = [_places(drawers[name], seed) for name in sorted(drawers)]
     found: list[Fault] = []
     while len(found) < count:
-        for name in sorted(drawers):
-            if drawers[name]:
-                found.append(drawers[name].pop())
+        found += [fault for queue in queues if (fault := next(queue, None))]
     return found[:count]
+
+
+def _places(faults: Sequence[Fault], seed: int) -> Iterator[Fault]:
+    taken = set()
+    for fault in sorted(faults, key=lambda fault: fault.rank(seed)):
+        place = fault.rank(seed)[0]
+        if place not in taken and parses(fault):
+            taken.add(place)
+            yield fault
 
 
 def named(about: dict[str, Any]) -> list[Fault]:
@@ -203,38 +248,70 @@ def named(about: dict[str, Any]) -> list[Fault]:
         for number, line in enumerate(lines, start=1):
             if one["before"] in line:
                 changed = line.replace(one["before"], one["after"])
-                found.append(Fault(one["path"], number, line, changed, one["test"]))
+                found.append(
+                    Fault(one["path"], number, line, changed, test=one["test"])
+                )
                 break
         else:
             print(f"{one['path']}: no line has {one['before']!r} any more")
     return found
 
 
-def tests_of(fault: Fault, about: dict[str, Any]) -> list[list[str]]:
+def tests_of(fault: Fault, about: dict[str, Any], ran: list[Any]) -> list[list[str]]:
     """Which tests run, one call of pytest after another."""
     if fault.test:
         return [[fault.test]]
-    stem = Path(fault.path).stem.lstrip("_")
     of_drawer = [
         str(path.relative_to(ROOT))
         for pattern in about["tests"][fault.drawer]
         for path in sorted(ROOT.glob(pattern), key=lambda path: path.stat().st_size)
     ]
     of_drawer = list(dict.fromkeys(of_drawer))
+    stem = Path(fault.path).stem.lstrip("_")
     module = fault.path.removesuffix(".py").replace("/", ".")
     is_near = lambda path: (
         Path(path).stem == f"test_{stem}" or f"{module} " in (ROOT / path).read_text()
     )
     near = [*about["near"].get(fault.path, ()), *filter(is_near, of_drawer)]
     near = [path for path in dict.fromkeys(near) if (ROOT / path).is_file()]
+    if ran:
+        return _mapped(fault, of_drawer, near, ran)
     rest = [path for path in of_drawer if path not in near]
     return [calls for calls in (near, rest) if calls]
+
+
+def _mapped(
+    fault: Fault, of_drawer: Sequence[str], near: Sequence[str], ran: list[Any]
+) -> list[list[str]]:
+    """Tests of the drawer that run the line, else the file: near and short ones first.
+
+    Before them what the map does not know yet; and where a line is only run by an
+    import, it may be a default of a public name.
+    """
+    file_of = lambda one: one["test"].split("::")[0]
+    known = {file_of(one) for one in ran}
+    latest = {one["test"]: one for one in ran if file_of(one) in of_drawer}
+    runs_file = [one for one in latest.values() if fault.path in one["lines"]]
+    runs_line = [one for one in runs_file if fault.line in one["lines"][fault.path]]
+    first = [path for path in near if path not in known]
+    first += [SIGNATURES] * (not runs_line and SIGNATURES in of_drawer)
+    tests, seconds, files = [], 0.0, set()
+    order = lambda one: (file_of(one) not in near, one["seconds"])
+    for one in sorted(runs_line or runs_file or latest.values(), key=order):
+        if len(files | {file_of(one)}) > MAPPED_FILES:
+            continue
+        files.add(file_of(one))
+        seconds += one["seconds"] + 0.05
+        if tests and seconds > MAPPED_S:
+            break
+        tests.append(one["test"])
+    return [calls for calls in (first, tests[:12], tests[12:]) if calls]
 
 
 def notices(fault: Fault, tree: Path, calls: Sequence[Sequence[str]]) -> str:
     """The test that fails, "" if none does."""
     file = tree / fault.path
-    whole = file.read_text()
+    whole, stat = file.read_text(), file.stat()
     lines = whole.split("\n")
     assert lines[fault.line - 1] == fault.before, fault
     lines[fault.line - 1] = fault.after
@@ -244,6 +321,7 @@ def notices(fault: Fault, tree: Path, calls: Sequence[Sequence[str]]) -> str:
             found = _first_failure(tree, tests)
         finally:
             file.write_text(whole)
+            os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         if found == "too long" and _first_failure(tree, tests) == "too long":
             continue  # without the fault as well
         if found:
@@ -252,71 +330,138 @@ def notices(fault: Fault, tree: Path, calls: Sequence[Sequence[str]]) -> str:
 
 
 def _first_failure(tree: Path, tests: Sequence[str]) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0"]
-    command += ["-p", "no:cacheprovider", *tests]
-    try:
-        ran = subprocess.run(
-            command, cwd=tree, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        return "too long"
-    if ran.returncode == 0:
+    """Of tests that run in a process of their own, forked from this one."""
+    with tempfile.TemporaryFile() as out:
+        if not (child := os.fork()):
+            os.setsid()
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+            os.chdir(tree)
+            resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+            os._exit(_pytest(tests))
+        stop = time.monotonic() + TIMEOUT_S
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            time.sleep(0.05)
+            if time.monotonic() > stop:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return "too long"
+        out.seek(0)
+        text = out.read().decode(errors="replace")
+    if not (code := os.waitstatus_to_exitcode(ended[1])):
         return ""
-    lines = [li for li in ran.stdout.splitlines() if li.startswith(("FAILED", "ERROR"))]
-    return lines[0].split(" - ")[0] if lines else f"pytest ended with {ran.returncode}"
+    lines = [li for li in text.splitlines() if li.startswith(("FAILED", "ERROR"))]
+    return lines[0].split(" - ")[0] if lines else f"pytest ended with {code}"
+
+
+def _pytest(tests: Sequence[str]) -> int:
+    import pytest
+
+    command = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--tb=no"]
+    command += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    try:
+        return int(pytest.main([*command, *tests]))
+    except BaseException:
+        return 99
+    finally:
+        sys.stdout.flush()
+
+
+def preload() -> None:
+    os.environ["JAX_PLATFORMS"] = "cpu"  # as tests/conftest.py sets them
+    os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    for name in PRELOADED.split():
+        importlib.import_module(name)
 
 
 def copied(folder: Path) -> Path:
-    """The tree as git knows it, elsewhere."""
+    """The tree as git knows it, elsewhere; what was made there stays."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
         capture_output=True,
         check=True,
     )
-    for name in filter(None, listed.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, folder / name)
+    names = {*filter(None, listed.stdout.decode().split("\0"))}
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy2(ROOT / name, folder / name)
+    for path in (folder / "tests").rglob("*.py"):
+        if str(path.relative_to(folder)) not in names:
+            path.unlink()
     return folder
+
+
+def read_lines(path: Path | None) -> list[Any]:
+    if path is None or not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def keep(found: dict[str, Any]) -> None:
+    FOUND.write_text("".join(f"{json.dumps(one)}\n" for one in found.values()))
+
+
+def summary(faults: Sequence[Fault], found: dict[str, Any]) -> str:
+    """By drawer: how many were noticed, change nothing, were not noticed."""
+    counts = defaultdict(Counter)
+    for fault in faults:
+        outcome = found.get(fault.name, {}).get("outcome", "not tried")
+        counts[fault.drawer][outcome] += 1
+        counts["all"][outcome] += 1
+    rows = [
+        f"{name:14}" + ", ".join(f"{n} {what}" for what, n in sorted(of.items()))
+        for name, of in sorted(counts.items())
+    ]
+    noticed, missed = counts["all"]["noticed"], counts["all"]["unnoticed"]
+    share = f"{100 * noticed / max(noticed + missed, 1):.0f} % noticed"
+    return "\n".join([*rows, share])
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    options.add_argument("--from", dest="first", type=int, default=0, metavar="N")
-    options.add_argument("--to", dest="last", type=int, default=COUNT, metavar="N")
+    options.add_argument("--count", type=int, default=COUNT, metavar="N")
     options.add_argument("--drawer", help="only faults of one drawer")
     options.add_argument("--seed", type=int, default=SEED)
+    options.add_argument("--retry", action="store_true", help="those unnoticed, again")
     options.add_argument("--named", action="store_true", help="those written down")
     options.add_argument("--list", action="store_true", help="show them, run nothing")
+    options.add_argument("--covered", type=Path, help="the map that covered.py made")
     given = options.parse_args()
     about = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     same = {(e["path"], e["before"], e["after"]): e["why"] for e in about["same"]}
-    faults = named(about) if given.named else drawn(COUNT, given.seed)
-    chosen = [
-        (number, fault)
-        for number, fault in enumerate(faults)
-        if given.first <= number < given.last and given.drawer in (None, fault.drawer)
-    ]
-    noticed, tried = 0, 0
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = copied(Path(folder))
-        for number, fault in chosen:
-            print(f"{number:2} {fault.path}:{fault.line}")
-            print(f"   - {fault.before.strip()}\n   + {fault.after.strip()}")
-            if given.list:
-                continue
-            if why := same.get(fault.key):
-                print(f"   = changes nothing: {why}", flush=True)
-                continue
-            start = time.monotonic()
-            found = notices(fault, tree, tests_of(fault, about))
-            tried, noticed = tried + 1, noticed + bool(found)
-            took = f"{time.monotonic() - start:.0f} s"
-            print(f"   {found or 'NOT NOTICED'} ({took})", flush=True)
-    if tried:
-        print(f"{noticed} of {tried} noticed, {100 * noticed / tried:.0f} %")
-    return int(tried > noticed)
+    faults = named(about) if given.named else drawn(given.count, given.seed)
+    found = {one["name"]: one for one in read_lines(FOUND)}
+    done = ["noticed"] if given.retry else ["noticed", "unnoticed"]
+    preload() if not given.list else None
+    tree = copied(Path(tempfile.gettempdir()) / f"mutants-{hash_of(ROOT)[:8]}")
+    ran = read_lines(given.covered)
+    for fault in faults:
+        before = found.get(fault.name, {}).get("outcome")
+        if given.drawer not in (None, fault.drawer):
+            continue
+        if not given.list and before in done and not given.named:
+            continue
+        print(f"{fault.path}:{fault.line} {before or ''}")
+        print(f"   - {fault.before.strip()}\n   + {fault.after.strip()}")
+        if given.list:
+            continue
+        start = time.monotonic()
+        test = why = ""
+        if not (why := same.get(fault.key, "")):
+            test = notices(fault, tree, tests_of(fault, about, ran))
+        outcome = "same" if why else "noticed" if test else "unnoticed"
+        took = f"{time.monotonic() - start:.0f} s"
+        print(f"   {outcome} {test or why} ({took})", flush=True)
+        keys = dict(zip(("path", "before", "after"), fault.key, strict=True))
+        found[fault.name] = {"name": fault.name, **keys, "outcome": outcome}
+        found[fault.name] |= {"test": test} if test else {}
+        keep(found)
+    print(summary(faults, found))
+    outcomes = [found.get(fault.name, {}).get("outcome") for fault in faults]
+    return int("unnoticed" in outcomes)
 
 
 if __name__ == "__main__":

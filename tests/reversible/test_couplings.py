@@ -260,3 +260,14 @@ def test_a_mistake_is_one_sentence(name):
     with pytest.raises(rr.UserError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "has_aux"),
+    [("", False), ("p", False), ("a", True), ("pa", True), ("ap", True), ("pp", False)],
+)
+def test_a_sequence_gives_out_what_any_of_its_parts_does(kinds, has_aux):
+    couplings = [
+        reversible.additive(jnp.sin, jnp.sin, has_aux=kind == "a") for kind in kinds
+    ]
+    assert reversible.Sequential(tuple(couplings)).has_aux is has_aux

@@ -1,6 +1,7 @@
 """A unit is costed without the program around it as it would be in it."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,18 @@ import pytest
 
 import revremat as rr
 from revremat._search import BASELINE, Heuristics, Request, begin, profile, run
-from revremat._search._probe_programs import is_small_part, isolate, small_units
+from revremat._search._probe_programs import (
+    _is_sharded,
+    is_small_part,
+    isolate,
+    small_units,
+)
 from revremat._search.passes._ask import probe
 from revremat._search.passes._baseline import baseline
 from revremat._search.passes._profile import profile_layers
 from revremat.program._loss import trace_loss
 from revremat.program.ir._costs import num_operations
+from revremat.program.ir._ops import Value
 from tests.program_kinds import PLAIN
 from tests.search.world import measured
 
@@ -263,6 +270,21 @@ def test_what_is_sharded_by_its_type_is_compiled_in_place():
     array = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=whole)
     with jax.set_mesh(mesh):
         assert not is_small(loss, jax.tree.map(array, args))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sharded"),
+    [("", False), ("a", False), ("e", True), ("ae", True), ("ea", True), ("aa", False)],
+)
+def test_one_explicit_axis_is_enough(kinds, sharded):
+    types = {"a": jax.sharding.AxisType.Auto, "e": jax.sharding.AxisType.Explicit}
+
+    def array(kind):
+        mesh = jax.make_mesh((1,), ("d",), axis_types=(types[kind],))
+        where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        return Value(jax.typeof(jax.device_put(jnp.ones(2), where)))
+
+    assert _is_sharded(SimpleNamespace(inputs=map(array, kinds))) is sharded
 
 
 @pytest.mark.parametrize(("times", "is_alone"), [(100, False), (300, True)])

@@ -1,0 +1,196 @@
+"""Schedules of segments: against every schedule there is."""
+
+import itertools
+import random
+
+import pytest
+
+from revremat import RECOMPUTE
+from revremat.policies import Chain, Group, Segment, Way
+
+TAGGED = RECOMPUTE(save=["a"])
+
+
+def way(action=None, kept_bytes=0, working=0, us=0, kept=()):
+    return Way(action, frozenset(kept), kept_bytes, working, us)
+
+
+def drawn_chain(seed):
+    """Two segments alone around a group of two or three; values that several keep."""
+    draw = random.Random(seed)
+    few = lambda: draw.sample(range(4), draw.randint(0, 2))
+
+    def ways(first_us, *actions):
+        return tuple(
+            way(
+                action,
+                draw.randint(0, 30) if action is None else draw.randint(0, 9),
+                draw.randint(0, 20),
+                first_us if action is None else draw.randint(1, 20),
+                few(),
+            )
+            for action in actions
+        )
+
+    def segment(name):
+        own = ways(0, None, RECOMPUTE, TAGGED)
+        return Segment(name, own, draw.randint(1, 9), draw.randint(0, 12))
+
+    inner = tuple(segment(f"i{k}") for k in range(draw.randint(2, 3)))
+    group = Group(inner, "g", ways(0, RECOMPUTE, TAGGED), frozenset(few()))
+    groups = (Group((segment("a"),)), group, Group((segment("b"),)))
+    sizes = {value: float(draw.randint(1, 25)) for value in range(4)}
+    more = {("a", ""): 3.0, ("i0", ""): -2.0, ("i0", "g"): 5.0, ("g", ""): 1.0}
+    return Chain(groups, sizes, more)
+
+
+def of(unit, action):
+    return next(one for one in unit.ways if one.action == action)
+
+
+def plain_model(chain, actions):
+    """Bytes while each segment is differentiated, and time: by the definition."""
+    moments, time_us, before = [], 0.0, []
+    for group in chain.groups:
+        names = [segment.name for segment in group.segments]
+        around = actions.get(group.name)
+        is_open = around == RECOMPUTE and any(name in actions for name in names)
+        own = []  # what segments keep once their group is run again
+        if around is not None and not is_open:
+            before.append(of(group, around))
+            time_us += before[-1].time_us
+        if is_open:
+            before.append(way(kept=group.given))
+            time_us += sum(s.again_us for s in group.segments[:-1])
+        for segment in group.segments:
+            if around is None or is_open:
+                taken = of(segment, actions.get(segment.name))
+                (own if is_open else before).append(taken)
+                time_us += taken.time_us
+                last = segment is group.segments[-1]
+                if is_open and last and taken.action is None:
+                    time_us += segment.again_us
+                key = segment.name, group.name if is_open else ""
+            else:
+                taken, key = of(group, around), (group.name, "")
+            kept = frozenset().union(*(one.kept for one in (*before, *own)))
+            moments.append(
+                segment.waiting_bytes
+                + sum(one.kept_bytes for one in (*before, *own))
+                + sum(chain.sizes[value] for value in kept)
+                + taken.working_bytes
+                + chain.corrections.get(key, 0.0)
+            )
+    return moments, time_us
+
+
+def every_schedule(chain):
+    parts = []
+    for group in chain.groups:
+        named = [
+            {s.name: one.action for s, one in zip(group.segments, chosen, strict=True)}
+            for chosen in itertools.product(*(s.ways for s in group.segments))
+        ]
+        named = [{n: a for n, a in one.items() if a is not None} for one in named]
+        inside = [{group.name: RECOMPUTE, **one} for one in named if one]
+        as_one = [{group.name: one.action} for one in group.ways]
+        parts.append(named + (inside + as_one if group.ways else []))
+    for chosen in itertools.product(*parts):
+        yield {name: action for one in chosen for name, action in one.items()}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_schedules_are_the_best_there_are(seed):
+    chain = drawn_chain(seed)
+    found = [(*plain_model(chain, one), one) for one in every_schedule(chain)]
+    for moments, time_us, actions in found[:: 1 + len(found) // 50]:
+        assert chain.predict(actions) == pytest.approx((max(moments), time_us))
+    sizes = sorted(max(moments) for moments, *_ in found)
+    for limit in (sizes[0] - 0.5, sizes[0], sizes[len(sizes) // 3], sizes[-1]):
+        fitting = [us for moments, us, _ in found if max(moments) <= limit]
+        chosen = chain.schedule(limit)
+        assert (chosen is None) == (not fitting)
+        if chosen is not None:
+            assert chosen.bytes <= limit
+            assert chosen.time_us == pytest.approx(min(fitting), abs=1e-3)
+            moments, time_us = plain_model(chain, chosen.actions)
+            assert (chosen.bytes, chosen.time_us) == (max(moments), time_us)
+    smallest = chain.schedule(None)
+    moments, _ = plain_model(chain, smallest.actions)
+    worth = lambda moments: max(moments) + 0.3 * sum(moments) / len(moments)
+    least = min(worth(moments) for moments, *_ in found)
+    assert worth(moments) == pytest.approx(least, abs=0.02)
+
+
+KEEP, AGAIN = way(None, 100, 10), way(RECOMPUTE, 0, 60, 5)
+PARTS = [Segment(name, (KEEP, AGAIN), 5, 0) for name in "abc"]
+CHAIN = Chain(tuple(Group((part,)) for part in PARTS))
+
+
+@pytest.mark.parametrize(
+    ("limit", "recomputed"),
+    [(310, 0), (309, 1), (260, 1), (210, 1), (209, 2), (110, 2), (109, 3), (60, 3)],
+)
+def test_no_more_is_recomputed_than_has_to_be(limit, recomputed):
+    found = CHAIN.schedule(limit)
+    assert len(found.actions) == recomputed
+    assert found.time_us == 5 * recomputed
+
+
+def test_below_the_smallest_there_is_none():
+    assert CHAIN.schedule(59) is None
+    assert CHAIN.schedule(None).bytes == 60
+
+
+def changes(one, other):
+    return sum(one.get(name) != other.get(name) for name in "abc")
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3])
+def test_what_was_tried_comes_no_more_nor_what_is_too_like_it(apart):
+    first = CHAIN.schedule(None)
+    assert changes(CHAIN.schedule(None, [(first.actions, apart)]).actions, {}) < 3
+    second = CHAIN.schedule(310, [({}, apart)])
+    assert changes(second.actions, {}) == apart
+    both = [({}, apart), (second.actions, 1)]
+    third = CHAIN.schedule(310, both)
+    assert third is None if apart == 3 else third.actions != second.actions
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_near_another_few_units_differ(most):
+    everything = dict.fromkeys("abc", RECOMPUTE)
+    found = CHAIN.schedule(310, near=(everything, most))
+    assert changes(found.actions, everything) == most
+
+
+@pytest.mark.parametrize(
+    ("known", "corrections"),
+    [
+        ([({}, 310)], {}),
+        ([({}, 300)], {("c", ""): -10}),  # no moment took more than all of it
+        ([({}, 205)], {("b", ""): -5, ("c", ""): -105}),
+        ([({}, 325)], {("c", ""): 15}),  # the one that is to be raised least
+        ([({"c": RECOMPUTE}, 265)], {("c", ""): 5}),
+    ],
+)
+def test_moments_are_set_right_by_what_was_measured(known, corrections):
+    chain = CHAIN.fitted(known)
+    assert chain.corrections == corrections
+    for actions, size in known:
+        assert chain.predict(actions)[0] == size
+
+
+def test_a_moment_is_raised_no_more_than_another_schedule_allows():
+    ways = (KEEP, way(RECOMPUTE, 0, 0, 5))
+    chain = Chain(tuple(Group((Segment(name, ways, 5, 0),)) for name in "abc"))
+    # The last one took no more where the others were recomputed: it is the second.
+    known = [({}, 315), ({"a": RECOMPUTE, "b": RECOMPUTE}, 110)]
+    assert chain.fitted(known).corrections == {("b", ""): 105}
+    assert chain.fitted(known[:1]).corrections == {("c", ""): 5}
+
+
+def test_corrections_are_of_the_last_fit_alone():
+    once = CHAIN.fitted([({}, 325)])
+    assert once.fitted([({}, 325)]).corrections == once.corrections
+    assert once.fitted([]).corrections == {}

@@ -1,0 +1,81 @@
+"""What may be left out where a public name is called, and what holds then.
+
+The list is in `signatures.txt`. Where a change is meant, write it anew and read what
+changed: `PYTHONPATH=. python tests/test_signatures.py > tests/signatures.txt`.
+"""
+
+import importlib
+import inspect
+from pathlib import Path
+from types import FunctionType
+
+from revremat import RECOMPUTE
+
+LISTED = Path(__file__).with_name("signatures.txt")
+MODULES = (
+    "revremat",
+    "revremat.allocation",
+    "revremat.policies",
+    "revremat.reversible",
+    "revremat.reversible.linen",
+    "revremat.reversible.nnx",
+    "revremat.sharding",
+    "revremat.xla",
+)
+_FLAX = ("revremat.reversible.linen", "revremat.reversible.nnx")
+"""They use names of others, which are listed there."""
+_PLAIN = (int, float, str, bool, tuple, type(RECOMPUTE))
+
+
+def text_of(value):
+    return repr(value) if isinstance(value, _PLAIN) else "..."
+
+
+def defaults_of(function):
+    """Its parameters that have a default, but for those that are None."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    return ", ".join(
+        f"{one.name}={text_of(one.default)}"
+        for one in parameters
+        if one.default not in (inspect.Parameter.empty, None)
+        and one.name not in ("message", "parent")
+    )
+
+
+def callables_of(module):
+    """Public functions, classes and their public methods, by name; each once."""
+    for name, found in sorted(vars(module).items()):
+        if name.startswith("_") or not isinstance(found, type | FunctionType):
+            continue
+        within = module.__name__ if module.__name__ in _FLAX else "revremat"
+        if found.__module__.startswith(within):
+            yield name, found
+            methods = vars(found) if inspect.isclass(found) else {}
+            for method, function in sorted(methods.items()):
+                function = getattr(function, "__func__", function)
+                if not method.startswith("_") and inspect.isfunction(function):
+                    yield f"{name}.{method}", function
+
+
+def lines():
+    for module in MODULES:
+        for name, found in callables_of(importlib.import_module(module)):
+            if told := defaults_of(found):
+                yield f"{module}.{name}: {told}"
+
+
+def test_what_is_left_out_is_as_it_is_listed():
+    assert list(lines()) == LISTED.read_text().splitlines()
+
+
+def test_values_are_told_and_there_are_many():
+    listed = LISTED.read_text()
+    assert " at 0x" not in listed
+    assert "revremat.measure: " in listed
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))
