@@ -62,7 +62,8 @@ def _needed_beside(found: dict[str, list[Record]]) -> tuple[int, list[int]] | No
     beyond: list[tuple[int, int]] = []
     for records in found.values():
         compiled: dict[str, Record] = {}
-        tuned: dict[str, Json] = {}
+        tuned: set[str] = set()  # those whose autotuning the last peak has in it
+        last: Json | None = None
         for record in records:
             name, memory = record.get("variant", ""), record.get("memory")
             if record.kind == "compiled":
@@ -72,11 +73,12 @@ def _needed_beside(found: dict[str, list[Record]]) -> tuple[int, list[int]] | No
             if (size := facts.outside_bytes(memory)) is not None:
                 outside.append((size, record.line))
             if memory["stage"] == "compiled":
-                tuned[name] = memory
-            elif record.get("what") == "steps" and name in tuned:
-                size = facts.beyond_bytes(compiled[name].data, tuned[name], memory)
+                tuned.add(name)
+            elif record.get("what") == "steps" and last and name in tuned:
+                size = facts.beyond_bytes(compiled[name].data, last, memory)
                 if size is not None:
                     beyond.append((size, record.line))
+            last = memory
     if not outside:
         return None
     largest = [max(sizes) for sizes in (outside, beyond) if sizes]
