@@ -63,6 +63,7 @@ class Options:
       only: Names or kinds of jobs; all by default.
       cards: Where reports look for measured cards; the usual place if None, and none
         for tiny sizes, which are no measurement.
+      absent: The device is not here: only what its records and the compiler say.
     """
 
     out: Path
@@ -71,6 +72,7 @@ class Options:
     quick: bool = False
     only: tuple[str, ...] = ()
     cards: Path | None = None
+    absent: bool = False
 
     @property
     def scale(self) -> str:
@@ -98,6 +100,8 @@ def run(options: Options) -> int:
 def _run(options: Options, place: "_Workplace", end: float) -> int:
     results = options.out / RESULTS
     before = read(results)
+    if options.absent:
+        return _by_compiler(options, place)
     if not place.perform(schedule.DOCTOR, schedule.DOCTOR.limit_s):
         print(f"error: {place.last_error}", file=sys.stderr)
         return 2
@@ -121,6 +125,23 @@ def _run(options: Options, place: "_Workplace", end: float) -> int:
         limit_s = job.limit_s * (3 if options.quick else 1)
         good &= place.perform(job, min(limit_s, rest))
     place.perform(schedule.CARD, schedule.CARD.limit_s)
+    return 0 if good else 1
+
+
+def _by_compiler(options: Options, place: "_Workplace") -> int:
+    """The card's figures, and estimates by them, from the records of a run."""
+    if not any(r.get("machine") for r in read(options.out / RESULTS)):
+        print(
+            f"error: {options.out} holds no results of a device: name the folder of "
+            "a run, or run where the device is, without --absent",
+            file=sys.stderr,
+        )
+        return 2
+    good = place.perform(schedule.CARD, schedule.CARD.limit_s)
+    for job in schedule.jobs(options.platform):
+        is_wanted = not options.only or {job.name, job.kind} & {*options.only}
+        if job.by_compiler and is_wanted:
+            good &= place.perform(job, options.seconds)
     return 0 if good else 1
 
 

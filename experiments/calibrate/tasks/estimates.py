@@ -6,6 +6,8 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
+import jax
+
 import revremat as rr
 from experiments.calibrate import facts, plan_files, programs, variants
 from experiments.calibrate.device import Job
@@ -38,6 +40,11 @@ def card(job: Job) -> None:
         job.tell("note", what="nothing was measured yet that a card's file holds")
         return
     sheet = facts.data_sheet(note["card"])
+    job.tell(
+        "note",
+        what=f"computed by a CPU and jax {jax.__version__} from the records above; "
+        "nothing was measured for it",
+    )
     sources += [r.line for r in curves] + (needed[1] if needed else [])
     for name, value in fields.items():
         before = sheet.get(name)
