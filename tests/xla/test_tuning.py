@@ -74,7 +74,7 @@ def test_another_tuning_asks_for_another_process(cards, change):
     first = tuning_of(H100, {})
     assert tuning_of(H100, {}) == first
     put(cards, **change)
-    with pytest.raises(rr.UserError, match="h100 with another tuning.*start a new"):
+    with pytest.raises(rr.UserError, match=r"h100 with another tuning.*start a new"):
         tuning_of(H100, {})
 
 
