@@ -166,6 +166,7 @@ class _Workplace:
         self.options, self.last_error = options, ""
         self._scratch = Path(tempfile.mkdtemp(prefix="calibrate-"))
         self.tuning, self.hlo = self._scratch / "autotune", self._scratch / "hlo"
+        self._packed: dict[str, object] = {}
 
     def __enter__(self) -> "_Workplace":
         for half in self.options.out.glob("*.tmp"):  # of a run that was killed
@@ -177,6 +178,7 @@ class _Workplace:
                 tarfile.open(self.options.out / name) as tar,
             ):
                 tar.extractall(folder, filter="data")
+            self._packed[name] = _state(folder)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -284,7 +286,8 @@ class _Workplace:
         """Tuning and compiled modules as one file each, if they changed."""
         for folder, name in ((self.tuning, TUNING), (self.hlo, HLO)):
             files = sorted(p for p in folder.rglob("*") if p.is_file())
-            if not files:
+            now = _state(folder)
+            if not files or self._packed.get(name) == now:
                 continue
             temporary = self.options.out / f"{name}.tmp"
             with tarfile.open(temporary, "w:gz", compresslevel=5) as tar:
@@ -293,6 +296,14 @@ class _Workplace:
                     if temporary.stat().st_size < _MOST_PACKED - path.stat().st_size:
                         tar.add(path, str(path.relative_to(folder)))
             os.replace(temporary, self.options.out / name)
+            self._packed[name] = now
+
+
+def _state(folder: Path) -> list[tuple[str, int, int]]:
+    """What is in a folder: names, sizes and times."""
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    stats = [(str(p), p.stat()) for p in files]
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def fraction(plan_bytes: int, total_bytes: int, room: str) -> float:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import tarfile
 from pathlib import Path
 
 import jax
@@ -416,6 +417,29 @@ def test_a_peak_counts_for_the_program_that_raised_it(job, steps, beyond):
     estimates.card(ours)
     file = json.loads((ours.out / "card.json").read_text())
     assert file["card"]["reserve_bytes"] == (1 + beyond) * GIB
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_what_autotuning_chose_lies_beside_the_cards_figures(
+    job, tmp_path, platform, is_packed
+):
+    ours = dataclasses.replace(job("card"), platform=platform, cards=tmp_path / "cards")
+    doctor = Writer(ours.tell.path, "doctor", 1)
+    doctor("note", card="h100", total_bytes=80 * GIB, machine="H100")
+    doctor("measured", what="memory", memory=memory("first product", GIB, 78 * GIB, 1))
+    old = ours.cards / "h100.tuning" / "an older choice"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / "kernel.pb").write_text("triton")
+    if is_packed:
+        with tarfile.open(ours.out / "autotune.tgz", "w:gz") as tar:
+            tar.add(tmp_path / "device", "device")
+    estimates.card(ours)
+    replaced = is_packed and platform == "gpu"
+    found = {p.name for p in (ours.cards / "h100.tuning").rglob("*") if p.is_file()}
+    assert found == ({"kernel.pb"} if replaced else {"an older choice"})
 
 
 def test_reports_use_the_card_only_where_they_are_told_to(job, tmp_path, monkeypatch):
