@@ -18,12 +18,9 @@ W, X = spec(LAYERS, 64, 64), spec(8192, 64)
 
 
 def small_card():
-    """An H100 with 24 MiB, of which the step takes 20."""
+    """An H100 with 24 MiB, of which XLA gets 19 and the step takes 20."""
     card, size = rr.target("h100:1").card, 24 << 20
-    description = {**card.description, "device_memory_size": size}
-    card = dataclasses.replace(
-        card, description=description, device_memory_size=size, reserve_bytes=0
-    )
+    card = dataclasses.replace(card, device_memory_size=size, reserve_bytes=size // 5)
     return dataclasses.replace(rr.target("h100:1"), card=card)
 
 

@@ -20,6 +20,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--platform", choices=("gpu", "cpu"), default="gpu")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: a dry run")
     parser.add_argument("--only", nargs="*", default=[], help="jobs by name or kind")
+    parser.add_argument(
+        "--absent",
+        action="store_true",
+        help="without the device: its figures and estimates from a run's records",
+    )
     parser.add_argument("--cards", type=Path, help="where reports look for its figures")
     return run(_options(parser.parse_args(arguments)))
 
@@ -32,6 +37,7 @@ def _options(words: argparse.Namespace) -> Options:
         quick=words.quick,
         only=tuple(words.only),
         cards=words.cards,
+        absent=words.absent,
     )
 
 

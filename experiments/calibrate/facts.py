@@ -105,21 +105,19 @@ def outside_bytes(memory: Json) -> int | None:
     return memory["driver_total_bytes"] - memory["driver_free_bytes"] - pool
 
 
-def beyond_bytes(compiled: Json, after_compile: Json, after_steps: Json) -> int | None:
+def beyond_bytes(compiled: Json, before: Json, after: Json) -> int | None:
     """What a program's steps took from the pool beyond what its compile says.
 
-    None where that cannot be told: autotuning, which runs within the compile, took
-    more than the steps did, and the allocator's peak only grows.
+    None where that cannot be told. The allocator's peak is the process's and only
+    grows: where these steps did not raise it, it is another program's, or that of
+    autotuning, which runs within the compile.
 
     Args:
       compiled: The record of the compile.
-      after_compile: What `device.memory` found after it.
-      after_steps: And after the steps.
+      before: What `device.memory` found last before the steps.
+      after: And after them.
     """
-    peaks = [
-        memory["allocator"].get("peak_bytes_in_use")
-        for memory in (after_compile, after_steps)
-    ]
+    peaks = [memory["allocator"].get("peak_bytes_in_use") for memory in (before, after)]
     if peaks[0] is None or peaks[1] is None or peaks[1] <= peaks[0]:
         return None
     return peaks[1] - compiled["bytes"]

@@ -69,10 +69,10 @@ def _spec(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _sgd(loss: Loss) -> Callable[..., Any]:
+def _sgd(loss: Loss, rate: float = 1e-3) -> Callable[..., Any]:
     def step(params, *batch):
         value, grads = jax.value_and_grad(loss)(params, *batch)
-        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, grads), value
+        return jax.tree.map(lambda p, g: p - rate * g, params, grads), value
 
     return step
 
@@ -141,7 +141,9 @@ def _rematted(target: Any, scale: Scale) -> Problem:
 
         return jnp.mean(jax.lax.scan(layer, x, stacked)[0].astype(jnp.float32) ** 2)
 
-    return _problem(loss, stacked, x)
+    # What a layer adds grows from layer to layer: after sixteen, steps of the usual
+    # size overshoot, and values overflow.
+    return _problem(loss, stacked, x, step=partial(_sgd, rate=1e-5))
 
 
 def _conv_net(target: Any, scale: Scale) -> Problem:

@@ -63,6 +63,7 @@ class Options:
       only: Names or kinds of jobs; all by default.
       cards: Where reports look for measured cards; the usual place if None, and none
         for tiny sizes, which are no measurement.
+      absent: The device is not here: only what its records and the compiler say.
     """
 
     out: Path
@@ -71,6 +72,7 @@ class Options:
     quick: bool = False
     only: tuple[str, ...] = ()
     cards: Path | None = None
+    absent: bool = False
 
     @property
     def scale(self) -> str:
@@ -98,6 +100,8 @@ def run(options: Options) -> int:
 def _run(options: Options, place: "_Workplace", end: float) -> int:
     results = options.out / RESULTS
     before = read(results)
+    if options.absent:
+        return _by_compiler(options, place)
     if not place.perform(schedule.DOCTOR, schedule.DOCTOR.limit_s):
         print(f"error: {place.last_error}", file=sys.stderr)
         return 2
@@ -124,6 +128,23 @@ def _run(options: Options, place: "_Workplace", end: float) -> int:
     return 0 if good else 1
 
 
+def _by_compiler(options: Options, place: "_Workplace") -> int:
+    """The card's figures, and estimates by them, from the records of a run."""
+    if not any(r.get("machine") for r in read(options.out / RESULTS)):
+        print(
+            f"error: {options.out} holds no results of a device: name the folder of "
+            "a run, or run where the device is, without --absent",
+            file=sys.stderr,
+        )
+        return 2
+    good = place.perform(schedule.CARD, schedule.CARD.limit_s)
+    for job in schedule.jobs(options.platform):
+        is_wanted = not options.only or {job.name, job.kind} & {*options.only}
+        if job.by_compiler and is_wanted:
+            good &= place.perform(job, options.seconds)
+    return 0 if good else 1
+
+
 def _other_machine(before: list[Record], now: list[Record], options: Options) -> str:
     """Why results here cannot go on; "" if they can."""
     found = [
@@ -145,6 +166,7 @@ class _Workplace:
         self.options, self.last_error = options, ""
         self._scratch = Path(tempfile.mkdtemp(prefix="calibrate-"))
         self.tuning, self.hlo = self._scratch / "autotune", self._scratch / "hlo"
+        self._packed: dict[str, object] = {}
 
     def __enter__(self) -> "_Workplace":
         for half in self.options.out.glob("*.tmp"):  # of a run that was killed
@@ -156,6 +178,7 @@ class _Workplace:
                 tarfile.open(self.options.out / name) as tar,
             ):
                 tar.extractall(folder, filter="data")
+            self._packed[name] = _state(folder)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -263,7 +286,8 @@ class _Workplace:
         """Tuning and compiled modules as one file each, if they changed."""
         for folder, name in ((self.tuning, TUNING), (self.hlo, HLO)):
             files = sorted(p for p in folder.rglob("*") if p.is_file())
-            if not files:
+            now = _state(folder)
+            if not files or self._packed.get(name) == now:
                 continue
             temporary = self.options.out / f"{name}.tmp"
             with tarfile.open(temporary, "w:gz", compresslevel=5) as tar:
@@ -272,6 +296,14 @@ class _Workplace:
                     if temporary.stat().st_size < _MOST_PACKED - path.stat().st_size:
                         tar.add(path, str(path.relative_to(folder)))
             os.replace(temporary, self.options.out / name)
+            self._packed[name] = now
+
+
+def _state(folder: Path) -> list[tuple[str, int, int]]:
+    """What is in a folder: names, sizes and times."""
+    files = [p for p in folder.rglob("*") if p.is_file()]
+    stats = [(str(p), p.stat()) for p in files]
+    return sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def fraction(plan_bytes: int, total_bytes: int, room: str) -> float:

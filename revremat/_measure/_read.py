@@ -10,12 +10,17 @@ from revremat.xla import Artifact, Heap, Target
 _COARSEST_ALIGNMENT = 4096
 REMAT_PASS_OFF = "XLA's own remat pass is off"
 _REMAT_PASS_ON = "XLA's own remat pass is on, as by JAX's default"
+_UNTUNED = (
+    "compiled ahead of time without autotuning: workspaces of convolutions, products "
+    "and attention are in the reserve, not in the total; compiles on an H100 differed "
+    "by -2.6 % to +4.7 %"
+)
+_TUNED = (
+    "compiled ahead of time with what autotuning chose on such a card: workspaces and "
+    "operands of libraries are in the total"
+)
 _NOTES = {
-    "cuda": (
-        "compiled ahead of time without autotuning: workspaces of convolutions, "
-        "products and attention are in the reserve, not in the total",
-        REMAT_PASS_OFF,
-    ),
+    "cuda": (_UNTUNED, REMAT_PASS_OFF),
     "tpu": (REMAT_PASS_OFF,),
     "cpu": ("offloaded values count as device memory on CPU",),
 }
@@ -76,7 +81,7 @@ def read_artifact(
         cached=artifact.cached,
         versions=artifact.versions,
         notes=(
-            *_notes(target, artifact.remat_pass),
+            *_notes(target, artifact),
             *artifact.remarks,
             *(_SAME_WORK.format(target.num_devices),) * idle,
             *(_OPAQUE,) * xla.has_opaque_kernels(module),
@@ -85,16 +90,18 @@ def read_artifact(
     )
 
 
-def _notes(target: Target, remat_pass: bool) -> tuple[str, ...]:
-    notes = _NOTES[target.platform]
-    if not remat_pass:
-        return notes
-    return tuple(_REMAT_PASS_ON if n == REMAT_PASS_OFF else n for n in notes)
+def _notes(target: Target, artifact: Artifact) -> tuple[str, ...]:
+    changes = {}
+    if artifact.remat_pass:
+        changes[REMAT_PASS_OFF] = _REMAT_PASS_ON
+    if artifact.tuned:
+        changes[_UNTUNED] = _TUNED
+    return tuple(changes.get(note, note) for note in _NOTES[target.platform])
 
 
 def remarks(measurement: Measurement) -> tuple[str, ...]:
     """Notes that are not of every compile: what was done differently than asked."""
-    usual = {_REMAT_PASS_ON, *(note for notes in _NOTES.values() for note in notes)}
+    usual = {_REMAT_PASS_ON, _TUNED, *(n for notes in _NOTES.values() for n in notes)}
     return tuple(note for note in measurement.notes if note not in usual)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import tarfile
 from pathlib import Path
 
 import jax
@@ -390,6 +391,59 @@ def test_the_reserve_is_what_is_outside_of_the_pool_and_beyond_the_compile(job):
     fields = {r["field"]: r for r in told(ours, "derived")}
     assert fields["reserve_bytes"]["value"] == 3 * GIB + GIB // 2
     assert fields["reserve_bytes"]["from_lines"] == [1, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("steps", "beyond"),
+    [
+        # Variant and peak after its steps, in order; each compile says 2, 5 and 9 GiB.
+        ((("a", 2.5), ("b", 5.25)), 0.5),
+        ((("a", 2.5), ("b", 5.25), ("a", 5.25)), 0.5),  # a second round: b's peak
+        ((("c", 9.25), ("a", 9.25), ("b", 9.25), ("c", 9.25)), 0.25),
+        ((("b", 5.0), ("a", 5.0), ("b", 5.75)), 0.75),  # it grew in its second round
+        ((("b", 6.0), ("b", 6.0), ("c", 9.0)), 1.0),
+    ],
+)
+def test_a_peak_counts_for_the_program_that_raised_it(job, steps, beyond):
+    ours = job("card")
+    doctor, race = (Writer(ours.tell.path, n, 1) for n in ("doctor", "race mlp"))
+    doctor("note", card="h100", total_bytes=80 * GIB, machine="H100")
+    sizes, known, peak = {"a": 2, "b": 5, "c": 9}, set(), 0.125
+    for name, after in steps:
+        if name not in known:
+            race("compiled", variant=name, bytes=sizes[name] * GIB)
+            found = memory("compiled", GIB, 78 * GIB, int(peak * GIB))
+            race("measured", what="memory", variant=name, memory=found)
+        known.add(name)
+        peak = max(peak, after)
+        found = memory("steps", GIB, 78 * GIB, int(peak * GIB))
+        race("measured", what="steps", variant=name, memory=found)
+    estimates.card(ours)
+    file = json.loads((ours.out / "card.json").read_text())
+    assert file["card"]["reserve_bytes"] == (1 + beyond) * GIB
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_what_autotuning_chose_lies_beside_the_cards_figures(
+    job, tmp_path, platform, is_packed
+):
+    ours = dataclasses.replace(job("card"), platform=platform, cards=tmp_path / "cards")
+    doctor = Writer(ours.tell.path, "doctor", 1)
+    doctor("note", card="h100", total_bytes=80 * GIB, machine="H100")
+    doctor("measured", what="memory", memory=memory("first product", GIB, 78 * GIB, 1))
+    old = ours.cards / "h100.tuning" / "an older choice"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device" / "kernel.pb").write_text("triton")
+    if is_packed:
+        with tarfile.open(ours.out / "autotune.tgz", "w:gz") as tar:
+            tar.add(tmp_path / "device", "device")
+    estimates.card(ours)
+    replaced = is_packed and platform == "gpu"
+    found = {p.name for p in (ours.cards / "h100.tuning").rglob("*") if p.is_file()}
+    assert found == ({"kernel.pb"} if replaced else {"an older choice"})
 
 
 def test_reports_use_the_card_only_where_they_are_told_to(job, tmp_path, monkeypatch):

@@ -61,6 +61,42 @@ def test_a_job_that_fails_is_one_line_and_the_others_go_on(start, tmp_path, end,
     assert error in row
 
 
+@pytest.fixture
+def afterwards(tmp_path, monkeypatch, start):
+    """Runs what needs no device, after a run of all jobs or in an empty folder."""
+    by_compiler = Job("again", "mlp", 20, 5, by_compiler=True)
+    other = Job("again", "moe", 20, 5, by_compiler=True)
+    monkeypatch.setattr(schedule, "jobs", lambda p: [*JOBS, by_compiler, other])
+
+    def run(*only, after=True):
+        if after:
+            start(only=["exact"])
+        before = len(results(tmp_path))
+        options = Options(tmp_path, 60, "cpu", quick=True, only=only, absent=True)
+        code = runner.run(options)
+        begun = [r.job for r in results(tmp_path)[before:] if r.kind == "begun"]
+        return code, begun
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("only", "jobs"),
+    [
+        ((), ["card", "again mlp", "again moe"]),
+        (("again moe",), ["card", "again moe"]),
+        (("card",), ["card"]),
+    ],
+)
+def test_without_the_device_only_what_needs_none_is_run(afterwards, only, jobs):
+    assert afterwards(*only) == (0, jobs)
+
+
+def test_without_the_device_there_has_to_be_a_run_of_one(afterwards, capsys):
+    assert afterwards(after=False) == (2, [])
+    assert "holds no results of a device" in capsys.readouterr().err
+
+
 def told_of(folder, job):
     """What the first table says of a job."""
     lines = (folder / "summary.txt").read_text().split("\n\n")[2].splitlines()

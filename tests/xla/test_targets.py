@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import jax
 import pytest
@@ -92,6 +93,24 @@ def test_usable_memory_is_the_card_less_its_reserve(key):
         assert GIB // 2 <= target.reserve_bytes < 0.25 * target.memory_bytes
     # NCCL needs its own on more than one card.
     assert eight.reserve_bytes - one.reserve_bytes == one.card.nccl_reserve_bytes > 0
+
+
+@pytest.mark.parametrize("spec", ["h100:1", "h100:8", "a100:2x8", "v100:1"])
+def test_a_schedule_for_an_absent_card_may_fill_what_is_usable(spec):
+    target = rr.target(spec)
+    text = _targets.gpu_target_config(target)
+    (size,) = re.findall(r"device_memory_size: (\d+)", text)
+    share = int(size) * 80 // 100  # XLA's
+    assert 0 <= share - target.usable_bytes <= 1
+
+
+@pytest.mark.parametrize("spec", ["h100:1", "h100:8", "a100:1"])
+@pytest.mark.parametrize("percent", [20, 50, 100])
+def test_a_limit_of_the_remat_pass_is_a_share_of_what_is_usable(spec, percent):
+    target = rr.target(spec)
+    fixed = target.usable_bytes // 4
+    wanted = fixed + (target.usable_bytes - fixed) * percent // 100 + 1
+    assert xla.remat_pass_percent(target, wanted, fixed) == percent
 
 
 def test_cpu_devices_share_their_machine():

@@ -2,15 +2,19 @@
 
 import json
 import os
+import shutil
+import tarfile
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+
+import jax
 
 import revremat as rr
 from experiments.calibrate import facts, plan_files, programs, variants
 from experiments.calibrate.device import Job
 from experiments.calibrate.records import Json, Record, latest, read
-from experiments.calibrate.runner import CARD, RESULTS
+from experiments.calibrate.runner import CARD, RESULTS, TUNING
 from experiments.files import write_whole
 
 
@@ -38,6 +42,11 @@ def card(job: Job) -> None:
         job.tell("note", what="nothing was measured yet that a card's file holds")
         return
     sheet = facts.data_sheet(note["card"])
+    job.tell(
+        "note",
+        what=f"computed by a CPU and jax {jax.__version__} from the records above; "
+        "nothing was measured for it",
+    )
     sources += [r.line for r in curves] + (needed[1] if needed else [])
     for name, value in fields.items():
         before = sheet.get(name)
@@ -52,8 +61,27 @@ def card(job: Job) -> None:
     write_whole(job.out / CARD, text)
     if job.cards is not None and note["card"]:
         job.cards.mkdir(parents=True, exist_ok=True)
+        _unpack_tuning(job, job.cards / f"{note['card']}.tuning")
         place = write_whole(job.cards / f"{note['card']}.json", text)
         job.tell("note", what=f"reports use these figures from now on: {place}")
+
+
+def _unpack_tuning(job: Job, place: Path) -> None:
+    """What autotuning chose here, for compiles where the card is not.
+
+    It is in its place as a whole, or not at all.
+    """
+    packed = job.out / TUNING
+    if job.platform != "gpu" or not packed.exists():
+        return
+    new = Path(tempfile.mkdtemp(dir=place.parent, prefix=f"{place.name}-"))
+    try:
+        with tarfile.open(packed) as tar:
+            tar.extractall(new, filter="data")
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(new, place)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def _needed_beside(found: dict[str, list[Record]]) -> tuple[int, list[int]] | None:
@@ -62,7 +90,8 @@ def _needed_beside(found: dict[str, list[Record]]) -> tuple[int, list[int]] | No
     beyond: list[tuple[int, int]] = []
     for records in found.values():
         compiled: dict[str, Record] = {}
-        tuned: dict[str, Json] = {}
+        tuned: set[str] = set()  # those whose autotuning the last peak has in it
+        last: Json | None = None
         for record in records:
             name, memory = record.get("variant", ""), record.get("memory")
             if record.kind == "compiled":
@@ -72,11 +101,12 @@ def _needed_beside(found: dict[str, list[Record]]) -> tuple[int, list[int]] | No
             if (size := facts.outside_bytes(memory)) is not None:
                 outside.append((size, record.line))
             if memory["stage"] == "compiled":
-                tuned[name] = memory
-            elif record.get("what") == "steps" and name in tuned:
-                size = facts.beyond_bytes(compiled[name].data, tuned[name], memory)
+                tuned.add(name)
+            elif record.get("what") == "steps" and last and name in tuned:
+                size = facts.beyond_bytes(compiled[name].data, last, memory)
                 if size is not None:
                     beyond.append((size, record.line))
+            last = memory
     if not outside:
         return None
     largest = [max(sizes) for sizes in (outside, beyond) if sizes]
@@ -93,6 +123,7 @@ def again(job: Job) -> None:
         raise rr.UserError("no figures of the card were measured yet") from None
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, f"{key}.json").write_text(text, encoding="utf-8")
+        _unpack_tuning(job, Path(folder, f"{key}.tuning"))
         os.environ["REVREMAT_CARDS"] = folder
         target = rr.target(f"{key}:1")
         if missing := target.missing():
@@ -111,4 +142,5 @@ def again(job: Job) -> None:
                 bytes=m.memory.total_bytes,
                 estimate_us=round(m.time.step_us, 1),
                 by_measured_card=m.time.calibrated,
+                notes=m.notes,
             )

@@ -144,7 +144,7 @@ def _twenty_steps(job: Job, *, must_run_out: bool) -> None:
     chosen = plan_files.to_fit(plan_files.read(job.subject, job.scale))
     wanted = chosen["name"] if chosen else "baseline"
     problem, (variant, *_) = _variants(job, job.subject, wanted.__eq__)
-    stage, done = "compile", 0
+    stage, done, told, failure = "compile", 0, {}, None
     try:
         compiled = _compiled(job, problem, variant, catch=False)
         arguments = Arguments(
@@ -156,32 +156,24 @@ def _twenty_steps(job: Job, *, must_run_out: bool) -> None:
         for _ in range(20):
             jax.block_until_ready(arguments.step(compiled))
             done += 1
+        found = {"ran_out": False, "not_finite": device.not_finite(arguments.state)}
     except Exception as error:
         if not device.is_out_of_memory(error):
             raise
-        facts = device.told(error) if must_run_out else {}
-        job.tell(
-            "measured",
-            what="fit",
-            variant=variant.name,
-            ran_out=True,
-            in_stage=stage,
-            steps=done,
-            memory=device.memory(stage),
-            **facts,
-        )
-        if not must_run_out:
-            raise
-        return
+        failure = error
+        told = device.told(error) if must_run_out else {}
+        found = {"ran_out": True, "in_stage": stage}
     job.tell(
         "measured",
         what="fit",
         variant=variant.name,
-        ran_out=False,
+        **found,
         steps=done,
-        not_finite=device.not_finite(arguments.state),
-        memory=device.memory("steps"),
+        memory=device.memory(stage),
+        **told,
     )
+    if failure and not must_run_out:
+        raise failure
 
 
 def _variants(

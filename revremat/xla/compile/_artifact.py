@@ -22,6 +22,7 @@ class Artifact:
       remarks: What was done differently than asked, and why.
       is_whole: Whether it is known that no argument is split over the devices.
       remat_pass: Whether XLA's own rematerialization pass ran.
+      tuned: Whether it was made with what a card's autotuning chose.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -40,6 +41,7 @@ class Artifact:
     remarks: tuple[str, ...] = ()
     is_whole: bool = False
     remat_pass: bool = False
+    tuned: bool = False
 
 
 @functools.cache  # reading what is installed takes milliseconds a package

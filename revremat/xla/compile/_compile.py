@@ -38,6 +38,7 @@ from revremat.xla.compile._tiling import (
     way_around,
     without_tiling,
 )
+from revremat.xla.compile._tuning import Tuning, not_tuned, tuning_of
 from revremat.xla.hlo._literals import without_literals
 from revremat.xla.memory._totals import NAMES, totals
 from revremat.xla.target._asked import traced_for
@@ -91,18 +92,46 @@ class Lowered:
           DoesNotFit: The compiler ran out of memory before it had laid it out.
         """
         target = self.target
-        asked = {"remat_pass": True} if self.remat_pass else {}
+        tuning = tuning_of(target, self.options)
+        asked: dict[str, Any] = {"remat_pass": True} if self.remat_pass else {}
+        if tuning:
+            asked["tuning"] = tuning.digest
         key = fingerprint(self.program, target, {**self.options, **asked}, self.placed)
         if cache and (found := read(key)) is not None:
-            return self._marked(found)
-        made = self._untiled() if cache else None
-        made = made or self._tiled()
+            return self._marked(found, tuning)
+        if tuning:
+            made = self._tuned(tuning)
+        else:
+            made = (self._untiled() if cache else None) or self._tiled()
         if cache:
             write(key, made)
-        return self._marked(made)
+        return self._marked(made, tuning)
 
-    def _marked(self, made: Artifact) -> Artifact:
-        return replace(made, is_whole=self.is_whole, remat_pass=self.remat_pass)
+    def _marked(self, made: Artifact, tuning: Tuning | None) -> Artifact:
+        return replace(
+            made,
+            is_whole=self.is_whole,
+            remat_pass=self.remat_pass,
+            tuned=tuning is not None,
+        )
+
+    def _tuned(self, tuning: Tuning) -> Artifact:
+        """With the card's choices, and a remark where they are not for all kernels."""
+        try:
+            return self._compiled({**self.options, **tuning.whole})
+        except jax.errors.JaxRuntimeError as error:
+            remark = not_tuned(error, self.target)
+            if not remark:
+                raise
+        try:
+            made = self._compiled({**self.options, **tuning.options})
+        except jax.errors.JaxRuntimeError as error:
+            changes, way = way_around(error, self.options)
+            if not changes:
+                raise
+            made = self._compiled({**self.options, **tuning.options, **changes})
+            made = replace(made, remarks=(way,))
+        return replace(made, remarks=(remark, *made.remarks))
 
     def _untiled(self) -> Artifact | None:
         """The program without tiles; None where it takes tiling to know it."""

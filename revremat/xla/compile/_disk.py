@@ -62,7 +62,7 @@ def fingerprint(
     leaves = jax.tree.leaves(placed)
     match target.platform:
         case "cuda":
-            machine = gpu_target_config(target.card)
+            machine = gpu_target_config(target)
         case "cpu":
             machine = _instruction_set()
         case _:

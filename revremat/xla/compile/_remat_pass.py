@@ -1,8 +1,10 @@
 """XLA's own rematerialization pass: where it can be told a limit, and how.
 
 On GPUs it recomputes what a program keeps until temporaries are below a limit: a share
-of what 80 % of the device's memory leave beside the step's arguments and results. That
-share is one of XLA's options, in percent, and all of the limit that a program can set.
+of what XLA's part of the device's memory leaves beside the step's arguments and
+results. That share is one of XLA's options, in percent, and all of the limit that a
+program can set. XLA's part is `Target.usable_bytes`, for a run with
+`Target.environment` as for a compile where the device is not.
 """
 
 from collections.abc import Mapping
@@ -11,7 +13,6 @@ from revremat._compat import REMAT_LIMIT
 from revremat._errors import UserError
 from revremat.xla.target._targets import Target
 
-_OF_MEMORY = 0.8
 _MOST_PERCENT = 1000
 
 
@@ -76,9 +77,9 @@ def remat_pass_percent(
       >>> import revremat as rr
       >>> from revremat import xla
       >>> xla.remat_pass_percent(rr.target("h100:1"), 60 << 30, 20 << 30)
-      92
+      69
     """
-    most = int(_OF_MEMORY * target.memory_bytes) - fixed_bytes
+    most = target.usable_bytes - fixed_bytes
     wanted = total_bytes - fixed_bytes
     if remat_pass_refusal(target) or most <= 0 or wanted <= 0:
         return None

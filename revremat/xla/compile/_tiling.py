@@ -34,10 +34,14 @@ def may_leave_out(target: Target, options: Mapping[str, Any]) -> bool:
     """Whether there is no card to ask and nobody has said how products are tiled."""
     if target.platform != "cuda" or target.present:
         return False
+    return options.get("xla_gpu_autotune_level") == 0 and not says_how(options)
+
+
+def says_how(options: Mapping[str, Any]) -> bool:
+    """Whether options or $XLA_FLAGS say how products of matrices are made."""
     others = [name for name in options if name != "xla_gpu_autotune_level"]
     said = " ".join([*others, os.environ.get("XLA_FLAGS", "")])
-    level = options.get("xla_gpu_autotune_level")
-    return level == 0 and not any(word in said for word in _SAYS_HOW)
+    return any(word in said for word in _SAYS_HOW)
 
 
 def without_tiling() -> dict[str, str]:
@@ -108,7 +112,7 @@ def remember(
 
 
 def _list_name(target: Target, options: Mapping[str, Any]) -> str:
-    machine = gpu_target_config(target.card)
+    machine = gpu_target_config(target)
     told = sorted((n, str(value)) for n, value in options.items() if n != REMAT_LIMIT)
     parts = [versions(), machine, told, os.environ.get("XLA_FLAGS", "")]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -273,7 +273,7 @@ def _devices(wanted: Target) -> tuple[Any, ...]:
         return tuple(jax.devices("cpu")[: wanted.num_devices])
     if wanted.platform == "cuda":
         return _platforms.cuda_topology(
-            gpu_target_config(wanted.card), wanted.num_hosts, wanted.devices_per_host
+            gpu_target_config(wanted), wanted.num_hosts, wanted.devices_per_host
         )
     try:
         return _platforms.tpu_topology(wanted.spec)
@@ -297,16 +297,27 @@ _COPIED = (
     "memory_bandwidth",
     "l2_cache_size",
     "clock_rate_ghz",
-    "device_memory_size",
     "shared_memory_per_block_optin",
     "registers_per_core_limit",
     "registers_per_block_limit",
 )
 
 
-def gpu_target_config(card: Card) -> str:
-    """The card as text of XLA's `GpuTargetConfigProto`."""
-    d = card.description
+_SCHEDULED_SHARE = 4, 5
+"""Of a card that is not there, what XLA's schedule may fill."""
+
+
+def gpu_target_config(target: Target) -> str:
+    """The target's card as text of XLA's `GpuTargetConfigProto`.
+
+    XLA overlaps less where the values that are alive would not fit. Of a card that is
+    there it knows what the allocator gets, which for a run as `Target.environment` says
+    is `usable_bytes`; of one that is not there it takes a share of the memory. So it is
+    told a size of which that share is `usable_bytes`.
+    """
+    d = target.card.description
+    numerator, denominator = _SCHEDULED_SHARE
+    size = -(-max(0, target.usable_bytes) * denominator // numerator)
     major, minor = str(d["compute_capability"]).split(".")
     accelerated = minor.endswith("a")
     capability = f"major: {major} minor: {minor.rstrip('a')}"
@@ -317,6 +328,7 @@ def gpu_target_config(card: Card) -> str:
         [
             "gpu_device_info {",
             *lines,
+            f"  device_memory_size: {size}",
             "  block_dim_limit_x: 2147483647",
             "  block_dim_limit_y: 65535",
             "  block_dim_limit_z: 65535",
@@ -328,6 +340,6 @@ def gpu_target_config(card: Card) -> str:
             'platform_name: "CUDA"',
             "dnn_version_info { major: 9 minor: 10 patch: 0 }",
             "runtime_version { major: 13 minor: 0 patch: 0 }",
-            f'device_description_str: "{card.name}"',
+            f'device_description_str: "{target.card.name}"',
         ]
     )
