@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import revremat as rr
-from experiments.bench import measured_gain, step_time, step_time_programs
+from experiments.bench import (
+    measured_gain,
+    step_time,
+    step_time_programs,
+    step_time_tables,
+)
 from experiments.calibrate import curves, facts
 from experiments.calibrate.programs import Here
 from revremat.xla import load_card, with_changes
@@ -80,7 +85,7 @@ def test_rank_correlation_is_scipys(one, data):
     two = data.draw(st.permutations(one))
     if len(set(one)) > 1:
         expected = scipy.stats.spearmanr(one, two).statistic
-        assert step_time.spearman(one, two) == pytest.approx(expected)
+        assert step_time_tables.spearman(one, two) == pytest.approx(expected)
 
 
 def row(measured, estimated):
@@ -90,7 +95,7 @@ def row(measured, estimated):
 
 
 def test_a_choice_is_judged_by_what_it_measures():
-    found = step_time.summary([row(100, 80), row(103, 70), row(200, 90)])
+    found = step_time_tables.summary([row(100, 80), row(103, 70), row(200, 90)])
     assert found["choice_is_slower_by"] == pytest.approx(0.03)
     assert found["spread"] == pytest.approx(1.0)
     assert found["rank_correlation"] == pytest.approx(0.5)
