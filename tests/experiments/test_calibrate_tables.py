@@ -262,9 +262,14 @@ def test_jobs_come_in_the_order_of_what_they_tell_and_fit_into_a_run():
         "alternatives gpt2_xl_24",
         "race t5_large",
     ]
-    assert [job.limit_s for job in found[:9]] == [190, 50, 40, 90, 50, 60, 75, 80, 120]
-    assert all(job.least_s <= job.limit_s <= 190 for job in found)
+    assert [job.limit_s for job in found[:9]] == [230, 50, 40, 90, 50, 60, 75, 80, 150]
+    assert all(job.least_s <= job.limit_s <= 240 for job in found)
     assert len({job.name for job in found}) == len(found)
+    # What an H100's machine compiles for minutes is begun when all else is done.
+    slow = [order for order, job in enumerate(found) if job.limit_s == 240]
+    quick = [order for order, job in enumerate(found) if job.kind in ("run", "fit")]
+    assert slow
+    assert max(set(quick) - set(slow)) < min(slow)
 
 
 def test_what_failed_comes_again_after_what_was_never_begun(path):
