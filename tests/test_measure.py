@@ -209,7 +209,12 @@ def test_what_the_user_raises_is_left_alone():
 
 @pytest.mark.parametrize(
     ("target", "split", "told"),
-    [("cpu:8", False, True), ("cpu:8", True, False), ("cpu:1", False, False)],
+    [
+        ("cpu:8", False, True),
+        ("cpu:2", False, True),
+        ("cpu:8", True, False),
+        ("cpu:1", False, False),
+    ],
 )
 def test_a_step_that_every_device_does_whole_is_told(target, split, told):
     mesh = rr.target(target).mesh({"data": -1})

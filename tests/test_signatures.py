@@ -1,4 +1,4 @@
-"""What may be left out where a public name is called, and what holds then.
+"""What may be left out where a public name or a command is called, and what holds.
 
 The list is in `signatures.txt`. Where a change is meant, write it anew and read what
 changed: `PYTHONPATH=. python tests/test_signatures.py > tests/signatures.txt`.
@@ -6,6 +6,7 @@ changed: `PYTHONPATH=. python tests/test_signatures.py > tests/signatures.txt`.
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from types import FunctionType
 
@@ -14,6 +15,12 @@ from revremat import RECOMPUTE
 LISTED = Path(__file__).with_name("signatures.txt")
 MODULES = (
     "revremat",
+    "revremat._cli._diff",
+    "revremat._cli._export",
+    "revremat._cli._report",
+    "revremat._cli._search",
+    "revremat._measurement._what_if",
+    "revremat._search._heuristics",
     "revremat.allocation",
     "revremat.policies",
     "revremat.reversible",
@@ -22,8 +29,8 @@ MODULES = (
     "revremat.sharding",
     "revremat.xla",
 )
-_FLAX = ("revremat.reversible.linen", "revremat.reversible.nnx")
-"""They use names of others, which are listed there."""
+_PACKAGES = {name for name in MODULES if not re.search("[.]_|linen|nnx", name)}
+"""Names that these import are theirs; all others are told where they are defined."""
 _PLAIN = (int, float, str, bool, tuple, type(RECOMPUTE))
 
 
@@ -50,8 +57,11 @@ def callables_of(module):
     for name, found in sorted(vars(module).items()):
         if name.startswith("_") or not isinstance(found, type | FunctionType):
             continue
-        within = module.__name__ if module.__name__ in _FLAX else "revremat"
-        if found.__module__.startswith(within):
+        defined = found.__module__
+        is_named_here = defined not in MODULES and module.__name__ in _PACKAGES
+        if defined == module.__name__ or (
+            is_named_here and defined.startswith("revremat")
+        ):
             yield name, found
             methods = vars(found) if inspect.isclass(found) else {}
             for method, function in sorted(methods.items()):
