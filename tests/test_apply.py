@@ -110,7 +110,16 @@ def of_branches(*forms):
     return loss
 
 
-@pytest.mark.parametrize("planned_branches", [(0,), (1,), (0, 1), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize(
+    "planned_branches",
+    [
+        (0,),
+        pytest.param((1,), marks=pytest.mark.slow),
+        pytest.param((0, 1), marks=pytest.mark.slow),
+        (0, 2),
+        pytest.param((0, 1, 2), marks=pytest.mark.slow),
+    ],
+)
 def test_in_every_branch_that_a_plan_speaks_of_layers_are_recomputed(planned_branches):
     loss, (w, x) = of_branches(0, 1, 2), arguments()
     units = [f"cond_0/branch_{k}/scan_0" for k in planned_branches]

@@ -51,7 +51,11 @@ def problems(draw, most=9):
 
 
 @pytest.mark.parametrize(
-    "kind", ["", "u", "a", "g", "ag", "r", "rg", "ri", "i", "agri"]
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind == "u" else ())
+        for kind in ("", "u", "a", "g", "ag", "r", "rg", "ri", "i", "agri")
+    ],
 )
 def test_the_optimum_is_what_trying_everything_finds(kind):
     for seed in range(25):

@@ -124,6 +124,7 @@ def stacked():
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *said), boxes, labels
 
 
+@pytest.mark.slow
 def test_being_right_costs_least_and_every_gradient_is_finite():
     right, boxes, labels = stacked()
     blank = jax.tree.map(jnp.zeros_like, right)

@@ -141,7 +141,7 @@ def unstacked(params, depth):
 @pytest.mark.parametrize(
     ("module", "config", "batch", "dropout"),
     [
-        pytest.param(gpt, SMALL_GPT, gpt_batch, 0.5, id="gpt"),
+        pytest.param(gpt, SMALL_GPT, gpt_batch, 0.5, id="gpt", marks=pytest.mark.slow),
         pytest.param(vit, SMALL_VIT, vit_batch, 0.0, id="vit", marks=pytest.mark.slow),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_gpt_sees_only_the_past():
     "options",
     [
         pytest.param({}, marks=pytest.mark.slow, id="GPT-2"),
-        pytest.param(LLAMA, id="Llama"),
+        pytest.param(LLAMA, marks=pytest.mark.slow, id="Llama"),
     ],
 )
 def test_both_attentions_compute_the_same(options):

@@ -307,6 +307,7 @@ def test_an_unfinished_checkpoint_is_swept_away(trainer, uninterrupted, tmp_path
     assert [path.name for path in checkpoints.iterdir()] == ["55"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_half_written(
     trainer, uninterrupted, tmp_path
 ):

@@ -74,6 +74,7 @@ def test_gradients_are_those_of_plain_autodiff(action, gradient_barrier):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_recomputing_them_takes_what_checkpointing_each_does():
     specs = jax.eval_shape(lambda: made(Net(), rows=1 << 16)[1:])
     loss, *_ = made(Net())

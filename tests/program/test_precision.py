@@ -55,7 +55,13 @@ def test_float64_gradients_agree_to_ten_digits(network, form):
             assert distance(found, expected) <= 1e-10
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bf16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(jnp.float32, id="float32"),
+        pytest.param(jnp.bfloat16, id="bf16", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(
     "network",
     [

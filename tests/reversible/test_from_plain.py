@@ -205,6 +205,7 @@ def test_branches_make_a_block_of_revvit(float64):
     assert_close(a + b - x, block(x), 1e-12)
 
 
+@pytest.mark.slow
 def test_a_deep_network_agrees_to_first_order_in_what_blocks_add(float64):
     plain = widened(made(lambda: Transformer(4, nnx.Rngs(0))))
     x = normal(BATCH, TOKENS, 5)
@@ -222,7 +223,13 @@ def test_a_deep_network_agrees_to_first_order_in_what_blocks_add(float64):
     assert difference(1e-4) / difference(5e-5) == pytest.approx(4, rel=0.02)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "transformer" else ())
+        for name in MODELS
+    ],
+)
 def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     make, blocks, shape = MODELS[name]
     model = widened(from_plain(made(lambda: make(nnx.Rngs(0, dropout=1))), blocks))

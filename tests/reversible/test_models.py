@@ -67,7 +67,12 @@ def loss_of(graph):
 
 
 @pytest.mark.parametrize(
-    "name", ["RevNet", "RevGPT", pytest.param("RevViT", marks=pytest.mark.slow)]
+    "name",
+    [
+        "RevNet",
+        pytest.param("RevGPT", marks=pytest.mark.slow),
+        pytest.param("RevViT", marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_and_state_are_those_of_the_plain_counterpart(name, float64):
     make, config, inputs = MODELS[name]

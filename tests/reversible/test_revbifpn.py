@@ -38,7 +38,7 @@ def size(module, kind=nnx.Param):
     return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, kind)))
 
 
-OFTEN = ("S0", "S3")
+OFTEN = ("S0",)
 ALL = [
     name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
     for name in REVBIFPN

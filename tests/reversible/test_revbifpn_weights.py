@@ -38,7 +38,10 @@ def test_the_names_are_those_of_the_published_parameters():
 
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [("S3", S3), pytest.param("S6", S6, marks=pytest.mark.slow)],
+    [
+        pytest.param("S3", S3, marks=pytest.mark.slow),
+        pytest.param("S6", S6, marks=pytest.mark.slow),
+    ],
 )
 def test_larger_variants_have_more_of_the_same_names(name, variant):
     model = nnx.eval_shape(lambda: RevBiFPN(REVBIFPN[name], rngs=nnx.Rngs(0)))

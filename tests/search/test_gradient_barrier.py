@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import revremat as rr
 from revremat._search import BASELINE, Request, begin
@@ -72,6 +73,7 @@ def alike(state, ask, action, barrier=None):
     return state, state.row(key)
 
 
+@pytest.mark.slow
 def test_over_microbatches_gradients_are_held_together_where_they_were_put_off():
     state, ask = made_of(accumulated)
     state = gradient_barrier(state, ask)

@@ -137,7 +137,7 @@ ALONE = Heuristics(isolate_operations=0, isolate_part=2, isolate_fused_time=math
 
 
 @pytest.mark.parametrize(
-    "name", ["wide", pytest.param("gated", marks=pytest.mark.slow)]
+    "name", [pytest.param(name, marks=pytest.mark.slow) for name in ("wide", "gated")]
 )
 def test_costs_are_those_within_the_program(name):
     state, ask = begin(two_kinds(4), rr.target("h100:1"), heuristics=ALONE)

@@ -29,7 +29,7 @@ def costs_of(num_layers, products_of_a_layer):
         (96, 100, True),
         (100, 2, True),
         (101, 2, False),  # too many layers
-        (16, 1000, False),  # too many operations
+        pytest.param(16, 1000, False, marks=pytest.mark.slow),  # too many operations
     ],
 )
 def test_loops_too_long_to_compile_stay_loops(

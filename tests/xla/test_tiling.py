@@ -145,6 +145,7 @@ def test_who_says_how_products_are_tiled_has_it_so(option, compiles):
     assert [how for how, _ in compiles] == [True]
 
 
+@pytest.mark.slow
 def test_who_leaves_passes_out_does_not_bring_xlas_rematerialization_back(compiles):
     def too_large(x, w):
         for _ in range(30):  # 4 GiB each

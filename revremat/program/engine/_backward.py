@@ -280,7 +280,9 @@ class _Backward:
             if isinstance(atom, Value):
                 env.setdefault(atom, array)
 
-    def _differentiate(self, plan: Kept, index, env, cotangents, state, together: bool):
+    def _differentiate(
+        self, plan: Kept, index, env, cotangents, state, together: bool = False
+    ):
         out_mask = self.engine.layer.passes.out_mask[: len(self.engine.carry_mask)]
         carried = dict(zip(_where(self.engine.carry_mask), cotangents, strict=True))
         ct_outs = [carried[k] for k in _where(out_mask)]
