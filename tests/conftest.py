@@ -72,3 +72,14 @@ def _silent_commands():
     _progress.FIRST_LINE_SECONDS = 3600.0
     yield
     _progress.FIRST_LINE_SECONDS = before
+
+
+@pytest.fixture(autouse=True)
+def _remat_pass_as_it_was():
+    """Jobs that measure a card switch XLA's remat pass off for all of their process."""
+    import jax
+
+    before = jax.config.jax_compiler_enable_remat_pass
+    yield
+    if jax.config.jax_compiler_enable_remat_pass != before:
+        jax.config.update("jax_compiler_enable_remat_pass", before)
