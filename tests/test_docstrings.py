@@ -4,7 +4,6 @@ import ast
 import doctest
 import importlib
 import inspect
-import pkgutil
 import re
 import sys
 import textwrap
@@ -119,16 +118,13 @@ def test_what_a_docstring_lacks_is_found():
 
 
 def modules():
-    found = pkgutil.walk_packages(revremat.__path__, "revremat.")
-    names = sorted(m.name for m in found if not m.name.endswith("__main__"))
-    folder = Path(revremat.__path__[0]).parent
-
-    def has_examples(name):
-        path = folder / name.replace(".", "/")
-        files = (path.with_suffix(".py"), path / "__init__.py")
-        return any(f.is_file() and ">>>" in f.read_text() for f in files)
-
-    return list(filter(has_examples, names))
+    """Those of the package and of the experiments whose docstrings have examples."""
+    files = [
+        p for top in ("revremat", "experiments") for p in (ROOT / top).rglob("*.py")
+    ]
+    shown = [p for p in files if ">>> " in p.read_text() and p.stem != "__main__"]
+    names = (".".join(p.relative_to(ROOT).with_suffix("").parts) for p in shown)
+    return sorted(name.removesuffix(".__init__") for name in names)
 
 
 @pytest.mark.parametrize("name", modules())

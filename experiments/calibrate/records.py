@@ -7,6 +7,7 @@ line, which is no record. Of the standard library alone.
 
 import json
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,25 @@ class Record:
         return self.data.get(name, default)
 
 
+_FOLDERS = {
+    str(Path(__file__).parents[2]): ".",
+    tempfile.gettempdir(): "$TMPDIR",
+    str(Path.home()): "~",
+}
+
+
+def anywhere(text: str) -> str:
+    """Without the names of this machine's folders: results are kept and shown.
+
+    >>> anywhere(f"{tempfile.gettempdir()}/tuning")
+    '$TMPDIR/tuning'
+    """
+    for folder, name in _FOLDERS.items():
+        if folder.strip("/"):
+            text = text.replace(f"{folder}/", f"{name}/")
+    return text
+
+
 class Writer:
     """Appends records of one job to a file.
 
@@ -68,7 +88,7 @@ class Writer:
     def __call__(self, kind: Kind, **data: Any) -> None:
         """Writes one record, and has it on the disk when it returns."""
         head = {"job": self.job, "attempt": self.attempt, "kind": kind}
-        text = json.dumps(head | data, default=str) + "\n"
+        text = anywhere(json.dumps(head | data, default=str)) + "\n"
         if self._ends_in_half_a_line():
             text = "\n" + text
         with self.path.open("ab", buffering=0) as file:
@@ -151,7 +171,7 @@ def error_of(attempt: list[Record]) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's kind and the first line of what it says, in at most 300 characters.
+    r"""An error's kind and the first line of what it says, in at most 300 characters.
 
     >>> in_one_line(ValueError("too large\nallocator: ..."))
     'ValueError: too large'

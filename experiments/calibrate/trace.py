@@ -44,15 +44,9 @@ def exposed_copies_s(run: Callable[[], object], times: int) -> dict[str, float] 
     copies: list[Span] = []
     kernels: list[Span] = []
     with _traced(run, times) as planes:
-        for plane in planes:
-            if not plane.name.startswith("/device:GPU"):
-                continue
-            for line in plane.lines:
-                if not line.name.startswith("Stream"):
-                    continue
-                for event in line.events:
-                    span = event.start_ns, event.start_ns + event.duration_ns
-                    (copies if is_copy(event.name) else kernels).append(span)
+        for event in _on_streams(planes):
+            span = event.start_ns, event.start_ns + event.duration_ns
+            (copies if is_copy(event.name) else kernels).append(span)
     if not copies:
         return None
     per_call = 1e-9 / times
@@ -72,19 +66,14 @@ def kernels(run: Callable[[], object], times: int) -> list[dict[str, Any]]:
 
     Returns:
       By kernel and instruction: `kernel`, `instruction` (as the module's text names
-      it; "" where the trace does not say), `number` and `seconds` of one call.
+      it, or the command buffer that the kernel is started in; "" where the trace does
+      not say), `number` and `seconds` of one call.
     """
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     with _traced(run, times) as planes:
-        for plane in planes:
-            if not plane.name.startswith("/device:GPU"):
-                continue
-            for line in plane.lines:
-                if not line.name.startswith("Stream"):
-                    continue
-                for event in line.events:
-                    op = next((v for k, v in event.stats if k == "hlo_op"), "")
-                    found[event.name, str(op)].append(event.duration_ns * 1e-9)
+        for event in _on_streams(planes):
+            op = next((v for k, v in event.stats if k == "hlo_op"), "")
+            found[event.name, str(op)].append(event.duration_ns * 1e-9)
     rows = [
         {
             "kernel": kernel,
@@ -95,6 +84,15 @@ def kernels(run: Callable[[], object], times: int) -> list[dict[str, Any]]:
         for (kernel, op), spans in found.items()
     ]
     return sorted(rows, key=lambda row: -row["seconds"])
+
+
+def _on_streams(planes: Iterable[Any]) -> Iterator[Any]:
+    """What a trace says that the GPUs did."""
+    for plane in planes:
+        if plane.name.startswith("/device:GPU"):
+            for line in plane.lines:
+                if line.name.startswith("Stream"):
+                    yield from line.events
 
 
 def is_copy(name: str) -> bool:

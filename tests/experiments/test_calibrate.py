@@ -1,10 +1,12 @@
 """Measuring a card: its programs, values, kernels and plans; here without one."""
 
+import contextlib
 import dataclasses
 import json
 import re
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -459,3 +461,47 @@ def test_reports_use_the_card_only_where_they_are_told_to(job, tmp_path, monkeyp
     monkeypatch.setenv("REVREMAT_CARDS", str(folder))
     assert rr.target("h100:8").card.measured
     assert rr.target("h100:8").card.memory_efficiency == 0.5
+
+
+def _plane(name, **lines):
+    """As JAX's profiler gives it: lines of events, `(name, instruction, ns, ns)`."""
+    made = [
+        SimpleNamespace(
+            name=line,
+            events=[
+                SimpleNamespace(name=n, stats=s, start_ns=t, duration_ns=d)
+                for n, s, t, d in events
+            ],
+        )
+        for line, events in lines.items()
+    ]
+    return SimpleNamespace(name=name, lines=made)
+
+
+def test_kernels_are_those_on_the_streams_of_gpus(monkeypatch):
+    of = lambda name: [("other", 1), ("hlo_op", name)]
+    planes = [
+        _plane("/host:CPU", Stream=[("fusion", of("fusion.1"), 0, 50_000)]),
+        _plane(
+            "/device:GPU:0",
+            Steps=[("step", [], 0, 90_000)],
+            Stream=[
+                ("fusion", of("fusion.1"), 0, 1000),
+                ("gemm", [], 1000, 8000),
+                ("fusion", of("fusion.1"), 9000, 3000),
+                ("MemcpyD2H", [], 8000, 6000),
+            ],
+        ),
+    ]
+    monkeypatch.setattr(trace, "_traced", lambda *_: contextlib.nullcontext(planes))
+    rows = [tuple(row.values()) for row in trace.kernels(lambda: None, times=2)]
+    assert rows == [
+        ("gemm", "", 0.5, pytest.approx(4e-6)),
+        ("MemcpyD2H", "", 0.5, pytest.approx(3e-6)),
+        ("fusion", "fusion.1", 1.0, pytest.approx(2e-6)),
+    ]
+    assert trace.exposed_copies_s(lambda: None, times=2) == {
+        "copying_s": pytest.approx(3e-6),
+        "exposed_s": pytest.approx(1e-6),
+        "busy_s": pytest.approx(7e-6),
+    }
