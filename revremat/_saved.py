@@ -107,6 +107,7 @@ class _Kind:
 
 
 _PLAN = "a plan"
+_WRITES_A_PLAN = "'revremat search PROGRAM --budget BYTES --out FILE' writes one"
 _KINDS = (
     _Kind("a search's result", frozenset({"plan", "measurement"}), FitRecord.from_json),
     _Kind(_PLAN, frozenset({"program", "units"}), Plan.from_json),
@@ -164,10 +165,11 @@ def load_plan(path: str | Path) -> Plan:
     """
     told = what_is(path)
     if told not in ("", _PLAN):
-        raise UserError(
-            f"{str(path)!r} is {told}, no plan: 'revremat search --out FILE' writes one"
-        )
-    return Plan.load(path)
+        raise UserError(f"{str(path)!r} is {told}, no plan: {_WRITES_A_PLAN}")
+    try:
+        return Plan.load(path)
+    except UserError as error:
+        raise UserError(f"{str(error).rstrip('.')}; {_WRITES_A_PLAN}") from None
 
 
 def what_is(path: str | Path) -> str:

@@ -50,6 +50,8 @@ class Diff:
         if unknown := set(self.by) - set(_KEYS):
             raise UserError(f"--by {unknown.pop()!r}: write one of {', '.join(_KEYS)}")
         if self.json is not None:
+            if self.json.suffix != ".json":
+                raise UserError(f"cannot write {str(self.json)!r}: write *.json")
             check_place(self.json)
         rules = read_rules(self.rule)
         before, after = self._nouns()
@@ -105,12 +107,20 @@ def _read(path: Path) -> Measurement | Plan:
     Raises:
       UserError: There is none, it holds several, or it is something else.
     """
+    kind = what_is(path)
+    if kind and kind not in ("a report", "several reports", "a plan"):
+        raise UserError(
+            f"{str(path)!r} is {kind}, and diff compares reports or plans: "
+            "'revremat report PROGRAM --json FILE' writes a report"
+        )
+    if path.is_file() and not kind:
+        raise UserError(
+            f"{str(path)!r} holds no report and no plan, or only a part of one: "
+            "'revremat report PROGRAM --json FILE' writes a report, "
+            "'revremat search PROGRAM --budget BYTES --out FILE' a plan"
+        )
     found = load(path)
     if isinstance(found, list):
         raise UserError(f"{str(path)!r} holds several reports: write one target each")
-    if not isinstance(found, Measurement | Plan):
-        raise UserError(
-            f"{str(path)!r} is {what_is(path)}, and diff compares reports or plans: "
-            "write 'revremat report PROGRAM --json FILE' for a report"
-        )
+    assert isinstance(found, Measurement | Plan)
     return found

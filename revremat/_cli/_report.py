@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -29,6 +29,7 @@ from revremat._cli._words import (
     Overrides,
     Program,
     Rules,
+    Share,
     TargetNames,
 )
 from revremat._errors import UserError
@@ -87,7 +88,7 @@ class Report:
     """What the largest batch stays within: `60GiB`, `75%`; default all usable."""
     step: OptionalCount = None
     """The largest batch is a multiple of N; default the devices it is split over."""
-    tolerance: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.01
+    tolerance: Share = 0.01
     """Growth that the lock lets pass, as a share."""
 
     def run(self) -> int:
