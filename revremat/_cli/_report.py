@@ -43,7 +43,8 @@ from revremat._printable import say
 from revremat._problem import Problem
 from revremat._read import is_dump, read
 from revremat._report._lock import check_lock, lock_text, read_lock
-from revremat._report._text import new_table, render, write
+from revremat._report._text import new_table, render
+from revremat._report._write import write
 from revremat._saved import load_plan
 from revremat._trace import fixed_units
 from revremat.xla import Target
