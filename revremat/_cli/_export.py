@@ -41,7 +41,8 @@ class Export:
         with users_errors(f"export {self.program} failed"), progress("export"):
             problem = load(self.program, target, dict(map(read_override, self.set)))
             problem = dataclasses.replace(problem, name=problem.name or self.program)
-            kept = {"keep_checkpoints": plan.keep_checkpoints}
-            graph = trace(problem.loss, *problem.specs, **kept)
+            graph = trace(
+                problem.loss, *problem.specs, keep_checkpoints=plan.keep_checkpoints
+            )
         say(str(export(plan, graph, self.form)))
         return 0
