@@ -98,7 +98,7 @@ class _Kind:
     Attributes:
       told: What people call it.
       keys: Of its object; no other kind has all of them.
-      read: Makes the noun of the text; None for what no noun is.
+      read: Makes the result of the text; None for what cannot be read back.
     """
 
     told: str
@@ -118,10 +118,10 @@ _KINDS = (
     _Kind("a difference that 'revremat diff' wrote", frozenset({"before", "after"})),
 )
 _SEVERAL = "several reports"
-Noun = Plan | Measurement | Frontier | Graph | FitRecord
+Result = Plan | Measurement | Frontier | Graph | FitRecord
 
 
-def load(path: str | Path) -> Noun | list[Noun]:
+def load(path: str | Path) -> Result | list[Result]:
     """Reads back what `write` wrote as JSON; nothing in the file is executed.
 
     Args:
@@ -153,8 +153,8 @@ def load(path: str | Path) -> Noun | list[Noun]:
             "rr.write wrote to *.json, rr.read what a compile dumped"
         ) from None
     if isinstance(data, list):
-        return [_noun(one, path) for one in data]
-    return _noun(data, path)
+        return [_result(one, path) for one in data]
+    return _result(data, path)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -194,7 +194,7 @@ def _kind(data: Any) -> _Kind | None:
     return next((kind for kind in _KINDS if kind.keys <= set(keys)), None)
 
 
-def _noun(data: Any, path: str | Path) -> Noun:
+def _result(data: Any, path: str | Path) -> Result:
     kind = _kind(data)
     if kind is None:
         raise UserError(f"{str(path)!r} holds nothing that rr.write writes")

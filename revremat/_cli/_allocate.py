@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from revremat._cli._exit import FAILED
-from revremat._cli._words import OptionalCapacity, OptionalFile, Seconds
+from revremat._cli._options import OptionalCapacity, OptionalFile, Seconds
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._files import check_place

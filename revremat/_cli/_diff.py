@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from revremat._cli._words import OptionalFile, Rules
+from revremat._cli._options import OptionalFile, Rules
 from revremat._errors import UserError
 from revremat._io._files import check_place, write_text
 from revremat._measurement import Measurement
@@ -54,7 +54,7 @@ class Diff:
                 raise UserError(f"cannot write {str(self.json)!r}: write *.json")
             check_place(self.json)
         rules = read_rules(self.rule)
-        before, after = self._nouns()
+        before, after = self._pair()
         if isinstance(before, Plan) and isinstance(after, Plan):
             if self.by or self.rule:
                 raise UserError(
@@ -73,7 +73,7 @@ class Diff:
             write_text(self.json, json.dumps(data, indent=1) + "\n")
         return 0
 
-    def _nouns(self) -> tuple[Measurement | Plan, Measurement | Plan]:
+    def _pair(self) -> tuple[Measurement | Plan, Measurement | Plan]:
         """Two reports or two plans, whatever the files are."""
         before, after = (_read(path) for path in (self.before, self.after))
         if isinstance(before, Plan) != isinstance(after, Plan):

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from revremat._cli._options import Overrides, Program
 from revremat._cli._program import load, read_override, start_targets, users_errors
 from revremat._cli._progress import progress
-from revremat._cli._words import Overrides, Program
 from revremat._export import export
 from revremat._printable import say
 from revremat._saved import load_plan

@@ -13,15 +13,7 @@ from revremat import xla
 from revremat._apply import apply_quietly
 from revremat._cli._diff import read_rules
 from revremat._cli._exit import FAILED
-from revremat._cli._program import (
-    default_of,
-    load,
-    read_override,
-    start_targets,
-    users_errors,
-)
-from revremat._cli._progress import progress
-from revremat._cli._words import (
+from revremat._cli._options import (
     Budget,
     OptionalCount,
     OptionalFile,
@@ -32,6 +24,14 @@ from revremat._cli._words import (
     Share,
     TargetNames,
 )
+from revremat._cli._program import (
+    default_of,
+    load,
+    read_override,
+    start_targets,
+    users_errors,
+)
+from revremat._cli._progress import progress
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._files import check_place, write_text
@@ -97,10 +97,10 @@ class Report:
         found, refused = self._measure()
         if not found or (refused and (self.lock or self.check)):
             raise refused[0]
-        noun = found[0] if len(found) + len(refused) == 1 else found
-        _out(noun)
+        result = found[0] if len(found) + len(refused) == 1 else found
+        _out(result)
         for path in filter(None, (self.json, self.html)):
-            write(noun, path)
+            write(result, path)
         if self.lock is not None:
             write_text(self.lock, lock_text(found, self.tolerance))
         grown = check_lock(found, self.check) if self.check is not None else []
@@ -302,5 +302,5 @@ def _fixed_units(problem: Problem, target: Target) -> list[str]:
     return lines
 
 
-def _out(noun: Any) -> None:
-    sys.stdout.write(render(noun, color=sys.stdout.isatty()))
+def _out(result: Any) -> None:
+    sys.stdout.write(render(result, color=sys.stdout.isatty()))

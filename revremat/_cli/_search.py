@@ -10,9 +10,7 @@ from pathlib import Path
 import tyro
 from rich.text import Text
 
-from revremat._cli._program import load, read_override, start_targets, users_errors
-from revremat._cli._progress import Report, progress
-from revremat._cli._words import (
+from revremat._cli._options import (
     Budget,
     Budgets,
     OptionalCount,
@@ -21,6 +19,8 @@ from revremat._cli._words import (
     Program,
     TargetName,
 )
+from revremat._cli._program import load, read_override, start_targets, users_errors
+from revremat._cli._progress import Report, progress
 from revremat._errors import UserError
 from revremat._fit import Fit, Row, fit, frontier, presets
 from revremat._format import format_bytes, format_us, parse_bytes

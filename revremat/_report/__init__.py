@@ -1,4 +1,4 @@
-"""Reports: nouns as text, as pages, as locks; knows every noun."""
+"""Reports: results as text, as pages, as locks; knows every result."""
 
 # They register how these are printed.
 from revremat._report import _fits as _fits

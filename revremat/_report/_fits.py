@@ -10,7 +10,7 @@ from revremat._format import format_bytes, format_us
 from revremat._frontier import Frontier
 from revremat._measure import REMAT_PASS_OFF, remarks
 from revremat._plan import Plan
-from revremat._report._text import line, new_table, note, print_noun
+from revremat._report._text import line, new_table, note, print_result
 from revremat._saved import FitRecord
 from revremat._search import Fit, Heuristics, why_it_does_not_fit
 
@@ -18,9 +18,9 @@ _NEGLIGIBLE = Heuristics().negligible_budget
 ESTIMATES = "bytes are per device; steps are estimates"
 
 
-@print_noun.register
-def _(noun: Fit, console: Console) -> None:
-    plan, best = noun.plan, noun.measurement
+@print_result.register
+def _(result: Fit, console: Console) -> None:
+    plan, best = result.plan, result.measurement
     budget = plan.budget_bytes or 0
     line(
         console,
@@ -30,7 +30,7 @@ def _(noun: Fit, console: Console) -> None:
     console.print()
     columns = ("program", "bytes", "predicted bytes", "step", "fits", "status")
     table = new_table(*columns)
-    for row in sorted(noun.rows, key=lambda r: r.time_us):
+    for row in sorted(result.rows, key=lambda r: r.time_us):
         chosen = row.measurement is best
         table.add_row(
             Text(row.name),
@@ -41,75 +41,75 @@ def _(noun: Fit, console: Console) -> None:
             "chosen" if chosen else "",
             style="bold" if chosen else "",
         )
-    for one in noun.dropped:
+    for one in result.dropped:
         table.add_row(Text(one.name), "", "", "", "dropped", Text(one.reason))
     console.print(table)
     console.print()
     for remark in (
         f"{ESTIMATES}; predicted: from per-layer costs, before the whole was compiled",
-        *_how_good(noun),
-        *_what_was_left_out(noun),
+        *_how_good(result),
+        *_what_was_left_out(result),
     ):
         note(console, remark)
     console.print()
     if not plan.fits:
-        console.print(Text(why_it_does_not_fit(noun)))
+        console.print(Text(why_it_does_not_fit(result)))
     for unit in plan.units:
         console.print(Text(str(unit)))
     for sentence in _how_to_run(plan, REMAT_PASS_OFF in best.notes):
         console.print(Text(sentence))
 
 
-def _how_good(noun: Fit) -> Iterator[str]:
+def _how_good(result: Fit) -> Iterator[str]:
     """How far from the best a plan may be."""
-    if noun.greedy_us is not None and noun.bound_us > 0:
+    if result.greedy_us is not None and result.bound_us > 0:
         yield (
             "estimated from per-layer costs: a greedy assignment of actions to layers "
-            f"takes {format_us(noun.greedy_us)}, and none takes less than "
-            f"{format_us(noun.bound_us)}"
+            f"takes {format_us(result.greedy_us)}, and none takes less than "
+            f"{format_us(result.bound_us)}"
         )
-    if noun.bound_us > 0:
-        slower = 100 * (noun.measurement.time.step_us / noun.bound_us - 1)
+    if result.bound_us > 0:
+        slower = 100 * (result.measurement.time.step_us / result.bound_us - 1)
         yield (
             f"the chosen program is at most {slower:.1f} % slower than any assignment "
             "of these actions to layers, as estimated from per-layer costs"
         )
-    budget = noun.plan.budget_bytes or 0
-    left = budget - noun.measurement.memory.total_bytes
-    if noun.filled and left >= _NEGLIGIBLE * budget > 0:
+    budget = result.plan.budget_bytes or 0
+    left = budget - result.measurement.memory.total_bytes
+    if result.filled and left >= _NEGLIGIBLE * budget > 0:
         yield (
             f"{format_bytes(left)} of the budget are left: no similar plan that uses "
             "them is faster, as compiled or as estimated"
         )
 
 
-def _what_was_left_out(noun: Fit) -> Iterator[str]:
+def _what_was_left_out(result: Fit) -> Iterator[str]:
     """What was compiled, and what was not done or came out differently."""
-    allowed = f" of {noun.most_compiles}" if noun.most_compiles else ""
-    yield f"{noun.num_compiles}{allowed} programs compiled or read from the cache"
-    for one in noun.skipped:
+    allowed = f" of {result.most_compiles}" if result.most_compiles else ""
+    yield f"{result.num_compiles}{allowed} programs compiled or read from the cache"
+    for one in result.skipped:
         yield (
             f"the limit of compiles cut the search's pass {one.what!r} short, which "
             f"needs at least {one.num_compiles} more"
         )
-    if noun.dropped:
+    if result.dropped:
         yield (
             "could not be compiled, so that their actions were dropped: "
-            f"{len(noun.dropped)} of the programs above"
+            f"{len(result.dropped)} of the programs above"
         )
-    if noun.left:
+    if result.left:
         yield (
-            f"{len(noun.left)} units with less than 0.5 % of all residual bytes were "
+            f"{len(result.left)} units with less than 0.5 % of all residual bytes were "
             "left unchanged"
         )
-    if noun.not_sent:
+    if result.not_sent:
         yield (
-            f"the compiler leaves {format_bytes(noun.not_sent)} on the device of what "
-            "the plan offloads to the host"
+            f"the compiler leaves {format_bytes(result.not_sent)} on the device of "
+            "what the plan offloads to the host"
         )
-    unusual = Counter(n for row in noun.rows for n in remarks(row.measurement))
+    unusual = Counter(n for row in result.rows for n in remarks(row.measurement))
     for remark, number in unusual.items():
-        yield f"{number} of {len(noun.rows)} programs: {remark}"
+        yield f"{number} of {len(result.rows)} programs: {remark}"
 
 
 def _how_to_run(plan: Plan, is_remat_pass_off: bool) -> Iterator[str]:
@@ -128,27 +128,27 @@ def _how_to_run(plan: Plan, is_remat_pass_off: bool) -> Iterator[str]:
         )
 
 
-@print_noun.register
-def _(noun: FitRecord, console: Console) -> None:
+@print_result.register
+def _(result: FitRecord, console: Console) -> None:
     table = new_table("program", "bytes", "step")
-    for row in sorted(noun.rows, key=lambda r: r.step_us):
+    for row in sorted(result.rows, key=lambda r: r.step_us):
         table.add_row(Text(row.name), format_bytes(row.bytes), format_us(row.step_us))
     console.print(table)
     console.print()
-    console.print(Text(str(noun.plan)))
+    console.print(Text(str(result.plan)))
 
 
-@print_noun.register
-def _(noun: Frontier, console: Console) -> None:
+@print_result.register
+def _(result: Frontier, console: Console) -> None:
     line(
         console,
-        f"{noun.program} on {noun.target}",
-        f"{format_bytes(noun.usable_bytes)} usable on each device",
+        f"{result.program} on {result.target}",
+        f"{format_bytes(result.usable_bytes)} usable on each device",
     )
     console.print()
-    best = set(noun.best)
+    best = set(result.best)
     table = new_table("program", "bytes", "step", "kind", "on the frontier")
-    for point in noun.points:
+    for point in result.points:
         kind = point.kind
         if point.budget_bytes is not None:
             kind = f"{kind}, within {format_bytes(point.budget_bytes)}"
@@ -166,6 +166,6 @@ def _(noun: Frontier, console: Console) -> None:
         ESTIMATES,
         "searched: the answer for every budget from its bytes up to the given ones",
         "on the frontier: no other program takes less memory and less time",
-        f"{noun.num_compiles} programs compiled or read from the cache",
+        f"{result.num_compiles} programs compiled or read from the cache",
     ):
         note(console, remark)

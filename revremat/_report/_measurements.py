@@ -9,15 +9,16 @@ from rich.text import Text
 
 from revremat._format import format_bytes, format_us
 from revremat._measurement import PHASES, Buffer, Measurement
-from revremat._report._text import WIDTH, line, new_table, note, print_noun
+from revremat._report._text import WIDTH, line, new_table, note, print_result
 from revremat._report._what_if import print_what_if
 
 
-@print_noun.register
-def _(noun: Measurement, console: Console) -> None:
-    memory = noun.memory
-    devices = f"{noun.num_devices} device{'s' * (noun.num_devices > 1)}"
-    line(console, f"{noun.program} on {noun.target}", f"({noun.device}, {devices})")
+@print_result.register
+def _(result: Measurement, console: Console) -> None:
+    memory = result.memory
+    devices = f"{result.num_devices} device{'s' * (result.num_devices > 1)}"
+    about = f"({result.device}, {devices})"
+    line(console, f"{result.program} on {result.target}", about)
     line(
         console,
         f"{format_bytes(memory.total_bytes)} on each device",
@@ -28,7 +29,7 @@ def _(noun: Measurement, console: Console) -> None:
     )
     if memory.host_bytes:
         line(console, f"{format_bytes(memory.host_bytes)} on its host", "offloaded")
-    line(console, _verdict(noun), _of_the_card(noun))
+    line(console, _verdict(result), _of_the_card(result))
     if memory.packing is not None:
         packing = memory.packing
         line(
@@ -38,7 +39,7 @@ def _(noun: Measurement, console: Console) -> None:
             f"{format_bytes(packing.arena_bytes)}, and none takes less than "
             f"{format_bytes(packing.bound_bytes)}",
         )
-    time = noun.time
+    time = result.time
     recompute = ""
     if time.recompute_us:
         hidden = f", {format_us(time.hidden_recompute_us)} hidden"
@@ -60,10 +61,10 @@ def _(noun: Measurement, console: Console) -> None:
     line(console, f"{format_us(time.step_us)} a step", ", ".join(parts))
     console.print()
     if memory.buffers:
-        console.print(_by_phase(noun))
+        console.print(_by_phase(result))
         console.print()
         if memory.rules:
-            console.print(_by_rule(noun))
+            console.print(_by_rule(result))
             console.print()
         console.print(_largest(memory.buffers))
         console.print()
@@ -76,19 +77,19 @@ def _(noun: Measurement, console: Console) -> None:
             "XLA's own cost model says of the same instructions, without overlap: "
             f"{format_us(time.compiler_us)}",
         )
-    for one in noun.notes:
+    for one in result.notes:
         note(console, one)
 
 
-@print_noun.register(list)
-@print_noun.register(tuple)
-def _(noun: Sequence[Measurement], console: Console) -> None:
-    programs = dict.fromkeys(m.program for m in noun)
-    line(console, ", ".join(programs), f"on {len(noun)} targets")
+@print_result.register(list)
+@print_result.register(tuple)
+def _(result: Sequence[Measurement], console: Console) -> None:
+    programs = dict.fromkeys(m.program for m in result)
+    line(console, ", ".join(programs), f"on {len(result)} targets")
     console.print()
     columns = ("bytes", "reserve", "headroom", "step", "exposed")
     table = new_table("target", "device", "fits", *columns)
-    for m in noun:
+    for m in result:
         table.add_row(
             m.target,
             m.device,
@@ -109,28 +110,28 @@ def _(noun: Sequence[Measurement], console: Console) -> None:
         note(console, one)
 
 
-def _verdict(noun: Measurement) -> str:
-    if noun.fits:
-        return f"fits, {format_bytes(noun.headroom_bytes)} to spare"
-    return f"DOES NOT FIT by {format_bytes(-noun.headroom_bytes)}"
+def _verdict(result: Measurement) -> str:
+    if result.fits:
+        return f"fits, {format_bytes(result.headroom_bytes)} to spare"
+    return f"DOES NOT FIT by {format_bytes(-result.headroom_bytes)}"
 
 
-def _of_the_card(noun: Measurement) -> str:
-    return (
-        f"of {format_bytes(noun.usable_bytes)} usable: device "
-        f"{format_bytes(noun.device_bytes)}, reserve {format_bytes(noun.reserve_bytes)}"
+def _of_the_card(result: Measurement) -> str:
+    usable, device, reserve = map(
+        format_bytes, (result.usable_bytes, result.device_bytes, result.reserve_bytes)
     )
+    return f"of {usable} usable: device {device}, reserve {reserve}"
 
 
-def _by_phase(noun: Measurement) -> Table:
-    total = max(1, noun.memory.total_bytes)
+def _by_phase(result: Measurement) -> Table:
+    total = max(1, result.memory.total_bytes)
     table = new_table("phase", title="alive at the peak")
     table.add_column("module", overflow="fold", max_width=48)
     table.add_column("bytes", justify="right")
     table.add_column("share", justify="right")
     for phase in PHASES:
         sums: dict[str, int] = {}
-        for b in noun.memory.where(phase=phase):
+        for b in result.memory.where(phase=phase):
             sums[b.module] = sums.get(b.module, 0) + b.bytes
         rows = sorted(sums.items(), key=lambda item: -item[1])
         large = [r for r in rows if r[1] >= 0.01 * total][:6]
@@ -149,7 +150,7 @@ def _by_phase(noun: Measurement) -> Table:
                 format_bytes(rest),
                 _share(rest, total),
             )
-    fragmentation = noun.memory.fragmentation_bytes
+    fragmentation = result.memory.fragmentation_bytes
     if fragmentation >= 0.001 * total:
         table.add_row(
             "",
@@ -160,11 +161,11 @@ def _by_phase(noun: Measurement) -> Table:
     return table
 
 
-def _by_rule(noun: Measurement) -> Table:
-    total = max(1, noun.memory.total_bytes)
+def _by_rule(result: Measurement) -> Table:
+    total = max(1, result.memory.total_bytes)
     title = "alive at the peak, by rule"
     table = new_table("category", "bytes", "share", title=title)
-    for name, size in noun.memory.by_rule(dict(noun.memory.rules)).items():
+    for name, size in result.memory.by_rule(dict(result.memory.rules)).items():
         table.add_row(Text(name), format_bytes(size), _share(size, total))
     return table
 

@@ -1,4 +1,4 @@
-"""render: any noun as text for a terminal, and what its lines and tables look like."""
+"""render: a result as text for a terminal, and what its lines and tables look like."""
 
 import functools
 import io
@@ -21,12 +21,12 @@ from revremat._printable import masked, printable
 WIDTH = 100
 
 
-def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
-    """A noun as text.
+def render(result: Any, *, width: int = WIDTH, color: bool = False) -> str:
+    """A result as text.
 
     Args:
-      noun: A `Measurement`, or a list of them (one row each); a `Graph`, `Plan`, `Fit`,
-        `FitRecord` or `Frontier`; or a table of the `rich` package.
+      result: A `Measurement`, or a list of them (one row each); a `Graph`, `Plan`,
+        `Fit`, `FitRecord` or `Frontier`; or a table of the `rich` package.
       width: Columns at most.
       color: With terminal colours.
 
@@ -54,7 +54,7 @@ def render(noun: Any, *, width: int = WIDTH, color: bool = False) -> str:
         legacy_windows=False,
     )
     console.push_render_hook(_MaskEverything())
-    print_noun(noun, console)
+    print_result(result, console)
     return "\n".join(line.rstrip() for line in sink.getvalue().splitlines()) + "\n"
 
 
@@ -108,20 +108,20 @@ def new_table(*columns: str, title: str = "", no_wrap: bool = False) -> Table:
 
 
 @functools.singledispatch
-def print_noun(noun: Any, console: Console) -> None:
-    """Prints one kind of noun; more kinds are registered where they are defined."""
-    raise UserError(f"nothing is known about how to print a {type(noun).__name__}")
+def print_result(result: Any, console: Console) -> None:
+    """Prints one kind of result; more kinds are registered where they are defined."""
+    raise UserError(f"nothing is known about how to print a {type(result).__name__}")
 
 
-@print_noun.register(Graph)
-@print_noun.register(Plan)
-def _(noun: Graph | Plan, console: Console) -> None:
-    console.print(Text(str(noun)))
+@print_result.register(Graph)
+@print_result.register(Plan)
+def _(result: Graph | Plan, console: Console) -> None:
+    console.print(Text(str(result)))
 
 
-@print_noun.register
-def _(noun: Table, console: Console) -> None:
-    console.print(noun)
+@print_result.register
+def _(result: Table, console: Console) -> None:
+    console.print(result)
 
 
 def line(console: Console, head: str, rest: str) -> None:

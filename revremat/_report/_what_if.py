@@ -12,15 +12,15 @@ _MOST_ROWS = 10
 _MOST_NAME = 52
 
 
-def print_what_if(noun: WhatIf, console: Console) -> None:
+def print_what_if(result: WhatIf, console: Console) -> None:
     """Prints residuals, donations and checkpoints; a sentence where there are none."""
-    if noun.residuals:
+    if result.residuals:
         table = new_table(
             *("made by", "count", "bytes", "falls by"),
             title="if one residual were dropped",
             no_wrap=True,
         )
-        for r in noun.residuals[:_MOST_ROWS]:
+        for r in result.residuals[:_MOST_ROWS]:
             table.add_row(
                 _name("/".join(filter(None, (r.scope, r.op)))),
                 str(r.count),
@@ -35,25 +35,26 @@ def print_what_if(noun: WhatIf, console: Console) -> None:
         )
     else:
         note(console, "no value of the forward pass is alive at the peak")
-    if noun.donations:
+    if result.donations:
         console.print()
         table = new_table(
             *("argument", "result like it", "saves at most"),
             title="if it were donated",
             no_wrap=True,
         )
-        for d in noun.donations[:_MOST_ROWS]:
+        for d in result.donations[:_MOST_ROWS]:
             size = format_bytes(d.saves_bytes) + "*" * d.scratch
             table.add_row(_name(d.argument), _name(d.result), size)
         _print(console, table)
-        total, number = sum(d.saves_bytes for d in noun.donations), len(noun.donations)
+        number = len(result.donations)
+        total = sum(d.saves_bytes for d in result.donations)
         together = "it saves" if number == 1 else f"all {number} together save"
         note(
             console,
             f"{together} at most {format_bytes(total)}: "
             "write donate_argnums, or Problem(donate=...)",
         )
-        if any(d.scratch for d in noun.donations):
+        if any(d.scratch for d in result.donations):
             note(
                 console,
                 "*: perhaps less: the result's memory holds other values before it",
@@ -64,16 +65,16 @@ def print_what_if(noun: WhatIf, console: Console) -> None:
             "donating more arguments saves nothing: none of them is like a result, and "
             "XLA gives a donated argument's memory to nothing else",
         )
-    _print_checkpoints(noun, console)
+    _print_checkpoints(result, console)
     console.print()
 
 
-def _print_checkpoints(noun: WhatIf, console: Console) -> None:
-    if not noun.checkpoints:
+def _print_checkpoints(result: WhatIf, console: Console) -> None:
+    if not result.checkpoints:
         note(console, "nothing is checkpointed")
         return
-    idle = [c for c in noun.checkpoints if c.twice_bytes or not c.again]
-    freeing = len(noun.checkpoints) - len(idle)
+    idle = [c for c in result.checkpoints if c.twice_bytes or not c.again]
+    freeing = len(result.checkpoints) - len(idle)
     if idle:
         console.print()
         table = new_table(

@@ -1,4 +1,4 @@
-"""write: a noun as a page, as JSON or as text in a file."""
+"""write: a result as a page, as JSON or as text in a file."""
 
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,12 @@ from revremat._report._text import render
 from revremat._report.page import page
 
 
-def write(noun: Any, path: str | Path) -> Path:
-    """Writes a noun to `*.html`, `*.json` or `*.txt`, whole or not at all.
+def write(result: Any, path: str | Path) -> Path:
+    """Writes a result to `*.html`, `*.json` or `*.txt`, whole or not at all.
 
     Args:
-      noun: A `Measurement`, or a list of them; as text or JSON, any other noun, too.
+      result: A `Measurement`, or a list of them; as text or JSON, any other of our
+        results, too.
       path: Where; the suffix says how.
 
     Returns:
@@ -32,14 +33,14 @@ def write(noun: Any, path: str | Path) -> Path:
     """
     path = Path(path)
     match path.suffix:
-        case ".json" if isinstance(noun, list | tuple):
-            text = "[\n" + ",\n".join(map(_json, noun)) + "\n]\n"
+        case ".json" if isinstance(result, list | tuple):
+            text = "[\n" + ",\n".join(map(_json, result)) + "\n]\n"
         case ".json":
-            text = _json(noun) + "\n"
+            text = _json(result) + "\n"
         case ".html":
-            text = page(noun)
+            text = page(result)
         case ".txt":
-            text = render(noun)
+            text = render(result)
         case _:
             raise UserError(
                 f"cannot write {str(path)!r}: write *.html, *.json or *.txt"
@@ -47,7 +48,7 @@ def write(noun: Any, path: str | Path) -> Path:
     return write_text(path, text)
 
 
-def _json(noun: Any) -> str:
-    if not hasattr(noun, "to_json"):
-        raise UserError(f"a {type(noun).__name__} cannot be written as JSON")
-    return noun.to_json()
+def _json(result: Any) -> str:
+    if not hasattr(result, "to_json"):
+        raise UserError(f"a {type(result).__name__} cannot be written as JSON")
+    return result.to_json()
