@@ -290,7 +290,7 @@ def test_donated_positions_are_whole_numbers(donate):
     ("problem", "args", "budget", "sentence"),
     [
         (loss, specs(), "60 gigs", "'60 gigs' is no number of bytes"),
-        (loss, specs(), 0, "a budget of 0 bytes is nothing"),
+        (loss, specs(), 0, "a budget of 0 bytes is not above zero"),
         (lambda ws, x: rr.stack(layer, ws, x), specs(), "1GiB", "a loss returns one"),
         (rr.Problem(loss, specs()), specs(), "1GiB", "has its own specs"),
         (

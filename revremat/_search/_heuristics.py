@@ -57,8 +57,8 @@ class Heuristics:
       most_schedules: Schedules of segments that are compiled for one budget.
       most_failures: Schedules that were no better, one after the other, to stop after.
       most_changes: Units in which every other schedule differs from the best.
-      hope: Share of the budget by which every third schedule may be over it, at first:
-        the model may expect too much.
+      most_over_budget: Share of the budget by which every third schedule may be over
+        it, at first: the model may expect too much.
       isolate_operations: Operations of a program whose units are worth compiling
         without the rest of it.
       isolate_part: Part of a program up to which a unit is a small part of it.
@@ -97,7 +97,7 @@ class Heuristics:
     most_schedules: int = 24
     most_failures: int = 8
     most_changes: int = 2
-    hope: float = 0.2
+    most_over_budget: float = 0.2
     isolate_operations: int = 1000
     isolate_part: float = 1 / 2
     isolate_fused_time: float = 1 / 200

@@ -8,11 +8,11 @@ from revremat.xla.compile._compile import lower_traced as lower_traced
 from revremat.xla.compile._compile import read_compiled as read_compiled
 from revremat.xla.compile._dumps import find_dump as find_dump
 from revremat.xla.compile._dumps import read_dump as read_dump
-from revremat.xla.compile._handed import check_stage as check_stage
-from revremat.xla.compile._handed import stage_of as stage_of
 from revremat.xla.compile._remat_pass import remat_pass_options as remat_pass_options
 from revremat.xla.compile._remat_pass import remat_pass_percent as remat_pass_percent
 from revremat.xla.compile._remat_pass import remat_pass_refusal as remat_pass_refusal
+from revremat.xla.compile._step_forms import check_stage as check_stage
+from revremat.xla.compile._step_forms import stage_of as stage_of
 from revremat.xla.hlo._hlo import Module as Module
 from revremat.xla.hlo._kernel_key import kernel_key as kernel_key
 from revremat.xla.hlo._kernels import has_opaque_kernels as has_opaque_kernels
@@ -29,7 +29,7 @@ from revremat.xla.step_time._cost import cost_of as cost_of
 from revremat.xla.step_time._roofline import rate_at as rate_at
 from revremat.xla.step_time._step_time import estimate as estimate
 from revremat.xla.step_time._unmodeled import unmodeled_calls as unmodeled_calls
-from revremat.xla.target._asked import traced_for as traced_for
+from revremat.xla.target._absent_devices import traced_for as traced_for
 from revremat.xla.target._cards import GPU_CARDS as GPU_CARDS
 from revremat.xla.target._cards import MEASURABLE as MEASURABLE
 from revremat.xla.target._cards import Card as Card

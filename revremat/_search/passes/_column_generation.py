@@ -34,11 +34,11 @@ def column_generation(state: State, ask: Ask) -> State:
         return state
     more = state
     for _ in range(state.space.heuristics.most_column_rounds):
-        before = more.late
+        before = more.generated
         more = _one_round(more, ask)
-        if more.late == before:
+        if more.generated == before:
             break
-    return more if more.late == state.late else solve_again(more, ask)
+    return more if more.generated == state.generated else solve_again(more, ask)
 
 
 def _one_round(state: State, ask: Ask) -> State:
@@ -70,7 +70,9 @@ def _one_round(state: State, ask: Ask) -> State:
         names = [c.name for c in new]
         second = state.costs[unit.name].second_probes(names)
         state = probe(state, ask, unit, second)
-        state = state.but(late=state.late | {(unit.name, name) for name in names})
+        state = state.but(
+            generated=state.generated | {(unit.name, name) for name in names}
+        )
     return state
 
 

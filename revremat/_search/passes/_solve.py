@@ -1,4 +1,4 @@
-"""Solve: the assignment that costs like best, measured until one fits."""
+"""Solve: the assignment that is best by its costs, measured until one fits."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The clock: how long a scheduled program takes, as a sum over its instructions.
+"""Step time of a scheduled program, estimated as a sum over its instructions.
 
 Every instruction is costed by a roofline, every collective by its bytes over its
 links. The schedule is then played on three streams: compute, collectives, and copies
