@@ -1,5 +1,7 @@
 """What is needed from inside JAX says what it did, whatever JAX calls it."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -62,7 +64,10 @@ def test_the_mesh_around_is_that_of_either_way_to_set_one():
     with jax.set_mesh(here):
         assert _compat.ambient_mesh() == (here, False)
         assert _compat.entered_mesh() is None
-    with pytest.warns(DeprecationWarning), here:
+    entered = contextlib.ExitStack()
+    with pytest.warns(DeprecationWarning, match="context manager has been"):
+        entered.enter_context(here)
+    with entered:
         assert _compat.ambient_mesh() == (here, True)
         assert _compat.entered_mesh() == here
 

@@ -202,6 +202,22 @@ def test_isolated_costs_are_kept_where_they_hold(slower_us, error, names, stays)
     assert state.calibration == {"u": error}
 
 
+def test_isolated_costs_are_kept_where_what_saves_everything_does_not_compile():
+    world = World()
+    plain = world._measured
+
+    def measure(request):
+        if request.key == BASELINE:
+            return measured(90, 900.0)
+        failed = Failure(RuntimeError("no"))
+        return failed if request.label == "8 x save all" else plain(request)
+
+    world._measured = measure
+    state, ask, labels = uncosted(world, isolated="u")
+    assert calibrate(state, ask).isolated == {"u"}
+    assert labels == ["8 x recompute all", "8 x save all"]
+
+
 def test_a_unit_that_cannot_be_recomputed_stays_as_it_is():
     world = World(unit_names=("u", "v"))
     plain = world._measured

@@ -157,6 +157,13 @@ def test_where_nothing_is_inside_there_is_nothing_to_ask():
     assert nested(fail)(state.but(bound_us=5.0, greedy_us=4.0), fail).greedy_us == 4.0
 
 
+def test_where_nothing_is_to_be_decided_inside_that_is_remembered():
+    outside, _, _, _ = levels(1000)
+    fail = lambda *_: pytest.fail("was asked")
+    state, bound_us = _both(outside.but(nested={True: None}), fail, fail)
+    assert (state.nested, bound_us) == ({True: None}, math.inf)
+
+
 @pytest.mark.parametrize(
     ("inside_us", "bound_us", "greedy_us"),
     [(7.0, 7.0, None), (9.0, 8.0, 6.0), (8.0, 8.0, 6.0)],

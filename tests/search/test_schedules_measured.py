@@ -8,8 +8,15 @@ import pytest
 import revremat as rr
 from revremat._graph import Graph
 from revremat._measurement import Measurement, Memory, Time
-from revremat._search import BASELINE, Asking, Heuristics, Request, Space, State
-from revremat._search.passes._schedules import schedules
+from revremat._search import (
+    BASELINE,
+    Asking,
+    Heuristics,
+    Request,
+    Space,
+    State,
+    decide,
+)
 from revremat.policies import Group, Segment
 from tests.search.world import unit_of
 
@@ -64,7 +71,7 @@ class Compiler:
 
 
 def searched(model, compiler, budget=1000, **heuristics) -> Any:
-    """What is known after the pass, with the baseline measured before."""
+    """What is known after a search, with the baseline measured before."""
     units = tuple(unit_of(name, 1, kind="segment") for name in NAMES)
     target: Any = SimpleNamespace(host_bytes=0)
     how = {"chain": model, "heuristics": Heuristics(**heuristics)}
@@ -72,7 +79,7 @@ def searched(model, compiler, budget=1000, **heuristics) -> Any:
     ask = Asking(compiler)
     state = ask(State.of(space).within(budget), [Request(BASELINE, "baseline")])
     compiler.asked.clear()
-    return schedules(state, ask)
+    return decide(state, ask)
 
 
 def names(compiler):

@@ -12,7 +12,15 @@ import revremat as rr
 from revremat import OFFLOAD, RECOMPUTE, SAVE
 from revremat._graph import Graph
 from revremat._measure import Failure
-from revremat._search import BASELINE, Request, State, answer
+from revremat._search import (
+    BASELINE,
+    DECIDE,
+    PROFILE,
+    Request,
+    State,
+    answer,
+    name_of,
+)
 from revremat._search._answer import dropped
 from revremat._search._probe_programs import share_of
 from revremat._search._space import (
@@ -179,6 +187,27 @@ def test_a_share_is_what_lies_on_one_of_two_devices(sizes, share):
     ]
     assert share_of(data) == share
     assert share_of([jax.ShapeDtypeStruct((0, 3), jnp.float32)]) == 1.0
+
+
+def test_passes_come_in_an_order_that_has_reasons():
+    """Before an assignment is solved by all costs, all costs are asked for."""
+    names = [name_of(one) for one in DECIDE]
+    whole = names[names.index("unroll chosen") : names.index("solve")]
+    assert whole == [
+        "unroll chosen",
+        "candidates",
+        "solve briefly",
+        "softmax maxima",
+        "unroll",
+    ]
+    assert [name_of(one) for one in PROFILE] == [
+        "baseline",
+        "gradient barrier",
+        "profile layers",
+        "calibrate",
+    ]
+    assert names[:2] == ["plain unroll", "settle"]
+    assert names[-1] == "without barrier"
 
 
 # ---- Plain unrolled loops ------------------------------------------------------------
