@@ -21,12 +21,11 @@ def by_the_rule(begin, end, size, preference, fullest):
         while stop < sections and height[stop] == low:
             stop += 1
         within = [i for i in sorted(left) if start <= begin[i] and end[i] <= stop]
-        rest = [
-            sum(size[i] for i in left if begin[i] <= s < end[i])
-            for s in range(sections)
-        ]
-        asked = max(range(start, stop), key=lambda s: rest[s])
-        over = lambda i: fullest and begin[i] <= asked < end[i]
+        rest = [0] * sections
+        for i in left:
+            for s in range(begin[i], end[i]):
+                rest[s] += size[i]
+        asked = max(range(start, stop), key=rest.__getitem__)
         if not within:
             rims = [height[s] for s in (start - 1, stop) if 0 <= s < sections]
             height[start:stop] = [min(rims)] * (stop - start)
