@@ -105,7 +105,7 @@ def test_what_a_block_may_do_is_no_operation_unless_blocks_are_kept():
     (body,) = [flatten(call.eqn.params["jaxpr"], keep_blocks=True)]
     written = [op for op in body.ops if op.is_written]
     assert [op.called for op in body.ops if op.is_inverse] == [written[0].called]
-    assert [op.kind for op in body.ops][0] == "add"
+    assert next(op.kind for op in body.ops) == "add"
     assert not any(op.is_block for op in body.ops)
 
 
