@@ -92,3 +92,18 @@ def _remat_pass_as_it_was():
     yield
     if jax.config.jax_compiler_enable_remat_pass != before:
         jax.config.update("jax_compiler_enable_remat_pass", before)
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """What Numba compiles runs as Python: small cases, and no compile.
+
+    Its words of 64 bits overflow silently.
+    """
+    import numpy as np
+
+    from revremat._numba import njit
+
+    monkeypatch.setattr(njit, "__call__", lambda self, *args: self.__wrapped__(*args))
+    with np.errstate(over="ignore"):
+        yield
