@@ -127,7 +127,9 @@ def test_a_mapped_loss_offloads_too(way):
     mapped = jax.vmap(jax.grad(offloading), (None, 0))
     found = rr.measure(mapped, w, spec(2, ROWS, WIDTH), target="h100:1").memory
     on_host = 2 * LAYERS * unit.kept(action).host_bytes
-    assert found.host_bytes == pytest.approx(on_host, rel=0.02)
+    # Before 0.12 the compiler has a copy in another order, beside it.
+    is_old = jax.__version_info__ < (0, 12) and way != "unrolled"
+    assert found.host_bytes == pytest.approx(on_host * (2 if is_old else 1), rel=0.02)
 
 
 MIXES = [
