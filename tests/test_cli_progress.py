@@ -8,7 +8,7 @@ import time
 import pytest
 
 import revremat as rr
-from revremat._cli import _progress, main
+from revremat._cli import _main, _progress, main
 from revremat._cli._progress import progress
 
 PROGRAM = """
@@ -72,6 +72,52 @@ def test_a_closed_standard_error_is_no_fault(soon, monkeypatch):
     with progress("title"):
         monkeypatch.setattr(sys, "stderr", closed)
         time.sleep(0.1)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_there_is_a_bar_that_goes_in_the_end(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with progress("search [p] on cpu:1") as report:
+        time.sleep(0.15)
+        report("12 x [bold]all[/bold]\x07", 3, 12)
+        time.sleep(0.25)
+        report("tracing", 0, 0)
+        time.sleep(0.15)
+    told = screen.getvalue()
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", told).replace("\n", "\r").split("\r")
+    shown = [line.rstrip() for line in lines if line.strip()]
+    bar = "━" * 24
+    assert any(line.endswith("search [p] on cpu:1") for line in shown)
+    of_twelve = [line for line in shown if line.startswith("3/12")]
+    assert of_twelve
+    assert all(r"12 x [bold]all[/bold]\x07" in line for line in of_twelve)
+    assert any(line[5:].strip()[:24].count("━") >= 6 for line in of_twelve)
+    assert max(
+        line.count("━") + line.count("╸") + line.count("╺") for line in shown
+    ) == (len(bar))
+    assert shown[-1].endswith("tracing")
+    assert "0/0" not in told
+    # What was drawn is taken away.
+    assert told.rstrip().endswith("\x1b[2K")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch):
+    def gone(self):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(_main.Targets, "run", gone)
+    duplicated = []
+    monkeypatch.setattr(_main.os, "dup2", lambda *one: duplicated.append(one))
+    assert main(["targets"]) == 0
+    assert [onto for _, onto in duplicated] == [sys.stdout.fileno()]
 
 
 @pytest.mark.parametrize(

@@ -223,13 +223,27 @@ def test_many_units_and_names_are_told_once():
     [
         (INVERT, "INVERT recomputes a layer's input from its output"),
         (RECOMPUTE(ahead=["qkv_proj"]), "recomputing 'qkv_proj' a layer early"),
-        (SAVE(unroll=True), "unrolling; give `unroll=`"),
+        (SAVE(unroll=True), "unrolling; give `unroll=True`"),
         ([SAVE, RECOMPUTE, RECOMPUTE, RECOMPUTE], "one scan whose layers differ"),
         (RECOMPUTE(save=["act"]), "of 'act' (tanh) the derivative keeps another form"),
     ],
 )
 def test_what_jax_has_no_words_for_is_said(actions, sentence):
     assert any(sentence in said for said in exported(actions).lost)
+
+
+def test_of_blocks_layers_that_differ_and_chunks_are_said_too():
+    total = lambda w, x: jnp.sum(jnp.sin(x @ w) ** 2)
+    part = rr.block(total, "part", split=(None, 0))
+    loss = lambda w, x: sum(part(w[k], x) for k in range(3))
+    graph = rr.trace(loss, W, X)
+    (unit,) = graph.units
+    mixed = rr.export(graph.plan({unit.name: [SAVE, RECOMPUTE, RECOMPUTE]}), graph)
+    assert any("layers that differ: call each by the" in said for said in mixed.lost)
+    assert not any("one scan" in said for said in mixed.lost)
+    chunks = unit.splits[-1]
+    cut = rr.export(graph.plan({unit.name: RECOMPUTE(chunks=chunks)}), graph)
+    assert any(f"computing it in {chunks} chunks" in said for said in cut.lost)
 
 
 @pytest.mark.parametrize("form", ["jax", "maxtext"])

@@ -10,7 +10,7 @@ import pytest
 import revremat as rr
 from revremat import Plan, UserError
 from revremat._cli import main
-from revremat._io._files import check_place, read_text, write_text
+from revremat._io._files import check_place, folder_of, read_text, write_text
 from revremat._report._lock import read_lock
 from revremat.allocation._csv import read_problem
 from revremat.xla.compile import _dumps
@@ -159,3 +159,25 @@ def test_the_name_of_a_dump_does_not_reach_the_terminal(tmp_path, capsys):
     (tmp_path / "\x1b[2Jm.after_optimizations.hlo.pb").write_bytes(b"\x89PNG")
     assert main(["report", str(tmp_path), "--target", "h100:1"]) == 2
     assert capsys.readouterr().err.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("named", "home", "found"),
+    [
+        ("/a/b", "/home/u", "/a/b"),
+        (" /a/b ", "/home/u", "/a/b"),
+        ("", "/home/u", "/home/u/.cache/revremat/kept"),
+        ("  ", "/home/u", "/home/u/.cache/revremat/kept"),
+        (None, "/home/u", "/home/u/.cache/revremat/kept"),
+        # A user without a home: nothing can be kept there.
+        (None, "~", f"{os.devnull}/.cache/revremat/kept"),
+    ],
+)
+def test_a_folder_is_the_one_that_is_named_or_under_the_home(
+    monkeypatch, named, home, found
+):
+    monkeypatch.delenv("REVREMAT_KEPT", raising=False)
+    if named is not None:
+        monkeypatch.setenv("REVREMAT_KEPT", named)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: home)
+    assert folder_of("REVREMAT_KEPT", "kept") == Path(found)

@@ -155,6 +155,7 @@ def test_the_loss_that_comes_back_computes_the_same(searched):
             assert jnp.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_arrays_and_numbers_among_the_arguments_are_arguments():
     scaled = lambda ws, x, scale: scale * loss(ws, x)
     ws, x = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), specs(depth=4))

@@ -37,6 +37,27 @@ def test_growth_within_the_tolerance_passes(lock):
     assert len(check_lock([grown(one_percent + 2)], lock)) == 1
 
 
+@pytest.mark.parametrize("tolerance", [0, 0.0])
+def test_a_lock_may_let_nothing_pass(lock, tolerance):
+    lock.write_text(lock_text([MEASUREMENT], tolerance))
+    assert check_lock([MEASUREMENT], lock) == []
+    assert len(check_lock([grown(1)], lock)) == 1
+
+
+@pytest.mark.parametrize(("size", "is_one"), [(1, True), (0, False), (-1, False)])
+def test_an_entry_takes_bytes_and_a_tolerance_is_no_less_than_nothing(
+    lock, size, is_one
+):
+    data = json.loads(lock.read_text())
+    data["entries"][0]["total_bytes"] = size
+    lock.write_text(json.dumps(data))
+    if is_one:
+        assert len(check_lock([MEASUREMENT], lock)) == 1
+        lock.write_text(json.dumps({**data, "tolerance": -0.5}))
+    with pytest.raises(UserError, match=r"is no lock: make one with --lock"):
+        check_lock([MEASUREMENT], lock)
+
+
 def test_growth_is_blamed_on_what_grew(lock):
     (sentence,) = check_lock([grown(GIB)], lock)
     assert sentence == (

@@ -187,6 +187,32 @@ def test_schema_2_had_another_word_for_fragmentation():
     assert rr.Measurement.from_json(json.dumps(older)) == new
 
 
+def test_a_word_of_an_older_schema_is_none_of_this_one():
+    curve = rr.Curve((0, 4), (("forward", (8, 16)),), fragmentation_bytes=(0, 2))
+    new = dataclasses.replace(
+        MEASUREMENT, memory=dataclasses.replace(MEMORY, curve=curve)
+    )
+    text = new.to_json().replace('"fragmentation_bytes": [', '"holes_bytes": [')
+    with pytest.raises(ValueError, match=r"not a measurement.*holes_bytes"):
+        rr.Measurement.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("columns", "peak"),
+    [
+        ([], 0),
+        ([[]], 0),
+        ([[1, 3, 2]], 1),
+        ([[1, 2], [2, 1]], 0),
+        ([[0, 5], [4, 0]], 1),
+    ],
+)
+def test_a_curves_peak_is_the_first_place_with_most(columns, peak):
+    parts = tuple((f"c{k}", tuple(one)) for k, one in enumerate(columns))
+    positions = tuple(range(len(columns[0]))) if columns else ()
+    assert rr.Curve(positions, parts).peak == peak
+
+
 @pytest.mark.parametrize(
     ("calls", "told"),
     [

@@ -126,12 +126,118 @@ def test_what_is_recomputed_ahead_is_not_recomputed_later(ahead, early, late):
     assert found.ahead == tuple(ahead if early else ())
 
 
+UNDO = Op("div", ("y", "w"), ("x",))
+
+
+def inverted(**changed):
+    """The layer with an inverse."""
+    return Flow(
+        **{**vars(FLOW), "inverse": lambda: (UNDO, *FLOW.operations), **changed}
+    )
+
+
 def test_an_inverse_runs_first_where_it_is_known():
-    undo = Op("div", ("y", "w"), ("x",))
-    flow = Flow(**{**vars(FLOW), "inverse": lambda: (undo, *FLOW.operations)})
-    assert resolve(flow, INVERT).late == (undo, MATMUL, TANH)
-    assert resolve(flow, INVERT(save=["input"])).late == (MATMUL, TANH)
-    assert resolve(flow, RECOMPUTE).late == (MATMUL, TANH)
+    assert resolve(inverted(), INVERT).late == (UNDO, MATMUL, TANH)
+    assert resolve(inverted(), INVERT(save=["input"])).late == (MATMUL, TANH)
+    assert resolve(inverted(), RECOMPUTE).late == (MATMUL, TANH)
+
+
+@pytest.mark.parametrize(
+    ("save", "saved", "late"),
+    [
+        ([], "r", (UNDO, MATMUL, TANH)),
+        (["h"], "hr", (UNDO, TANH)),
+        (["a"], "ar", (UNDO, MATMUL)),
+        (["h", "input"], "hr", (UNDO, TANH)),  # nothing here reads the input
+        (["y"], "r", (UNDO, MATMUL, TANH)),  # is there as it is
+    ],
+)
+def test_the_layer_before_is_given_what_the_inverse_makes_read_or_not(
+    save, saved, late
+):
+    flow = inverted(residuals=("h", "a", "r"))
+    found = resolve(flow, INVERT(save=save))
+    assert (found.saved & set("xhary"), found.late) == (set(saved), late)
+
+
+@pytest.mark.parametrize(
+    ("action", "ahead", "early", "late"),
+    [
+        (INVERT(ahead=["h"]), "xh", (UNDO, MATMUL), (TANH,)),
+        (INVERT(ahead=["a"]), "xa", (UNDO, MATMUL, TANH), ()),
+        (INVERT(ahead=["a"], save=["h"]), "xa", (UNDO, TANH), ()),
+        (INVERT(ahead=["a"], save=["input"]), "a", (MATMUL, TANH), ()),
+        (INVERT(ahead=["r"]), "", (), (UNDO, MATMUL, TANH)),
+        (RECOMPUTE(ahead=["a"], save=["h"]), "a", (TANH,), ()),
+        (RECOMPUTE(ahead=["h"], save=["h"]), "", (), (TANH,)),
+    ],
+    ids=repr,
+)
+def test_ahead_an_inverse_comes_first_and_what_it_made_is_handed_on(
+    action, ahead, early, late
+):
+    """What only the operations that run early read is not."""
+    found = resolve(inverted(), action)
+    assert (found.ahead, found.early, found.late) == (tuple(ahead), early, late)
+
+
+def test_what_is_made_of_weights_for_free_is_not_handed_on():
+    cast = Op("convert_element_type", ("w",), ("v",))
+    made = Op("dot_general", ("x", "v"), ("h",))
+    flow = inverted(
+        operations=(cast, made, TANH, DRAW, TIMES),
+        residuals=("x", "v", "a", "r"),
+        free={"v"},
+        inverse=lambda: (UNDO, cast, made, TANH, DRAW, TIMES),
+    )
+    again = resolve(flow, RECOMPUTE(ahead=["h"]))
+    assert (again.ahead, again.early) == (("h",), (cast, made))
+    undone = resolve(flow, INVERT(ahead=["h"]))
+    assert (undone.ahead, undone.early) == (("x", "h"), (UNDO, cast, made))
+    assert again.late == undone.late == (cast, TANH)
+
+
+@pytest.mark.parametrize(
+    ("action", "saved", "late"),
+    [
+        (SAVE, "xy", ()),
+        (RECOMPUTE, "x", (MATMUL, Op("tanh", ("h",), ("y",)))),
+        (INVERT, "", (MATMUL,)),
+    ],
+)
+def test_an_output_that_is_read_is_there_where_layers_are_inverted(action, saved, late):
+    flow = Flow(
+        operations=(MATMUL, Op("tanh", ("h",), ("y",))),
+        residuals=("x", "h", "y") if action == RECOMPUTE else ("x", "y"),
+        plain={"x", "y"},
+        inputs=("x",),
+        names={"input": "x", "h": "h", "y": "y"},
+        unrepeatable=set(),
+        free=frozenset(),
+        handed_in=("x",),
+        carried_out=("y",),
+    )
+    if action == INVERT:
+        flow = Flow(**{**vars(flow), "residuals": ("x", "h", "y")})
+    found = resolve(flow, action)
+    assert (found.saved, found.late) == (set(saved), late)
+
+
+def test_a_comparison_that_the_next_layer_keeps_is_not_kept_once_more():
+    drawn, made = Op("rng_uniform", (), ("m",)), Op("dot_general", ("x",), ("h",))
+    compared = Op("lt", ("h", "m"), ("y",))
+    flow = Flow(
+        operations=(drawn, made, compared),
+        residuals=("x", "m", "y"),
+        plain={"x", "m", "y"},
+        inputs=("x",),
+        names={"input": "x", "m": "m", "y": "y"},
+        unrepeatable={"m"},
+        free=frozenset(),
+        handed_in=("x",),
+        carried_out=("y",),
+    )
+    assert resolve(flow, INVERT).saved == {"m"}
 
 
 def test_only_what_leads_to_the_targets_is_needed():
@@ -141,3 +247,13 @@ def test_only_what_leads_to_the_targets_is_needed():
     assert needed(ops, ["a"], {"a", "h"}) == ((), {"a"})
     random = lambda op: op.kind == "rng_uniform"
     assert needed(ops, ["h"], set(), random)[0] == (MATMUL, DRAW)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given", "used"),
+    [("p", "", "x"), ("q", "", "x"), ("pq", "p", "xp"), ("pq", "pq", "pq")],
+)
+def test_an_operation_is_needed_for_any_of_its_results(wanted, given, used):
+    split = Op("split", ("x",), ("p", "q"))
+    found = needed((split,), wanted, set(given))
+    assert found == ((split,) if "x" in used else (), set(used))

@@ -51,6 +51,18 @@ def test_what_was_written_comes_back_equal(tmp_path, kind):
     assert what_is(path) == kind
 
 
+@pytest.mark.parametrize(
+    "kind", [k for k in NOUNS if k not in ("a graph", "several reports")]
+)
+def test_files_are_indented_by_one(tmp_path, kind):
+    """So that a committed file does not change from one version to the next."""
+    first, second, *_ = (
+        rr.write(NOUNS[kind], tmp_path / "noun.json").read_text().split("\n")
+    )
+    assert (first, second[:2]) == ("{", ' "')
+    assert lock_text([MEASUREMENT]).split("\n")[1][:2] == ' "'
+
+
 def test_a_saved_search_prints_what_it_compiled_and_its_plan():
     text = rr.render(NOUNS["a search's result"])
     assert text.index("baseline") < text.index("4 x recompute all")

@@ -19,8 +19,22 @@ MODULES = (
     "revremat._cli._export",
     "revremat._cli._report",
     "revremat._cli._search",
+    "revremat._export._places",
+    "revremat._graph",
+    "revremat._io._files",
     "revremat._measurement._what_if",
+    "revremat._printable",
+    "revremat._report._lock",
+    "revremat._report._text",
+    "revremat._search._begin",
     "revremat._search._heuristics",
+    "revremat._search._keys",
+    "revremat._search._layer_costs",
+    "revremat._search._oracle",
+    "revremat._search._probe_programs",
+    "revremat._search._result",
+    "revremat._search._space",
+    "revremat._search._state",
     "revremat.allocation",
     "revremat.policies",
     "revremat.reversible",
@@ -29,6 +43,17 @@ MODULES = (
     "revremat.sharding",
     "revremat.xla",
 )
+_SCHEMAS = {
+    "revremat._frontier.SCHEMA_VERSION": 2,
+    "revremat._graph.SCHEMA_VERSION": 2,
+    "revremat._measurement._measurement.SCHEMA_VERSION": 3,
+    "revremat._plan.SCHEMA_VERSION": 6,
+    "revremat._report._diff.DIFF_SCHEMA": 1,
+    "revremat._report._diff_plans.PLANS_SCHEMA": 2,
+    "revremat._report._lock._SCHEMA": 1,
+    "revremat._saved.FIT_SCHEMA": 2,
+}
+"""What files say that are written; with the next one, older ones are still read."""
 _PACKAGES = {name for name in MODULES if not re.search("[.]_|linen|nnx", name)}
 """Names that these import are theirs; all others are told where they are defined."""
 _PLAIN = (int, float, str, bool, tuple, type(RECOMPUTE))
@@ -79,6 +104,13 @@ def lines():
 
 def test_what_is_left_out_is_as_it_is_listed():
     assert list(lines()) == LISTED.read_text().splitlines()
+
+
+def test_files_are_of_the_schema_that_they_were():
+    """What another program reads; a new number needs the old one read as well."""
+    for name, number in _SCHEMAS.items():
+        module, constant = name.rsplit(".", 1)
+        assert getattr(importlib.import_module(module), constant) == number, name
 
 
 def test_values_are_told_and_there_are_many():

@@ -72,7 +72,7 @@ def _ways(unit: Unit, target: Target) -> tuple[Way, ...]:
     pool = Pool(unit, rates_of(target))
     plain = Candidate("save all", SAVE)
     few: Sequence[Candidate] = pool.worth_compiling(most=_MOST_WAYS)
-    few = [c for c in few if c.action != SAVE and c.action.kind == "recompute"]
+    few = [c for c in few if c.action.kind == "recompute"]
     us = 1e6 / target.card.stream_bandwidth
     least = pool.cost(plain).traffic
     cost = lambda c: us * (pool.cost(c).traffic - least)

@@ -211,6 +211,7 @@ def with_dropout(depth):
     return run
 
 
+@pytest.mark.slow
 def test_another_block_with_dropout_adds_no_mask():
     found = [activation_bytes(with_dropout, depth, "h100:1") for depth in (2, 6)]
     assert found[1] - found[0] < STREAM / 4  # one byte for each element of a mask

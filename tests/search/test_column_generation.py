@@ -105,6 +105,7 @@ def on_the_host(action, unit):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_what_no_device_holds_fits_with_inputs_on_the_host():
     square = jax.ShapeDtypeStruct((12, 2048, 2048), jnp.bfloat16)
     wide = jax.ShapeDtypeStruct((65536, 2048), jnp.bfloat16)

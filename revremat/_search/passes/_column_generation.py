@@ -90,8 +90,11 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
             found += sent_to_host(unit, one)
     slower = state.dropped_maxima.get(unit.name, frozenset())
     found = [without_maxima(c, slower) for c in found]
-    if any(c.action.unroll for c in candidates):
-        found += [unrolled(c) for c in found if c.action.can_unroll]
+    can_unroll = [c for c in found if c.action.can_unroll]
+    for unroll in sorted({c.action.unroll for c in candidates} - {False}):
+        is_whole = unroll is True
+        few = [c for c in can_unroll if is_whole or not c.action.on_host]
+        found += [unrolled(c, unroll) for c in few]
     by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
     known = costs.known_actions

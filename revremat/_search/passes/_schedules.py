@@ -28,16 +28,16 @@ def schedules(state: State, ask: Ask) -> State:
     fixed = memory.total_bytes - memory.temp_bytes
     known: dict[Any, tuple[_Actions, Row | None]] = {}
     excluded: list[tuple[_Actions, int]] = []
-    failures, mode, over = 0, 0, heuristics.most_over_budget
+    failures, over = 0, heuristics.most_over_budget
     waiting = uniform(chain)
     for _ in range(heuristics.most_schedules):
+        mode = 0 if waiting else len(known) % 3
         if waiting:
             actions = waiting.pop(0)
             expected = None
         else:
             rows = [(a, r.bytes - fixed) for a, r in known.values() if r is not None]
             model = chain.fitted(rows)
-            mode = len(known) % 3
             limit = budget - fixed + (over * budget if mode else 0.0)
             near = None
             best_key = state.key_of_row(state.best)
@@ -60,7 +60,7 @@ def schedules(state: State, ask: Ask) -> State:
         same = any(row and r and _is_same(row, r) for _, r in known.values())
         excluded.append((actions, 2 if same else 1))
         known[key] = actions, row
-        if expected is not None and mode and row is not None:
+        if mode and row is not None:
             over *= 1 / 2 if row.bytes > budget else 3 / 2
         failures = 0 if state.best != best or waiting else failures + 1
         if failures >= heuristics.most_failures:
@@ -71,4 +71,4 @@ def schedules(state: State, ask: Ask) -> State:
 def _is_same(one: Row, other: Row) -> bool:
     """Whether two programs take as much memory and as long."""
     pairs = (one.bytes, other.bytes), (one.time_us, other.time_us)
-    return all(math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
+    return all(math.isclose(*pair, rel_tol=1e-3) for pair in pairs)

@@ -28,8 +28,8 @@ class Segment:
         return self.group or len(self.pattern)
 
     @property
-    def unroll(self) -> bool:
-        """Whether its iterations are unrolled."""
+    def unroll(self) -> bool | int:
+        """Whether its iterations are unrolled, or how many at a time."""
         return self.pattern[0].unroll
 
     @property
@@ -96,4 +96,4 @@ def _grouped(actions: tuple[Action, ...], start: int) -> tuple[Segment, ...]:
 
 def _chained(action: Action) -> bool:
     linked = action.inverts or bool(action.ahead) or action.segment_length > 1
-    return linked or action.unroll
+    return linked or bool(action.unroll)

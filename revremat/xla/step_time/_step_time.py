@@ -85,7 +85,7 @@ def estimate(module: Module, target: Target) -> Time:
       >>> xla.estimate(module, target).step_us > 0
       True
     """
-    played = _Clock(module, target).run(module.entry)
+    played = Clock(module, target).run(module.entry)
     sums = played.sums
     fresh = sum(first_touch_us(n, target.card) for n in _fresh_bytes(module))
     if fresh:
@@ -108,7 +108,14 @@ def estimate(module: Module, target: Target) -> Time:
     )
 
 
-class _Clock:
+class Clock:
+    """Costs the instructions of a module, and plays its computations.
+
+    Args:
+      module: The scheduled program.
+      target: Card, devices and hosts.
+    """
+
     def __init__(self, module: Module, target: Target):
         self.module, self.target, self.card = module, target, target.card
         self.origins = Origins(module)
@@ -135,7 +142,7 @@ class _Clock:
             path[i.id] = earliest
             if i.opcode in NO_EVENT:
                 continue
-            if i.opcode in CALLS and self._measured_us(i) is None:
+            if i.opcode in CALLS and self.measured_us(i) is None:
                 inner = self._nested(i)
                 sums.step = now
                 longest = sums.path
@@ -152,7 +159,7 @@ class _Clock:
                         continue
                     now += self._wait(played, event, now)
                 continue
-            stream, duration, flops = self._cost(i)
+            stream, duration, flops = self.cost(i)
             sums.flops += flops
             sums.compiler += compilers_us(i, self.card)
             path[i.id] = earliest + duration
@@ -239,13 +246,18 @@ class _Clock:
             return float(own == "recompute")
         return again / (again + others)
 
+    def played(self, i: Any) -> list[Computation]:
+        """What a loop, a call or a branch runs, in order."""
+        called = self.module.called(i)
+        # Of a loop the condition is the second, but runs first.
+        return called[::-1] if i.opcode == "while" else called
+
     def _nested(self, i: Any) -> _Pass:
         total = _Pass()
-        called = self.module.called(i)
+        called = self.played(i)
         if i.opcode == "while":
-            # The condition is the second, but runs first; once more at the end.
             body = _Pass()
-            for computation in reversed(called):
+            for computation in called:
                 body.then(self.run(computation))
             total.then(body, trip_count(i, self.module))
         elif i.opcode == "conditional":
@@ -256,7 +268,7 @@ class _Clock:
                 total.then(self.run(computation))
         return total
 
-    def _cost(self, i: Any) -> tuple[str, float, float]:
+    def cost(self, i: Any) -> tuple[str, float, float]:
         """Stream, microseconds and FLOPs of an instruction that runs by itself."""
         if kind_of(i, self.module):
             return "collective", collective_us(i, self.module, self.target), 0.0
@@ -276,14 +288,15 @@ class _Clock:
         cost = cost_of(i, self.module)
         if i.opcode == "copy-start":
             return _PREFETCH, roofline_us(cost, self.card), 0.0
-        measured_us = self._measured_us(i)
+        measured_us = self.measured_us(i)
         if measured_us is not None:
             is_call = i.opcode in CALLS  # all of what it calls was measured as one
             flops = self._nested(i).sums.flops if is_call else cost.flops
             return "compute", self.card.launch_us + measured_us, flops
         return "compute", roofline_us(cost, self.card), cost.flops
 
-    def _measured_us(self, i: Any) -> float | None:
+    def measured_us(self, i: Any) -> float | None:
+        """What was measured of an instruction like it on this card."""
         kernels = self.card.kernels
         return kernels.get(kernel_key(i, self.module)) if kernels else None
 

@@ -1,0 +1,544 @@
+"""What people read of a search, of two reports, and of what a step could do without."""
+# ruff: noqa: E501 - reports are 100 columns wide
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import revremat as rr
+from revremat import RECOMPUTE, SAVE
+from revremat._frontier import Frontier, Point
+from revremat._graph import Graph
+from revremat._measure import REMAT_PASS_OFF
+from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
+from revremat._report._diff import diff, diff_text
+from revremat._report._diff_plans import diff_plans, plans_text
+from revremat._report._what_if import _name as cut_name
+from revremat._report.page._what_if import what_if
+from revremat._search._result import Dropped, Fit, Row, Skipped
+from tests.measurements import BUFFERS, GIB, MEASUREMENT, MIB, changed
+from tests.search.world import unit_of
+
+# ---- Two reports ---------------------------------------------------------------------
+
+ADDED = dataclasses.replace(BUFFERS[0], scope="adapter/up", bytes=GIB)
+GROWN = changed(
+    target="a100:8",
+    temp_bytes=7 * GIB,
+    host_bytes=0,
+    buffers=(dataclasses.replace(BUFFERS[0], bytes=6 * GIB), *BUFFERS[1:4], ADDED),
+    step_us=1.5 * MEASUREMENT.time.step_us,
+)
+
+GREW = """\
+before: gpt on h100:8
+after:  gpt on a100:8
+
+on each device   before     after      change
+────────────────────────────────────────────────
+total            11.2 GiB   12.2 GiB   +1.00 GiB
+argument         5.00 GiB   5.00 GiB   0 B
+output           5.25 GiB   5.25 GiB   0 B
+alias            5.00 GiB   5.00 GiB   0 B
+temp             6.00 GiB   7.00 GiB   +1.00 GiB
+host             128 MiB    0 B        -128 MiB
+fragmentation    512 MiB    512 MiB    0 B
+estimated step   43.2 ms    64.8 ms    +50.0 %
+
+alive at the peak     before     after      change
+─────────────────────────────────────────────────────
+forward layer/attn    4.00 GiB   6.00 GiB   +2.00 GiB
+forward adapter/up    0 B        1.00 GiB   +1.00 GiB
+output (unnamed)      256 MiB    0 B        -256 MiB
+backward layer/attn   512 MiB    0 B        -512 MiB
+"""
+
+FELL = """\
+alive at the peak    before     after      change
+────────────────────────────────────────────────────
+layer/attn           0 B        512 MiB    +512 MiB
+(unnamed)            0 B        256 MiB    +256 MiB
+adapter/up           1.00 GiB   0 B        -1.00 GiB
+layer/attn/softmax   6.00 GiB   4.00 GiB   -2.00 GiB
+"""
+
+SAME = """\
+on each device   before    after     change
+───────────────────────────────────────────
+total            512 MiB   512 MiB   0 B
+temp             512 MiB   512 MiB   0 B
+fragmentation    512 MiB   512 MiB   0 B
+estimated step   0 us      0 us
+
+nothing alive at the peak has changed
+"""
+
+
+def test_what_grew_most_comes_first_and_what_fell_last():
+    assert diff_text(diff(MEASUREMENT, GROWN)) == GREW
+    text = diff_text(diff(GROWN, MEASUREMENT, by=("scope",)))
+    assert text.endswith("\n\n" + FELL)
+    assert "estimated step   64.8 ms    43.2 ms    -33.3 %" in text
+
+
+def test_of_a_diff_every_part_is_told_that_is_in_either():
+    data = diff(MEASUREMENT, GROWN)
+    assert data["headroom_bytes"] == [m.headroom_bytes for m in (MEASUREMENT, GROWN)]
+    assert data["step_us"] == [43_200, 64_800]
+    known = {tuple(c["key"]): c["bytes"] for c in data["categories"]}
+    assert known == {
+        ("forward", "layer/attn"): [4 * GIB, 6 * GIB],
+        ("forward", "adapter/up"): [0, GIB],
+        ("argument", "state.params"): [3 * GIB, 3 * GIB],
+        ("argument", "state.opt_state"): [2 * GIB, 2 * GIB],
+        ("recompute", "layer/mlp"): [GIB, GIB],
+        ("backward", "layer/attn"): [512 * MIB, 0],
+        ("output", "(unnamed)"): [256 * MIB, 0],
+    }
+
+
+def test_parts_of_no_bytes_are_left_out_where_nothing_changed():
+    sizes = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes"), 0)
+    few = changed(**sizes, temp_bytes=512 * MIB, host_bytes=0, step_us=0.0, buffers=())
+    assert diff_text(diff(few, few)).endswith("\n\n" + SAME)
+
+
+# ---- Two plans -----------------------------------------------------------------------
+
+GRAPH = Graph((unit_of("u"), unit_of("v", 4)), "one", "")
+PLAN = GRAPH.plan(
+    {"u": (*(RECOMPUTE,) * 6, SAVE, SAVE), "v": SAVE},
+    target="h100:1",
+    budget_bytes=2048,
+    compiled_bytes=2000,
+)
+OTHER = dataclasses.replace(
+    GRAPH.plan({"u": RECOMPUTE(save=["a"])}, target="cpu:1", budget_bytes=4096),
+    program="two",
+    gradient_barrier=True,
+    remat_pass_percent=90,
+)
+
+PLANS = """\
+plan               before     after
+──────────────────────────────────────
+target             h100:1     cpu:1
+budget             2.00 KiB   4.00 KiB
+compiled           1.95 KiB
+gradient barrier              yes
+XLA's remat pass              90 %
+program            one        two
+
+unit   before                    after
+──────────────────────────────────────────────────────────
+u      6 x RECOMPUTE, 2 x SAVE   8 x RECOMPUTE(save=['a'])
+v      4 x SAVE                  not in the plan
+
+they are plans of different programs
+"""
+
+SAME_PLANS = """\
+plan      before   after
+────────────────────────
+program   one      one
+
+every layer has the same action in both
+"""
+
+
+def test_of_two_plans_it_is_told_in_which_layers_they_differ():
+    assert plans_text(diff_plans(PLAN, OTHER)) == PLANS
+    part = dataclasses.replace(PLAN, units=PLAN.units[1:])
+    rows = plans_text(diff_plans(part, PLAN)).splitlines()
+    assert "u      not in the plan   6 x RECOMPUTE, 2 x SAVE" in rows
+    assert not any(row.startswith("v ") for row in rows)
+
+
+def test_of_equal_plans_what_is_not_known_is_left_out():
+    bare = dataclasses.replace(PLAN, target="", budget_bytes=None, compiled_bytes=None)
+    assert plans_text(diff_plans(bare, bare)) == SAME_PLANS
+
+
+# ---- A search ------------------------------------------------------------------------
+
+
+def taking(size, us, *notes):
+    sizes = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes"), 0)
+    return changed(**sizes, temp_bytes=size, step_us=us, notes=notes)
+
+
+CHOSEN = GRAPH.plan(
+    {"u": (*(RECOMPUTE,) * 6, SAVE, SAVE)},
+    target="h100:8",
+    budget_bytes=10 * GIB,
+    compiled_bytes=9 * GIB,
+)
+ROWS = (
+    Row(
+        "8 x recompute all",
+        GRAPH.plan({"u": RECOMPUTE}),
+        taking(8 * GIB, 50e3),
+        8 * GIB,
+    ),
+    Row("baseline", None, taking(16 * GIB, 30e3)),
+    Row("6 x recompute all + 2 x save all", CHOSEN, taking(9 * GIB, 40e3), 8.5 * GIB),
+)
+FIT = Fit(
+    loss=lambda: None,
+    plan=CHOSEN,
+    measurement=ROWS[2].measurement,
+    rows=ROWS,
+    layer_costs=(),
+    bound_us=38e3,
+    greedy_us=41e3,
+    filled=True,
+    num_compiles=12,
+    most_compiles=20,
+    left=("a", "b"),
+    not_sent=GIB,
+    dropped=(Dropped("u: 8 x x", "ValueError: no"),),
+    skipped=(Skipped("fill", 3),),
+)
+
+SEARCH = """\
+program                               bytes   predicted      step   fits      status
+────────────────────────────────────────────────────────────────────────────────────────────
+baseline                           16.0 GiB               30.0 ms   no
+6 x recompute all + 2 x save all   9.00 GiB    8.50 GiB   40.0 ms   yes       chosen
+8 x recompute all                  8.00 GiB    8.00 GiB   50.0 ms   yes
+u: 8 x x                                                            dropped   ValueError: no
+
+1 programs could not be compiled, so their actions were dropped
+estimated from per-layer costs: a greedy assignment takes 41.0 ms, and none less than 38.0 ms
+at most 5.3 % slower than any assignment of these actions to layers, estimated from per-layer costs;
+12 of 20 programs compiled or read from the cache
+the limit of compiles cut fill short, which needed at least 3 more
+1.00 GiB of the budget are left: no similar plan that uses them is faster, as compiled or as
+estimated from per-layer costs
+2 units with less than 0.5 % of all residual bytes were left unchanged
+the compiler leaves 1.00 GiB on the device of what the plan sends to the host
+u: 6 x RECOMPUTE, 2 x SAVE
+"""
+
+ALONE = """\
+program       bytes   predicted      step   fits   status
+─────────────────────────────────────────────────────────
+baseline   16.0 GiB               30.0 ms   no     chosen
+
+1 programs compiled or read from the cache
+"""
+
+
+def but(**changes) -> str:
+    return rr.render(dataclasses.replace(FIT, **changes))
+
+
+def test_a_search_tells_the_fastest_first_and_why_it_ended():
+    assert rr.render(FIT) == SEARCH
+
+
+def test_what_there_is_nothing_to_say_about_is_not_said():
+    bare = Fit(
+        lambda: None,
+        dataclasses.replace(CHOSEN, units=()),
+        ROWS[1].measurement,
+        ROWS[1:2],
+        (),
+        bound_us=0.0,
+        greedy_us=None,
+        filled=False,
+        num_compiles=1,
+    )
+    assert rr.render(bare) == ALONE
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        ({}, True),
+        ({"filled": False}, False),
+        # Next to nothing is left, or a share of no budget.
+        ({"plan": dataclasses.replace(CHOSEN, budget_bytes=9 * GIB + 27 * MIB)}, False),
+        ({"plan": dataclasses.replace(CHOSEN, budget_bytes=9 * GIB + 28 * MIB)}, True),
+        ({"plan": dataclasses.replace(CHOSEN, budget_bytes=None)}, False),
+        ({"plan": dataclasses.replace(CHOSEN, budget_bytes=8 * GIB)}, False),
+    ],
+)
+def test_what_is_left_of_a_budget_is_told_from_three_thousandths_on(changes, is_told):
+    assert ("of the budget are left" in but(**changes)) == is_told
+
+
+@pytest.mark.parametrize(
+    ("bound_us", "greedy_us", "greedy", "gap"),
+    [(38e3, None, False, True), (0.0, 41e3, False, False), (0.5, 0.0, True, True)],
+)
+def test_bounds_are_told_where_they_are_known(bound_us, greedy_us, greedy, gap):
+    text = but(bound_us=bound_us, greedy_us=greedy_us)
+    assert ("a greedy assignment takes" in text) == greedy
+    assert ("slower than any assignment" in text) == gap
+
+
+@pytest.mark.parametrize(
+    ("plan", "fits"),
+    [
+        (CHOSEN, ["no", "yes", "yes"]),
+        (dataclasses.replace(CHOSEN, budget_bytes=9 * GIB), ["no", "yes", "yes"]),
+        (dataclasses.replace(CHOSEN, budget_bytes=9 * GIB - 1), ["no", "no", "yes"]),
+    ],
+)
+def test_programs_fit_up_to_the_byte(plan, fits):
+    text = but(plan=plan)
+    rows = text.splitlines()[2:5]
+    assert [
+        word for row in rows for word in row.split() if word in ("yes", "no")
+    ] == fits
+    assert ("no plan stays within" in text) == (fits[1] == "no")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"gradient_barrier": True}, "an optimization barrier holds the gradients"),
+        (
+            {"remat_pass_percent": 90},
+            "with XLA's own remat pass on, with a limit of 90 %",
+        ),
+    ],
+)
+def test_what_the_program_needs_around_it_is_told(changes, sentence):
+    assert sentence in but(plan=dataclasses.replace(CHOSEN, **changes))
+    assert sentence not in but()
+
+
+def test_what_was_measured_otherwise_is_counted():
+    measured = taking(9 * GIB, 40e3, REMAT_PASS_OFF, "by hand")
+    rows = (*ROWS[:2], dataclasses.replace(ROWS[2], measurement=measured))
+    text = but(measurement=measured, rows=rows)
+    assert "1 of 3 programs: by hand" in text
+    assert "measured with XLA's own remat pass off: compile and run in" in text
+    assert "remat pass off" not in but()
+    assert "programs: " not in but()
+
+
+POINTS = (
+    Point("recompute all", "preset", GIB, 60e3),
+    Point("4 x save", "searched", 2 * GIB, 50e3, 2 * GIB + 512 * MIB),
+    Point("slow", "compiled", 2 * GIB, 70e3),
+    Point("baseline", "baseline", 3 * GIB, 40e3),
+)
+
+FRONTIER = """\
+program            bytes      step   kind                       on the frontier
+───────────────────────────────────────────────────────────────────────────────
+recompute all   1.00 GiB   60.0 ms   preset                     yes
+4 x save        2.00 GiB   50.0 ms   searched, up to 2.50 GiB   yes
+slow            2.00 GiB   70.0 ms   compiled
+baseline        3.00 GiB   40.0 ms   baseline                   yes
+7 programs compiled or read from the cache
+"""
+
+
+def test_a_frontier_says_what_is_on_it():
+    found: Any = Frontier("gpt", "h100:8", 4 * GIB, POINTS, 7)
+    assert rr.render(found) == FRONTIER
+
+
+# ---- What a step could do without ----------------------------------------------------
+
+WHAT_IF = WhatIf(
+    residuals=(
+        Residual("layer/attn", "softmax", 24, 4 * GIB, 3 * GIB),
+        Residual("", "", 1, MIB, 0),
+    ),
+    donations=(
+        Donation("state.params", "update/add", 2 * GIB),
+        Donation("batch", "", 512 * MIB, scratch=True),
+    ),
+    checkpoints=(
+        Checkpoint("layer/mlp", True, GIB, MIB),
+        Checkpoint("layer/attn", False, 0, 2 * MIB),
+        Checkpoint("layer/norm", True, 0, 0),
+    ),
+)
+
+ON_ONE = """\
+gpt on h100:8  (NVIDIA H100 80GB HBM3, 1 device)
+11.2 GiB on each device  = argument 5.00 GiB + output 5.25 GiB - alias 5.00 GiB + temp 6.00 GiB
+fits, 65.8 GiB to spare  of 77.0 GiB usable: device 79.0 GiB, reserve 2.00 GiB
+43.2 ms a step  compute 39.0 ms (2.40 ms recompute)
+
+"""
+
+SECTION = """\
+alive at the peak, by rule
+category       bytes    share
+─────────────────────────────
+attention   4.50 GiB   40.0 %
+rest        6.25 GiB   55.6 %
+other            0 B    0.0 %
+"""
+
+IF = """\
+if one residual were dropped
+made by              count      bytes   falls by
+────────────────────────────────────────────────
+layer/attn/softmax      24   4.00 GiB   3.00 GiB
+(unnamed)                1   1.00 MiB        0 B
+
+- falls by: an upper bound, without what recomputing it needs and without fragmentation; only a
+  compile is exact
+
+if it were donated
+argument       result like it   saves at most
+─────────────────────────────────────────────
+state.params   update/add            2.00 GiB
+batch          (unnamed)             512 MiB*
+
+- all 2 together save at most 2.50 GiB: write donate_argnums, or Problem(donate=...)
+- *: perhaps less: the result's memory holds other values before it
+
+checkpoints that free less than they could
+region       computed again   kept all the same   kept beside
+─────────────────────────────────────────────────────────────
+layer/mlp               yes            1.00 GiB      1.00 MiB
+layer/attn               NO                 0 B      2.00 MiB
+
+- kept all the same: computed a second time although it is still there; kept beside: by a policy, as
+  an input, or merged by the compiler
+- checkpoints: 1 region frees all that is computed again
+
+- time is an estimate from data-sheet rates
+- a note to believe the figures
+"""
+
+NOTHING = """\
+- no value of the forward pass is alive at the peak
+- donating more arguments saves nothing: none of them is like a result, and XLA gives a donated
+  argument's memory to nothing else
+- nothing is checkpointed
+
+- time is an estimate from data-sheet rates
+- a note to believe the figures
+"""
+
+
+def test_a_report_of_one_device_says_what_could_change():
+    quiet = dict.fromkeys(
+        (
+            "hidden_recompute_us",
+            "collective_us",
+            "exposed_collective_us",
+            "transfer_us",
+        ),
+        0.0,
+    )
+    rules = (("attention", "attn"), ("rest", "."))
+    m = changed(what_if=WHAT_IF, num_devices=1, host_bytes=0, rules=rules, **quiet)
+    text = rr.render(m)
+    assert text.startswith(ON_ONE)
+    assert f"\n\n{SECTION}\n" in text
+    assert text.endswith("\n\n" + IF)
+    assert rr.render(changed(what_if=WhatIf())).endswith("\n\n" + NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "sentence"),
+    [
+        ((("a", True, 0, 9), ("b", True, 0, 0)), "- checkpoints: 2 regions free all"),
+        ((("a", True, 0, 9), ("b", False, 0, 0)), "- checkpoints: 1 region frees all"),
+        ((("a", True, 1, 9), ("b", False, 0, 0)), None),
+    ],
+)
+def test_regions_that_free_all_are_counted(checkpoints, sentence):
+    few = tuple(Checkpoint(*one) for one in checkpoints)
+    text = rr.render(changed(what_if=WhatIf(checkpoints=few)))
+    assert (
+        (sentence or "- checkpoints: ") in text
+        if sentence
+        else "- checkpoints: " not in text
+    )
+    is_idle = any(not again or twice for _, again, twice, _ in checkpoints)
+    assert ("checkpoints that free less" in text) == is_idle
+
+
+def test_without_a_star_none_is_explained():
+    donations = (Donation("a", "b", GIB),)
+    text = rr.render(changed(what_if=WhatIf(donations=donations)))
+    assert "perhaps less" not in text
+    (_, donated, _) = what_if(WhatIf(donations=donations))
+    assert donated.note == "All 1 together save at most 1.00 GiB."
+
+
+def test_the_page_says_the_same():
+    residual, donation, checkpoint = what_if(WHAT_IF)
+    assert [part.key for part in what_if(WHAT_IF)] == [
+        "residual",
+        "donation",
+        "checkpoint",
+    ]
+    assert residual.columns == (
+        "if one residual were dropped",
+        "count",
+        "bytes",
+        "falls by",
+    )
+    assert residual.texts == ("count",)
+    assert residual.rows == (
+        ("layer/attn/softmax", "24", 4 * GIB, 3 * GIB),
+        ("(unnamed)", "1", MIB, 0),
+    )
+    assert donation.columns == ("if it were donated", "result like it", "saves at most")
+    assert donation.texts == ("result like it",)
+    assert donation.rows == (
+        ("state.params", "update/add", 2 * GIB),
+        ("batch", "(unnamed)*", 512 * MIB),
+    )
+    assert donation.note == (
+        "All 2 together save at most 2.50 GiB. *: perhaps less: its memory holds other "
+        "values before."
+    )
+    assert checkpoint.texts == ("computed again",)
+    assert checkpoint.rows == (
+        ("layer/mlp", "yes", GIB, MIB),
+        ("layer/attn", "NO", 0, 2 * MIB),
+    )
+    assert (
+        checkpoint.note
+        == "1 of 3 checkpointed regions free all that is computed again."
+    )
+    assert what_if(None) == ()
+    assert [part.note for part in what_if(WhatIf())] == [
+        "No value of the forward pass is alive at the peak.",
+        "Donating more arguments saves nothing: none of them is like a result.",
+        "Nothing is checkpointed.",
+    ]
+    assert [part.rows for part in what_if(WhatIf())] == [(), (), ()]
+
+
+@pytest.mark.parametrize(("number", "left_out"), [(12, 0), (13, 1), (20, 8)])
+def test_of_many_the_page_shows_twelve_and_the_text_ten(number, left_out):
+    many = WhatIf(
+        residuals=tuple(Residual(f"q{k}", "", 1, 9, 9) for k in range(number))
+    )
+    (part, *_) = what_if(many)
+    assert len(part.rows) == min(12, number)
+    assert part.note.endswith(f" {left_out} smaller ones are left out.") == (
+        left_out > 0
+    )
+    lines = rr.render(changed(what_if=many)).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("q")] == [
+        f"q{k}" for k in range(10)
+    ]
+
+
+@pytest.mark.parametrize(("cut", "most"), [(cut_name, 52), (None, 120)])
+def test_long_paths_are_cut_from_the_left(cut, most):
+    def shown(text):
+        if cut is not None:
+            return str(cut(text))
+        return what_if(WhatIf(residuals=(Residual(text, "", 1, 1, 1),)))[0].rows[0][0]
+
+    assert shown("x" * most) == "x" * most
+    assert shown("y" + "x" * most) == "…" + "x" * (most - 1)
+    assert shown("") == "(unnamed)"
