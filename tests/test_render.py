@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import revremat as rr
-from revremat._plan import UnitPlan
 from revremat._report._targets import render_targets
-from revremat._search import Fit
-from revremat._search._result import Dropped, Row, Skipped
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
 
 REPORT = """\
@@ -200,66 +197,3 @@ def test_a_star_is_explained_where_a_reserve_has_one():
         plain, card=dataclasses.replace(plain.card, measured=False)
     )
     assert "beside a program; defaults, none measured on such a device" in note(plain)
-
-
-FIT = """\
-gpt on h100:8  within 12.0 GiB on each device
-
-program                bytes   predicted bytes      step   fits      status
-───────────────────────────────────────────────────────────────────────────────────
-baseline            16.2 GiB                     30.0 ms   no
-2 x recompute all   11.2 GiB          11.0 GiB   43.2 ms   yes       chosen
-2 x dots                                                   dropped   no such kernel
-
-- bytes are per device; steps are estimates; predicted: from per-layer costs, before the whole was
-  compiled
-- estimated from per-layer costs: a greedy assignment of actions to layers takes 44.0 ms, and none
-  takes less than 40.0 ms
-- the chosen program is at most 8.0 % slower than any assignment of these actions to layers, as
-  estimated from per-layer costs
-- 768 MiB of the budget are left: no similar plan that uses them is faster, as compiled or as
-  estimated
-- 9 of 9 programs compiled or read from the cache
-- the limit of compiles cut the search's pass 'peel' short, which needs at least 2 more
-- could not be compiled, so that their actions were dropped: 1 of the programs above
-- 2 units with less than 0.5 % of all residual bytes were left unchanged
-- the compiler leaves 1.00 GiB on the device of what the plan offloads to the host
-- 2 of 2 programs: a note to believe the figures
-
-stack: 2 x RECOMPUTE
-measured with XLA's own remat pass on, with a limit of 60 %: compile and run in `with
-plan.compiling():`, or give plan.compiler_options to jax.jit
-"""
-
-
-def fit(**fields):
-    chosen = changed(target="h100:8")
-    unit = UnitPlan("stack", "", (rr.RECOMPUTE,) * 2, ((), ()), ((), ()))
-    plan = rr.Plan((unit,), program="4f1a", target="h100:8", budget_bytes=12 * GIB)
-    plan = dataclasses.replace(plan, compiled_bytes=11 * GIB, remat_pass_percent=60)
-    baseline = changed(step_us=30_000.0, argument_bytes=10 * GIB)
-    rows = (
-        Row("2 x recompute all", plan, chosen, 11.0 * GIB),
-        Row("baseline", None, baseline),
-    )
-    about = {"bound_us": 40_000.0, "greedy_us": 44_000.0, "filled": True, **fields}
-    return Fit(None, plan, chosen, rows, (), num_compiles=9, **about)  # type: ignore
-
-
-def test_a_fit():
-    everything = fit(
-        most_compiles=9,
-        is_cut_short=True,
-        left=("a", "b"),
-        not_sent=GIB,
-        dropped=(Dropped("2 x dots", "no such kernel"),),
-        skipped=(Skipped("peel", 2),),
-    )
-    assert rr.render(everything) == FIT
-
-
-def test_a_fit_says_nothing_of_what_it_does_not_know():
-    text = rr.render(fit(bound_us=0.0, greedy_us=None, filled=False))
-    for part in ("slower", "greedy", "are left", "limit of compiles", "could not"):
-        assert part not in text
-    assert "- 9 programs compiled or read from the cache" in text

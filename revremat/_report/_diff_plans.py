@@ -42,7 +42,7 @@ def plans_text(data: dict[str, Any]) -> str:
     ):
         values = [_told(side, key) for side in sides]
         if any(values):
-            shown = "fingerprint of its program" if key == "program" else key
+            shown = "fingerprint" if key == "program" else key
             table.add_row(shown, *map(Text, values))
     parts = [render(table)]
     if data["units"]:

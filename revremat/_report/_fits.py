@@ -51,12 +51,14 @@ def _(result: Fit, console: Console) -> None:
         *_what_was_left_out(result),
     ):
         note(console, remark)
-    console.print()
-    if not plan.fits:
-        console.print(Text(why_it_does_not_fit(result)))
-    for unit in plan.units:
-        console.print(Text(str(unit)))
-    for sentence in _how_to_run(plan, REMAT_PASS_OFF in best.notes):
+    sentences = [
+        *([] if plan.fits else [why_it_does_not_fit(result)]),
+        *map(str, plan.units),
+        *_how_to_run(plan, REMAT_PASS_OFF in best.notes),
+    ]
+    if sentences:
+        console.print()
+    for sentence in sentences:
         console.print(Text(sentence))
 
 
@@ -64,8 +66,8 @@ def _how_good(result: Fit) -> Iterator[str]:
     """How far from the best a plan may be."""
     if result.greedy_us is not None and result.bound_us > 0:
         yield (
-            "estimated from per-layer costs: a greedy assignment of actions to layers "
-            f"takes {format_us(result.greedy_us)}, and none takes less than "
+            "estimated from per-layer costs: a greedy assignment takes "
+            f"{format_us(result.greedy_us)}, and none takes less than "
             f"{format_us(result.bound_us)}"
         )
     if result.bound_us > 0:

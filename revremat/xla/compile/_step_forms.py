@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from revremat._arguments import take_apart
+from revremat._arguments import outcome_of, take_apart
 from revremat._compat import devices_of_lowered
 from revremat._errors import UserError
 from revremat.xla.target._specs import place
@@ -178,7 +178,7 @@ def _returning_changes(
         values = [found[k] for k in range(count)]
         copy = arguments.copy(values)
         out = step(*copy.args)
-        outcome, arrays = copy.outcome(out)
+        outcome, arrays = outcome_of(copy, out)
         if not (arguments.graphs or outcome.is_change):
             return out
         # As nnx.jit does: what is donated and stays comes back in its own memory.
