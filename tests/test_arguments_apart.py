@@ -352,6 +352,15 @@ def test_what_is_bound_and_what_an_object_has_is_told_too():
     assert names(bound) == {name for name, _ in _named(bound)}
 
 
+def test_what_lies_too_deep_is_not_looked_at():
+    deep: list[Any] = [[[[[]]]]]
+
+    def function(x):
+        return deep
+
+    assert names(function) == {"'deep'" + "[0]" * depth for depth in range(4)}
+
+
 def test_lists_that_hold_one_another_are_looked_at_once():
     one: list[Any] = []
     one.append(one)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import revremat as rr
+from revremat._measure import _steps
 from tests.xla.programs import spec
 
 W, X = spec(256, 256), spec(1024, 256)
@@ -246,3 +247,13 @@ def test_notes_say_what_the_figures_leave_out():
     gpu = rr.measure(STEP, W, X, target="h100:1").notes
     assert any("autotuning" in note for note in gpu)
     assert any("offloaded" in n for n in rr.measure(STEP, W, X, target="cpu:1").notes)
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers"), [(None, 1), (1, 1), (7, 7), (8, 8), (9, 8), (64, 8)]
+)
+def test_compiles_run_beside_one_another_on_eight_cores_at_most(
+    monkeypatch, cores, workers
+):
+    monkeypatch.setattr(_steps.os, "cpu_count", lambda: cores)
+    assert _steps.Compiles("cpu:1")._workers == workers

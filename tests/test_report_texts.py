@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import revremat as rr
-from revremat import RECOMPUTE, SAVE
+from revremat import RECOMPUTE, SAVE, Buffer
 from revremat._frontier import Frontier, Point
 from revremat._graph import Graph
 from revremat._measure import REMAT_PASS_OFF
@@ -529,6 +529,19 @@ def test_of_many_the_page_shows_twelve_and_the_text_ten(number, left_out):
     lines = rr.render(changed(what_if=many)).splitlines()
     assert [line.split()[0] for line in lines if line.startswith("q")] == [
         f"q{k}" for k in range(10)
+    ]
+
+
+@pytest.mark.parametrize(("number", "shown"), [(9, 9), (10, 10), (12, 10)])
+def test_the_ten_largest_buffers_are_shown(number, shown):
+    buffers = tuple(
+        Buffer(GIB - k, (), "int8", "forward", f"b{k}") for k in range(number)
+    )
+    text = rr.render(changed(buffers=buffers))
+    assert f"the {shown} largest buffers" in text
+    table = text.partition("largest buffers")[2]
+    assert [f"b{k}" for k in range(number) if f" b{k}\n" in table] == [
+        f"b{k}" for k in range(shown)
     ]
 
 
