@@ -74,6 +74,21 @@ def test_of_modules_leaves_say_whether_they_are_parameters():
     assert "layer" in [*found.statics()]
 
 
+@pytest.mark.parametrize("kind", ["ref", "hijax"])
+def test_variables_that_change_as_the_program_runs_are_refused(kind):
+    with nnx.var_defaults(**{kind: True}):
+        net = Net()
+    told = rf"argument 0\['a'\]\.first\.count is a Flax variable with {kind}=True"
+    with pytest.raises(rr.UserError, match=told):
+        take_apart([{"a": net}])
+
+
+def test_a_problems_name_is_given_by_name():
+    assert rr.Problem(jnp.sum, (ONE,), None, (), name="sums").name == "sums"
+    with pytest.raises(TypeError):
+        rr.Problem(jnp.sum, (ONE,), None, (), "sums")  # pyright: ignore
+
+
 @pytest.mark.parametrize(
     ("args", "wanted"),
     [
@@ -351,6 +366,15 @@ def test_what_is_bound_and_what_an_object_has_is_told_too():
     ]
     assert {name for name, _ in _reached(Trainer.step, ())} == set()
     assert names(bound) == {name for name, _ in _named(bound)}
+
+
+def test_what_lies_too_deep_is_not_looked_at():
+    deep: list[Any] = [[[[[]]]]]
+
+    def function(x):
+        return deep
+
+    assert names(function) == {"'deep'" + "[0]" * depth for depth in range(4)}
 
 
 def test_lists_that_hold_one_another_are_looked_at_once():

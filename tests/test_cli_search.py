@@ -1,6 +1,7 @@
 """What `search` and `compare` ask for, print, write and answer; nothing is compiled."""
 # ruff: noqa: E501 - tables are wide
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import revremat as rr
 from revremat._cli import _report, _search, main
 from revremat._cli._report import plan_notes, planned
 from revremat._frontier import Frontier
+from revremat._largest import Largest, Trial
 from tests.measurements import GIB
 from tests.test_report_texts import CHOSEN, FIT, GRAPH, POINTS, ROWS
 
@@ -27,6 +29,7 @@ def named(target):
 def refuses(target):
     raise KeyError("no")
 """
+MADE = ("making the problem", "tracing and compiling")
 SMALL = dataclasses.replace(CHOSEN, budget_bytes=8 * GIB)
 """The same plan where it does not fit."""
 
@@ -316,3 +319,85 @@ def test_targets_are_listed_with_the_smallest_first(capsys):
     ]
     assert found[:3] == ["cpu:1", "cpu:8", "v100:8"]
     assert found[-4:] == ["v4:2x2x1", "v5e:4x4", "v5p:2x2x1", "v6e:4x4"]
+
+
+TRIED = """\
+rows      bytes   fits
+──────────────────────
+4      4.00 KiB   yes
+8      8.00 KiB   yes
+9      9.00 KiB   no
+12      refused   no
+
+rows=8 is the largest that fits 8.50 KiB on cpu:1
+
+"""
+
+
+def test_sizes_that_were_tried_come_before_the_report_of_the_largest(
+    folder, capsys, measured, monkeypatch
+):
+    asked = []
+
+    def largest(make, **how):
+        asked.append((make(3).specs[0].shape, how))
+        return Largest(8, 1, 8704, TRIALS, None)
+
+    monkeypatch.setattr(_report, "largest", largest)
+    words = ["report", "sums.py:problem", "--largest-batch", "rows", *HERE]
+    code, out, err = run(capsys, *words, "--budget", "8.5KiB", "--step", "2")
+    assert (code, err) == (0, "")
+    assert out.startswith(TRIED)
+    ((shape, how),) = asked
+    assert shape == (3,)
+    assert (how["start"], how["budget"], how["step"]) == (8, "8.5KiB", 2)
+    ((step, *_),) = measured
+    assert step.specs[0].shape == (8,)
+    assert run(capsys, *words, "--set", "rows=5")[0] == 0
+    assert (asked[1][1]["start"], asked[1][1]["budget"]) == (5, None)
+    monkeypatch.setattr(
+        _report, "largest", lambda make, **how: Largest(0, 1, 2048, TRIALS[:1], None)
+    )
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "no rows fits 2.00 KiB on cpu:1, not even 4" in err
+
+
+TRIALS = (
+    Trial(4, 4096, True),
+    Trial(8, 8192, True),
+    Trial(9, 9216, False),
+    Trial(12, None, False),
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "steps"),
+    [
+        ("report", ["making the problem", "tracing and compiling"]),
+        ("report --largest-batch rows", [*["tracing and compiling rows=8"] * 2, *MADE]),
+        ("search --budget 1GiB", ["making the problem", "a program"]),
+        ("search --pareto f.html", ["making the problem", "a program"]),
+        ("compare --budget 1GiB", ["making the problem", *["a program"] * 2]),
+    ],
+)
+def test_of_what_is_done_first_nobody_knows_how_much_there_is(
+    folder, capsys, asked, measured, monkeypatch, command, steps
+):
+    told = []
+
+    @contextlib.contextmanager
+    def progress(title):
+        yield lambda *what: told.append(what)
+
+    def largest(make, **how):
+        make(8), make(8)
+        return Largest(8, 1, 8704, TRIALS, None)
+
+    monkeypatch.setattr(_report, "largest", largest)
+    for module in (_report, _search):
+        monkeypatch.setattr(module, "progress", progress)
+    name, *flags = command.split()
+    assert run(capsys, name, "sums.py:problem", *HERE, *flags)[0] == 0
+    of_search = {"a program": (0, 1)}
+    assert told == [(step, *of_search.get(step, (0, 0))) for step in steps]

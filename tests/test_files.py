@@ -10,7 +10,14 @@ import pytest
 import revremat as rr
 from revremat import Plan, UserError
 from revremat._cli import main
-from revremat._io._files import check_place, folder_of, read_text, write_text
+from revremat._io._files import (
+    check_place,
+    folder_of,
+    open_regular,
+    read_bytes,
+    read_text,
+    write_text,
+)
 from revremat._report._lock import read_lock
 from revremat.allocation._csv import read_problem
 from revremat.xla.compile import _dumps
@@ -181,3 +188,48 @@ def test_a_folder_is_the_one_that_is_named_or_under_the_home(
         monkeypatch.setenv("REVREMAT_KEPT", named)
     monkeypatch.setattr(os.path, "expanduser", lambda path: home)
     assert folder_of("REVREMAT_KEPT", "kept") == Path(found)
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "fits"), [(5, 5, True), (5, 6, True), (5, 4, False)]
+)
+def test_a_file_is_read_up_to_the_byte(tmp_path, size, most, fits):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * size)
+    if fits:
+        assert read_bytes(path, most=most) == b"x" * size
+    else:
+        with pytest.raises(OSError, match=f"larger than {most} bytes"):
+            read_bytes(path, most=most)
+
+
+def test_a_file_that_says_it_is_empty_is_read_within_bounds():
+    """As those of /proc do."""
+    path = Path("/proc/self/status")
+    assert path.stat().st_size == 0
+    assert b"Pid:" in read_bytes(path, most=100_000)
+    with pytest.raises(OSError, match="larger than 3 bytes"):
+        read_bytes(path, most=3)
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_links_are_followed_where_that_is_asked(tmp_path, follow):
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to("file")
+    if follow:
+        assert read_bytes(tmp_path / "link", most=9, follow=True) == b"text"
+    else:
+        with pytest.raises(OSError, match=r"[Ll]ink"):
+            open_regular(tmp_path / "link", follow=False)
+    assert read_bytes(tmp_path / "file", most=9, follow=follow) == b"text"
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0, 0o666), (0o022, 0o644), (0o077, 0o600)])
+def test_a_file_is_as_open_to_others_as_any_that_the_user_makes(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        path = write_text(tmp_path / "file", "text")
+        assert os.umask(mask) == mask  # is as it was
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import revremat as rr
+from revremat._cli import _program
 from revremat._cli._program import ProgramError, _module_name, load, users_errors
 
 GOOD = """
@@ -212,3 +213,43 @@ def test_a_program_that_does_not_trace_shows_the_users_lines_alone(folder):
     assert "dot_general requires contracting dimensions" in text
     assert "_measure.py" not in text
     assert "site-packages" not in text
+
+
+@pytest.mark.parametrize(
+    ("specs", "asked"),
+    [
+        (["cpu:2", "cpu:8", "cpu:4"], [8]),
+        (["cpu:1"], [1]),
+        (["local", "h100:8", "cpu:2"], [2]),
+        (["local", "h100:8"], []),
+    ],
+)
+def test_as_many_devices_are_started_as_any_target_needs(monkeypatch, specs, asked):
+    started = []
+    monkeypatch.setattr(_program, "request_cpu_devices", started.append)
+    found = _program.start_targets(specs)
+    assert [target.spec for target in found] == specs
+    assert started == asked
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("n=3", ("n", 3)),
+        ("n=1e-3", ("n", 0.001)),
+        ("n=(1, 2)", ("n", (1, 2))),
+        ("n=None", ("n", None)),
+        ("n=gpt", ("n", "gpt")),
+        ("n='3'", ("n", "3")),
+        ("n=a=b", ("n", "a=b")),
+        ("n=", ("n", "")),
+    ],
+)
+def test_an_override_is_a_literal_or_text(text, found):
+    assert _program.read_override(text) == found
+
+
+@pytest.mark.parametrize("text", ["n", "=3", "="])
+def test_an_override_needs_a_name_and_a_value(text):
+    with pytest.raises(rr.UserError, match="sets nothing: write --set name=value"):
+        _program.read_override(text)

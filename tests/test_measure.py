@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import revremat as rr
+from revremat._measure import _steps
 from tests.xla.programs import spec
 
 W, X = spec(256, 256), spec(1024, 256)
@@ -64,6 +65,28 @@ def test_what_comes_too_late_is_refused(specs, how, says):
         rr.measure(lowered, *specs, target="cpu:1", **how)
     with pytest.raises(rr.UserError, match=says.replace("lowered", "compiled")):
         rr.measure(lowered.compile(), *specs, target="cpu:1", **how)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"options": {"xla_a": 1}}, r"options=\{'xla_a': 1\} was given with a step"),
+        ({"remat_pass": True}, "remat_pass=True was given with a step"),
+        ({"options": {"a": 1}, "remat_pass": True}, r"options=\{'a': 1\} was given"),
+    ],
+)
+def test_a_compiled_step_takes_no_options(how, says):
+    compiled = jax.jit(lambda x: x + 1).lower(spec(4)).compile()
+    with pytest.raises(rr.UserError, match=says):
+        rr.measure(compiled, target="cpu:1", **how)
+    assert rr.measure(compiled, target="cpu:1").memory.argument_bytes == 16
+
+
+def test_what_takes_all_of_its_budget_fits():
+    total = rr.measure(STEP, W, X, target="cpu:1").memory.total_bytes
+    assert rr.assert_fits(STEP, W, X, target="cpu:1", budget=total).fits
+    with pytest.raises(rr.DoesNotFit, match="1 B more than the budget"):
+        rr.assert_fits(STEP, W, X, target="cpu:1", budget=total - 1)
 
 
 def test_a_problem_is_measured_as_its_step():
@@ -246,3 +269,24 @@ def test_notes_say_what_the_figures_leave_out():
     gpu = rr.measure(STEP, W, X, target="h100:1").notes
     assert any("autotuning" in note for note in gpu)
     assert any("offloaded" in n for n in rr.measure(STEP, W, X, target="cpu:1").notes)
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers"), [(None, 1), (1, 1), (7, 7), (8, 8), (9, 8), (64, 8)]
+)
+def test_compiles_run_beside_one_another_on_eight_cores_at_most(
+    monkeypatch, cores, workers
+):
+    monkeypatch.setattr(_steps.os, "cpu_count", lambda: cores)
+    assert _steps.Compiles("cpu:1")._workers == workers
+
+
+def test_results_are_handed_out_in_order_when_all_cores_are_busy(monkeypatch):
+    monkeypatch.setattr(_steps.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(_steps.xla, "lower_step", lambda f, *rest, **how: f)
+    monkeypatch.setattr(_steps, "_finish", lambda lowered, target, name: lowered)
+    with _steps.Compiles("cpu:1") as compiles:
+        found = [[*compiles.start(rr.Step(k, (), name="n"))] for k in range(4)]
+        assert found == [[], [0], [1], [2]]
+        assert [*compiles.rest()] == [3]
+        assert [*compiles.rest()] == []

@@ -85,6 +85,15 @@ def test_sums_by_attributes_are_of_the_device_largest_first():
     assert sum(sums.values()) == MEMORY.where().bytes
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_of_sums_that_are_equal_the_first_name_comes_first(order):
+    few = [rr.Buffer(8, (), "f", "forward", name) for name in ("b", "a")]
+    few.append(rr.Buffer(9, (), "f", "forward", "c"))
+    memory = rr.Memory(0, 0, 0, 25, buffers=tuple(few[k] for k in order))
+    assert list(memory.by("scope").items()) == [(("c",), 9), (("a",), 8), (("b",), 8)]
+    assert list(memory.by("phase", "dtype").items()) == [(("forward", "f"), 25)]
+
+
 def test_json_reads_back_as_it_was():
     assert rr.Measurement.from_json(MEASUREMENT.to_json()) == MEASUREMENT
     assert json.loads(MEASUREMENT.to_json())["memory"]["total_bytes"] == (

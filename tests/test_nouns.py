@@ -1,6 +1,7 @@
 """What graphs, plans and their units say of themselves, to the byte and the letter."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -253,6 +254,66 @@ def test_a_plan_of_runs_is_written_once_for_each(layers, host):
     plan = Graph((unit,), "", "").plan({"u": layers})
     assert plan.to_json().count('"layers"') == (3 if host else 1)
     assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize(
+    ("key", "schema", "is_refused"),
+    [
+        ("gradient_barrier", 3, False),
+        ("gradient_barrier", 4, True),
+        ("remat_pass_percent", 5, False),
+        ("remat_pass_percent", 6, True),
+    ],
+)
+def test_what_a_plans_schema_has_may_not_be_missing(key, schema, is_refused):
+    data = json.loads(GRAPH.plan({"attn": SAVE}).to_json()) | {"schema": schema}
+    del data[key]
+    if is_refused:
+        with pytest.raises(rr.UserError, match=f"damaged plan: '{key}' is missing"):
+            Plan.from_json(json.dumps(data))
+    else:
+        assert Plan.from_json(json.dumps(data)) == GRAPH.plan({"attn": SAVE})
+
+
+def with_units(*sizes):
+    """A plan of units with so many layers."""
+    data = json.loads(Graph((unit_of("u", 2),), "", "").plan({"u": SAVE}).to_json())
+    (unit,) = data["units"]
+    (run,) = unit["actions"]
+    data["units"] = [
+        unit | {"name": f"u{k}", "actions": [run | {"layers": size}]}
+        for k, size in enumerate(sizes)
+    ]
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ([100_000], None),
+        ([100_001], "'layers' is 100001, and 100,000 are the most of all units"),
+        ([60_000, 40_000], None),
+        ([60_000, 40_001], "'layers' is 40001, and 100,000 are the most of all units"),
+        ([1, 50_000, 50_000], "'layers' is 50000, and 100,000 are the most"),
+        ([0], "'layers' is 0"),
+        ([1] * 10_000, None),
+        ([1] * 10_001, "it has 10,001 units, and 10,000 are the most"),
+    ],
+)
+def test_a_plan_that_nobody_could_trace_is_refused(sizes, told):
+    text = with_units(*sizes)
+    if told is None:
+        plan = Plan.from_json(text)
+        assert [len(unit.actions) for unit in plan.units] == sizes
+    else:
+        with pytest.raises(rr.UserError, match=told):
+            Plan.from_json(text)
+
+
+@pytest.mark.parametrize(("more", "told"), [(0, "it is not JSON"), (1, "8,388,608")])
+def test_a_plan_has_at_most_so_many_characters(more, told):
+    with pytest.raises(rr.UserError, match=told):
+        Plan.from_json("x" * (2**23 + more))
 
 
 # ---- Frontiers -----------------------------------------------------------------------

@@ -264,6 +264,25 @@ def test_long_texts_leave_no_room_for_more_rows():
     assert (len(rows), [one[1] for one in rest]) == (10, [20])
 
 
+@pytest.mark.parametrize(
+    ("first", "rows"),
+    [(187, 1001), (188, 1000)],  # 200,000 characters after a thousand, and one more
+)
+def test_a_page_holds_so_many_characters(first, rows):
+    buffers = [
+        Buffer(9, (), "float32", "forward", "s", "", f"{k:0{200 if k else first}}")
+        for k in range(1002)
+    ]
+    assert len(_rows(buffers, _Strings(), share=1)[0]) == rows
+
+
+@pytest.mark.parametrize(("number", "shown"), [(1500, 1500), (1501, 1500)])
+def test_a_page_holds_so_many_rows(number, shown):
+    buffers = [Buffer(9 + k, (), "float32", "forward", "s") for k in range(number)]
+    rows, rest = _rows(buffers, _Strings(), share=1)
+    assert (len(rows), len(rest)) == (shown, number > shown)
+
+
 @pytest.mark.parametrize(("number", "others"), [(60, 0), (61, 1), (70, 10)])
 def test_what_is_left_is_told_of_sixty_modules(number, others):
     left = [(Buffer(5, (), "f", "forward", f"m{k}"), 2) for k in range(number)]

@@ -69,6 +69,23 @@ def test_short_sentences_stay_as_they_are():
     assert sentence("x" * 400) == "x" * 400
 
 
+@pytest.mark.parametrize(("size", "each"), [(48, False), (49, True)])
+def test_of_words_only_long_ones_are_cut_by_themselves(size, each):
+    text = " ".join(["x" * size] * 10)
+    assert (sentence(text).count("…") > 1) == each
+    assert len(sentence(text)) == 400
+
+
+@pytest.mark.parametrize("size", [399, 400, 401, 402])
+def test_a_middle_is_cut_out_to_the_character(size):
+    text = "".join("ab, "[k % 4] for k in range(size))
+    found = sentence(text)
+    assert len(found) == min(size, 400)
+    assert (found == text) == (size <= 400)
+    if size > 400:
+        assert found == f"{text[:200]}…{text[-199:]}"
+
+
 def test_a_traceback_of_the_users_program_keeps_its_lines():
     error = ProgramError("it failed:\n" + "  a long line \x1b[2J\n" * 100)
     assert str(error).count("\n") == 101

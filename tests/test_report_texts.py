@@ -2,18 +2,21 @@
 # ruff: noqa: E501 - reports are 100 columns wide
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import revremat as rr
-from revremat import RECOMPUTE, SAVE
+from revremat import RECOMPUTE, SAVE, Buffer
 from revremat._frontier import Frontier, Point
 from revremat._graph import Graph
 from revremat._measure import REMAT_PASS_OFF
 from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
 from revremat._report._diff import diff, diff_text
 from revremat._report._diff_plans import diff_plans, plans_text
+from revremat._report._text import render_targets
 from revremat._report._what_if import _name as cut_name
 from revremat._report.page._what_if import what_if
 from revremat._search._result import Dropped, Fit, Row, Skipped
@@ -546,6 +549,177 @@ def test_of_many_the_page_shows_twelve_and_the_text_ten(number, left_out):
     lines = rr.render(changed(what_if=many)).splitlines()
     assert [line.split()[0] for line in lines if line.startswith("q")] == [
         f"q{k}" for k in range(10)
+    ]
+
+
+# ---- Tables, however narrow ----------------------------------------------------------
+
+
+def machine(spec, name="a card", environment=(), measured=False) -> Any:
+    return SimpleNamespace(
+        spec=spec,
+        card=SimpleNamespace(name=name, measured=measured),
+        memory_bytes=80 * GIB,
+        reserve_bytes=2 * GIB,
+        environment=dict(environment),
+    )
+
+
+TARGETS = """\
+target   device     memory     reserve   a run needs     ready
+──────────────────────────────────────────────────────────────
+cpu:1    a card   80.0 GiB    2.00 GiB                   yes
+h100:8   a card   80.0 GiB   2.00 GiB*   XLA_A=0.9 B=1   no
+a100:8   a card   80.0 GiB    2.00 GiB                   no
+
+- to use h100:8, a100:8: pip install x
+- bytes are per device; reserves: * measured on such a device, the others are defaults
+"""
+
+
+def test_targets_say_what_a_run_needs_and_what_is_missing():
+    needs = [("XLA_A", "0.9"), ("B", "1")]
+    rows = [
+        (machine("cpu:1"), ""),
+        (machine("h100:8", environment=needs, measured=True), "pip install x"),
+        (machine("a100:8"), "pip install x"),
+    ]
+    assert render_targets(rows) == TARGETS
+
+
+@pytest.mark.parametrize("long", ["spec", "name", "environment", "all"])
+def test_a_target_is_one_line_however_long_its_names_are(long):
+    """Words are cut off and never broken."""
+    words = " ".join(["word"] * 30)
+    given: dict[str, Any] = {"spec": "h100:8", "name": "a card", "environment": ()}
+    for key in [*given] if long == "all" else [long]:
+        given[key] = [("K", words)] if key == "environment" else words
+    lines = render_targets([(machine(**given), "")]).splitlines()
+    assert len([*itertools.takewhile(bool, lines)]) == 3
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 44])
+def test_a_buffer_is_one_line_however_narrow_the_terminal_is(width):
+    words = " ".join(["word"] * 9)
+    buffers = tuple(
+        dataclasses.replace(b, scope=words, source=f"{words}.py:1", dtype="two words")
+        for b in BUFFERS
+    )
+    text = rr.render(changed(buffers=buffers), width=width)
+    table = text.partition("largest buffers\n")[2].splitlines()
+    assert len([*itertools.takewhile(bool, table)]) == 2 + len(BUFFERS)
+    assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [100, 70, 50])
+def test_a_measurement_of_several_is_one_line_by_its_figures(width):
+    lines = rr.render([MEASUREMENT, MEASUREMENT], width=width).splitlines()
+    assert len([line for line in lines if "11.2" in line]) == 2
+
+
+@pytest.mark.parametrize(("more", "lines"), [(0, 1), (1, 2)])
+def test_a_head_stands_beside_the_rest_where_both_have_room(more, lines):
+    told = rr.render(changed()).splitlines()[0]
+    program = "gpt" + "x" * (100 - len(told) + more)
+    first, second, *_ = rr.render(changed(program=program)).splitlines()
+    assert (len(first) == 100) == (lines == 1)
+    assert second.startswith("  (NVIDIA") == (lines == 2)
+
+
+PHASES_OF = """\
+phase     module             bytes    share
+───────────────────────────────────────────
+forward   m0              1.00 GiB    8.9 %
+          m1              1.00 GiB    8.9 %
+          m2              1.00 GiB    8.9 %
+          m3              1.00 GiB    8.9 %
+          m4              1.00 GiB    8.9 %
+          m5              1.00 GiB    8.8 %
+          3 smaller       1.99 GiB   17.7 %
+          fragmentation    512 MiB    4.4 %
+"""
+
+
+def test_of_a_phase_six_modules_are_shown_and_the_rest_as_one():
+    sizes = [*(GIB - k * MIB for k in range(8)), 3 * MIB]
+    names = [*(f"m{k}" for k in range(8)), "tiny"]
+    buffers = tuple(
+        Buffer(size, (), "int8", "forward", name)
+        for size, name in zip(sizes, names, strict=True)
+    )
+    text = rr.render(changed(buffers=buffers))
+    assert f"\n{PHASES_OF}\n" in text
+
+
+def of_a_hundred(*sizes, fragmentation=0):
+    """A step of 10,000 bytes, some of them held by modules `m0`, `m1`, ..."""
+    buffers = tuple(
+        Buffer(size, (), "int8", "forward", f"m{k}") for k, size in enumerate(sizes)
+    )
+    none = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes"), 0)
+    about = {"temp_bytes": 10_000, "fragmentation_bytes": fragmentation}
+    text = rr.render(changed(buffers=buffers, **none, **about))
+    table = text.partition("alive at the peak\n")[2].partition("\n\n")[0]
+    return [line.split() for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fragmentation", "rows"),
+    [
+        ((900, 100), 0, ["forward m0 900 B 9.0 %", "m1 100 B 1.0 %"]),
+        ((900, 99), 0, ["forward m0 900 B 9.0 %", "1 smaller 99 B 1.0 %"]),
+        ((900, 10), 0, ["forward m0 900 B 9.0 %", "1 smaller 10 B 0.1 %"]),
+        ((900, 9), 0, ["forward m0 900 B 9.0 %"]),
+        ((60, 50), 0, ["forward 2 smaller 110 B 1.1 %"]),
+        ((900,), 10, ["forward m0 900 B 9.0 %", "fragmentation 10 B 0.1 %"]),
+        ((900,), 9, ["forward m0 900 B 9.0 %"]),
+    ],
+)
+def test_small_parts_are_one_row_and_the_smallest_none(sizes, fragmentation, rows):
+    found = of_a_hundred(*sizes, fragmentation=fragmentation)
+    assert found == [row.split() for row in rows]
+
+
+def test_long_modules_are_folded_and_not_cut():
+    buffer = Buffer(GIB, (), "int8", "forward", "m" * 100)
+    lines = rr.render(changed(buffers=(buffer,))).splitlines()
+    folded = [line.split() for line in lines if "mmm" in line and "…" not in line]
+    assert [word.count("m") for row in folded for word in row if "mm" in word] == [
+        *(48, 48, 4)
+    ]
+
+
+def test_a_step_of_a_byte_has_shares():
+    none = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes"), 0)
+    buffers = (Buffer(1, (), "int8", "forward", "m"),)
+    about = {"temp_bytes": 1, "fragmentation_bytes": 0, "rules": (("all", "."),)}
+    text = rr.render(changed(buffers=buffers, **none, **about))
+    assert "forward   m          1 B   100.0 %" in text
+    assert "all          1 B   100.0 %" in text
+
+
+@pytest.mark.parametrize("name", ["[red]a[/red]", ":smile:", "[link=x]b[/link]"])
+def test_names_in_tables_are_no_markup_and_figures_have_no_colour(name):
+    text = rr.render([changed(target=name, device=name)] * 2, color=True)
+    assert text.count(name) == 4
+    # Only heads, titles and what does not fit are marked.
+    assert "\x1b[1;36m" not in rr.render(MEASUREMENT, color=True)
+    red = rr.render([changed(device_bytes=GIB), changed()], color=True)
+    lines = [line for line in red.splitlines() if "NO" in line or "yes" in line]
+    assert ["\x1b[31m" in line for line in lines] == [True, False]
+
+
+@pytest.mark.parametrize(("number", "shown"), [(9, 9), (10, 10), (12, 10)])
+def test_the_ten_largest_buffers_are_shown(number, shown):
+    buffers = tuple(
+        Buffer(GIB - k, (), "int8", "forward", f"b{k}") for k in range(number)
+    )
+    text = rr.render(changed(buffers=buffers))
+    assert f"the {shown} largest buffers" in text
+    table = text.partition("largest buffers")[2]
+    assert [f"b{k}" for k in range(number) if f" b{k}\n" in table] == [
+        f"b{k}" for k in range(shown)
     ]
 
 

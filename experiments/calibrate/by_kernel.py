@@ -34,6 +34,7 @@ class Held:
       busy_us: Of all kernels of the profiled step.
       estimate_us: Of a step.
       matches: Of its kernels.
+      is_finite: Whether the steps computed numbers; others do not count.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Held:
     busy_us: float
     estimate_us: float
     matches: tuple[Match, ...]
+    is_finite: bool = True
 
     @property
     def ratio(self) -> float:
@@ -56,7 +58,8 @@ def held(one: Stored, target: Target) -> Held:
         one.step_us,
         one.busy_us,
         estimate(one.module, target).step_us,
-        tuple(match(one.module, times, one.kernels)),
+        tuple(match(one.module, times, one.kernels)) if one.kernels else (),
+        one.is_finite,
     )
 
 
@@ -76,10 +79,12 @@ def text(programs: Sequence[Held], worst: int = WORST) -> str:
     ]
     for one in programs:
         lines.append(
-            f"{one.name:36} {_ms(one.step_us)} {_ms(one.busy_us)} "
+            f"{one.name:36} {_ms(one.step_us)} "
+            f"{_ms(one.busy_us) if one.busy_us else '-':>10} "
             f"{_ms(one.estimate_us)}  x {one.ratio:.2f}"
+            f"{'' if one.is_finite else ', not finite: it does not count'}"
         )
-    errors = [abs(one.ratio - 1) for one in programs]
+    errors = [abs(one.ratio - 1) for one in programs if one.is_finite]
     if errors:
         within = sum(error <= 0.05 for error in errors)
         lines.append(

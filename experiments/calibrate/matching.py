@@ -5,6 +5,7 @@ the same. Libraries name their kernels themselves, and copies have one name for 
 them: those are held to the instructions that have no kernel of their own, all together.
 """
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +14,11 @@ from typing import Any
 from experiments.calibrate.records import Json
 from experiments.calibrate.trace import is_copy
 from revremat.xla import InstructionTime, Module, kernel_key
-from revremat.xla.hlo._hlo import backend_config
-from revremat.xla.hlo._opcodes import WRITES_ONLY
 
 HOST, COPIES, LIBRARY = "host transfers", "copies", "library products"
-REST = "other"
+ELEMENTWISE, REST = "elementwise", "other"
+
+_FILLS = {"constant", "broadcast", "iota", "compare", "copy", "bitcast", "tuple"}
 
 
 @dataclass
@@ -31,6 +32,8 @@ class Match:
       measured_us: Of the profiled step.
       runs: That the estimate counts.
       seen: Kernels that the trace shows.
+      instructions: Those that the estimate counts, and how often each runs; of equal
+        ones the first.
     """
 
     kind: str
@@ -39,6 +42,7 @@ class Match:
     measured_us: float = 0.0
     runs: float = 0.0
     seen: float = 0.0
+    instructions: tuple[tuple[Any, int], ...] = ()
 
     def add(self, other: "Match") -> None:
         """Counts another in."""
@@ -46,6 +50,7 @@ class Match:
         self.measured_us += other.measured_us
         self.runs += other.runs
         self.seen += other.seen
+        self.instructions += other.instructions
 
     @property
     def off_us(self) -> float:
@@ -80,6 +85,8 @@ def match(
         key = kernel_key(i, module)
         one = found.setdefault(key, Match(kind_of(i, module), i.name))
         one.add(Match("", "", time.us * time.times, 0.0, time.times))
+        first, runs = (one.instructions or ((i, 0),))[0]
+        one.instructions = ((first, runs + time.times),)
         names.instructions.setdefault(i.name, key)
         for name in _kernel_names(i, module):
             names.kernels.setdefault(name, key)
@@ -153,7 +160,8 @@ def kind_of(i: Any, module: Module) -> str:
     if i.opcode != "fusion":
         return COPIES if i.opcode in ("copy", "copy-start") else REST
     inside = {x.opcode for c in module.called(i) for x in c.instructions}
-    fused = backend_config(i).get("fusion_backend_config", {}).get("kind", "")
+    config = json.loads(i.backend_config or b"{}").get("fusion_backend_config", {})
+    fused = config.get("kind", "")
     if "gemm" in fused:
         return "Triton products"
     sort = (
@@ -161,8 +169,8 @@ def kind_of(i: Any, module: Module) -> str:
         else "softmaxes" if {"exponential", "reduce"} <= inside
         else "reductions" if "reduce" in inside
         else "dynamic slices" if {"dynamic-slice", "dynamic-update-slice"} & inside
-        else "fills" if inside <= WRITES_ONLY | {"copy", "tuple", "iota", "compare"}
+        else "fills" if inside <= _FILLS
         else "transposes" if "transpose" in inside
-        else "elementwise"
+        else ELEMENTWISE
     )  # fmt: skip
     return f"{sort}, by blocks" if fused == "__triton" else sort

@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
-
 from experiments.calibrate.records import Json, Record, latest, read
 from experiments.calibrate.runner import HLO, RESULTS
 from revremat.xla import Module
-from revremat.xla.hlo._schema import HloProto
 
 _KERNELS, _TEXT = ".kernels.jsonl.gz", ".txt.gz"
 
@@ -26,14 +23,17 @@ class Stored:
     Attributes:
       name: Of the job and the variant, as the files are called.
       module: What was compiled; without buffer assignment, which its text lacks.
-      kernels: Of one profiled step: `kernel`, `instruction`, `number`, `seconds`.
+      kernels: Of one profiled step: `kernel`, `instruction`, `number`, `seconds`; none
+        where no step was profiled.
       step_us: The median of a step of the last round, without the profiler.
+      is_finite: Whether the steps computed numbers; NaN and zeros run faster.
     """
 
     name: str
     module: Module
     kernels: tuple[Json, ...]
     step_us: float
+    is_finite: bool
 
     @property
     def program(self) -> str:
@@ -47,7 +47,7 @@ class Stored:
 
 
 def stored(folder: Path, only: str = "") -> Iterator[Stored]:
-    """The programs of a run that were profiled, in the order of their records.
+    """The programs of a run whose modules are there, in the order of their records.
 
     Args:
       folder: With the run's files.
@@ -56,31 +56,20 @@ def stored(folder: Path, only: str = "") -> Iterator[Stored]:
     with tarfile.open(folder / HLO) as tar:
         names = set(tar.getnames())
         for job, records in latest(read(folder / RESULTS)).items():
-            for variant, step_us in _steps(records).items():
+            for variant, step in _steps(records).items():
                 name = f"{job.split(maxsplit=1)[-1]} / {variant}"
                 file = re.sub(r"[^A-Za-z0-9.]", "_", f"{job}-{variant}")
-                if only not in name or file + _KERNELS not in names:
+                if only not in name or file + _TEXT not in names:
                     continue
-                rows = _unpacked(tar, file + _KERNELS).splitlines()
+                profiled = file + _KERNELS in names
+                rows = _unpacked(tar, file + _KERNELS).splitlines() if profiled else ()
                 yield Stored(
                     name,
-                    module_of(_unpacked(tar, file + _TEXT)),
+                    Module.from_text(_unpacked(tar, file + _TEXT)),
                     tuple(json.loads(row) for row in rows),
-                    step_us,
+                    1e6 * step["median_s"],
+                    not step.get("not_finite"),
                 )
-
-
-def module_of(text: str) -> Module:
-    """A module from its text, which nothing public of JAX reads.
-
-    What our schema does not name is left out: instructions that differ in it alone,
-    such as the compiler's notes to itself, run the same kernel.
-    """
-    proto = HloProto()
-    parsed = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    proto.hlo_module.MergeFromString(parsed)
-    proto.DiscardUnknownFields()
-    return Module(proto)
 
 
 def _unpacked(tar: tarfile.TarFile, name: str) -> str:
@@ -90,8 +79,6 @@ def _unpacked(tar: tarfile.TarFile, name: str) -> str:
         return file.read()
 
 
-def _steps(records: list[Record]) -> dict[str, float]:
-    """Microseconds of a step by variant, of the last round."""
-    return {
-        r["variant"]: 1e6 * r["median_s"] for r in records if r.get("what") == "steps"
-    }
+def _steps(records: list[Record]) -> dict[str, Record]:
+    """By variant the steps of the last round."""
+    return {r["variant"]: r for r in records if r.get("what") == "steps"}

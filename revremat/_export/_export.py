@@ -235,7 +235,6 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
         )
     if action.unroll:
         lost.add(f"unrolling; give `unroll={action.unroll}` to its jax.lax.scan", unit)
-    inputs = {v.name for v in places.unit.values if v.role == "input"}
     for name in () if _saves_all(action) else names:
         if name in places.of_the_derivative:
             reason = (
@@ -249,7 +248,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
                 "jax.checkpoint recomputes them, `rr.apply` does not"
             )
             lost.add(reason, unit, [f"{name!r} ({kind})"])
-        elif name not in inputs and places.tag(name) is None:
+        elif places.tag(name) is None:
             reason = (
                 "{names} cannot be expressed there, being made inside of library "
                 "calls; jax.checkpoint recomputes them, use `rr.apply`"

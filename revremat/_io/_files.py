@@ -12,14 +12,15 @@ from revremat._errors import UserError
 MOST_TEXT_BYTES = 128 << 20
 """Of a text file that somebody hands over: ten times the largest report known."""
 
-_FLAGS = (
-    os.O_RDONLY
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-    | getattr(os, "O_NOCTTY", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # a pipe that nobody writes to is opened at once
-)
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+def _known(*names: str) -> int:
+    """Flags of these names, those that the system has."""
+    return sum(getattr(os, name, 0) for name in names)
+
+
+# A pipe that nobody writes to is opened at once.
+_FLAGS = os.O_RDONLY | _known("O_CLOEXEC", "O_BINARY", "O_NOCTTY", "O_NONBLOCK")
+_NO_LINKS = _known("O_NOFOLLOW")
 
 
 class NotRegularError(OSError):

@@ -28,6 +28,7 @@ from revremat.xla.step_time._cost import Matmul as Matmul
 from revremat.xla.step_time._cost import cost_of as cost_of
 from revremat.xla.step_time._instructions import InstructionTime as InstructionTime
 from revremat.xla.step_time._instructions import instruction_times as instruction_times
+from revremat.xla.step_time._instructions import instruction_us as instruction_us
 from revremat.xla.step_time._roofline import rate_at as rate_at
 from revremat.xla.step_time._step_time import estimate as estimate
 from revremat.xla.step_time._unmodeled import unmodeled_calls as unmodeled_calls

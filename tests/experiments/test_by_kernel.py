@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from experiments.calibrate import by_kernel, matching
-from experiments.calibrate.stored import module_of, stored
-from revremat.xla import instruction_times
+from experiments.calibrate.stored import stored
+from revremat.xla import Module, instruction_times
 
 H100 = Path(__file__).parents[2] / "experiments" / "results" / "cards" / "h100"
 TARGET = by_kernel.target_of(H100)
@@ -61,7 +61,7 @@ def row(kernel, number, us, instruction="command_buffer_1"):
 
 
 def matches_of(*rows):
-    module = module_of(TEXT)
+    module = Module.from_text(TEXT)
     found = matching.match(module, instruction_times(module, TARGET), rows)
     return {one.name: one for one in found}
 

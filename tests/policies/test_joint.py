@@ -193,3 +193,12 @@ def test_every_hundred_and_first_in_a_row_ends_a_chain(length, found):
     ops[0] = ("reshape", ["v0"], ["v1"], 0)
     later = [end + 1 for end in found if end < length]
     assert sorted(banned(values, ops, names[-1:], "chain")) == later
+
+
+@pytest.mark.parametrize(("at", "found"), [(0, 0), (50, 0), (99, 0)])
+def test_a_product_begins_a_chain_anew(at, found):
+    names = [f"v{k}" for k in range(102)]
+    values = {name: ("input" if name == "v0" else "made", 8) for name in names}
+    ops = [("exp", [a], [b], 1) for a, b in itertools.pairwise(names)]
+    ops[at] = ("dot_general", *ops[at][1:])
+    assert len(banned(values, ops, names[-1:], "chain")) == found

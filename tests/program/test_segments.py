@@ -1,5 +1,7 @@
 """Which loops a plan's layers become, as a table."""
 
+import random
+
 import pytest
 
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE
@@ -114,3 +116,13 @@ def test_without_loops_no_layers_form_patterns():
         (3, 2, 1),
     ]
     assert as_groups([G] * 4, loops=False) == [(0, 1, 3), (3, 1, 1)]
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3])
+def test_a_stack_may_have_any_number_of_layers(kinds):
+    draw = random.Random(0)
+    some = [SAVE, RECOMPUTE, RECOMPUTE(save=["hidden"])][:kinds]
+    actions = [draw.choice(some) for _ in range(20_000)]
+    found = segments(actions)
+    assert [action for one in found for action in one.pattern * one.repeats] == actions
+    assert kinds > 1 or len(found) == 1

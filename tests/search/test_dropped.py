@@ -121,6 +121,8 @@ def test_an_inverse_that_the_platform_lacks_leaves_the_other_ways():
     [
         (ValueError("a\nb"), "ValueError: a"),
         (TypeError(""), "TypeError: no message"),
+        (RuntimeError("x" * 106), "RuntimeError: " + "x" * 106),
+        (RuntimeError("x" * 107), "RuntimeError: " + "x" * 103 + "..."),
         (RuntimeError("x" * 500), "RuntimeError: " + "x" * 103 + "..."),
     ],
 )

@@ -208,6 +208,8 @@ def with_rows(world, budget, *sizes) -> Any:
         ([(9, 126, 5.0)], []),  # more than a quarter too large
         ([(9, 120, 5.0), (0, 110, 6.0)], [110]),  # the smallest alone
         ([(9, 110, 9.0), (0, 90, 9.0)], []),  # no faster than what fits
+        ([(9, 110, 9.0), (0, 100, 9.0)], []),  # which may take all of the budget
+        ([(9, 110, 9.0), (0, 101, 9.5)], [101]),
         ([(9, 110, 8.99), (0, 90, 9.0)], [110]),
         ([(9, 110, 8.992), (0, 90, 9.0)], []),  # by less than a thousandth
     ],

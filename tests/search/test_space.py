@@ -16,13 +16,15 @@ from revremat._search import (
     BASELINE,
     DECIDE,
     PROFILE,
+    Heuristics,
     Request,
     State,
+    _probe_programs,
     answer,
     name_of,
 )
 from revremat._search._answer import dropped
-from revremat._search._probe_programs import share_of
+from revremat._search._probe_programs import is_small_part, share_of, small_units
 from revremat._search._space import (
     expected_compiles,
     first_of,
@@ -208,6 +210,57 @@ def test_passes_come_in_an_order_that_has_reasons():
     ]
     assert names[:2] == ["plain unroll", "settle"]
     assert names[-1] == "without barrier"
+
+
+def part_of(number, sites=4, body=10, ops=1, skippable=True, limit=100, part=0.5):
+    """Whether a unit of some layers is a small part of a program of so many operations.
+
+    A layer that is one call counts that, too.
+    """
+    made = [
+        SimpleNamespace(ops=[(k, n) for n in range(ops)], body=body, inputs=())
+        for k in range(sites)
+    ]
+    unit: Any = SimpleNamespace(name="u", skippable=skippable)
+    traced: Any = SimpleNamespace(
+        units=[SimpleNamespace(name="u", sites=made)],
+        found=SimpleNamespace(sites=made),
+    )
+    heuristics = Heuristics(isolate_operations=limit, isolate_part=part)
+    return is_small_part(traced, unit, number, heuristics)
+
+
+@pytest.mark.parametrize(
+    ("how", "is_small"),
+    [
+        ({"number": 101}, True),  # 44 operations are less than half of 101
+        ({"number": 100}, False),  # is not large
+        ({"number": 101, "ops": 2, "body": 12}, True),  # 48, no call
+        ({"number": 101, "ops": 1, "body": 12}, False),  # 52, with the call
+        ({"number": 88, "limit": 10}, False),  # half of it
+        ({"number": 89, "limit": 10}, True),
+        # Of more layers than eight the others are left out, of the whole, too.
+        ({"number": 400, "sites": 10}, True),  # 88 of 378
+        ({"number": 198, "sites": 10}, False),  # 88 of 176
+        ({"number": 199, "sites": 10}, True),
+        ({"number": 122, "sites": 10, "part": 2}, False),  # 100 are left
+        ({"number": 123, "sites": 10, "part": 2}, True),
+        ({"number": 220, "sites": 10, "skippable": False}, False),  # 110 of 220
+        ({"number": 221, "sites": 10, "skippable": False}, True),
+    ],
+)
+def test_a_unit_is_a_small_part_of_a_large_program(monkeypatch, how, is_small):
+    monkeypatch.setattr(_probe_programs, "num_operations", lambda body: body)
+    assert part_of(**how) == is_small
+
+
+@pytest.mark.parametrize(("number", "found"), [(100, frozenset()), (101, {"u"})])
+def test_units_of_small_programs_are_compiled_in_place(monkeypatch, number, found):
+    monkeypatch.setattr(_probe_programs, "num_operations", lambda program: number)
+    monkeypatch.setattr(_probe_programs, "is_small_part", lambda *_: True)
+    traced: Any = SimpleNamespace(found=SimpleNamespace(program=None))
+    heuristics = Heuristics(isolate_operations=100)
+    assert small_units(traced, graph(unit_of()), heuristics) == found
 
 
 # ---- Plain unrolled loops ------------------------------------------------------------

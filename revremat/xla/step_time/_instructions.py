@@ -59,6 +59,26 @@ def instruction_times(module: Module, target: Target) -> tuple[InstructionTime, 
     return tuple(_times(module.entry, 1, clock))
 
 
+def instruction_us(i: Any, module: Module, target: Target) -> float:
+    """The estimate of one run of an instruction, whatever runs beside it.
+
+    Args:
+      i: One of the module's, that runs by itself.
+      module: The scheduled program.
+      target: Card, devices and hosts.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> target = rr.target("cpu:1")
+      >>> artifact = xla.compile_step(jnp.sin, (jnp.ones(256),), target)
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> xla.instruction_us(module.entry.root, module, target) > 0
+      True
+    """
+    return Clock(module, target).cost(i).us
+
+
 def _times(
     computation: Computation, runs: int, clock: Clock
 ) -> Iterator[InstructionTime]:
@@ -71,5 +91,5 @@ def _times(
             for called in clock.played(i):
                 yield from _times(called, runs * trips, clock)
             continue
-        stream, us, _ = clock.cost(i)
-        yield InstructionTime(i, stream, us, runs)
+        cost = clock.cost(i)
+        yield InstructionTime(i, cost.stream, cost.us, runs)
