@@ -53,7 +53,7 @@ from revremat._plan import Plan as Plan
 from revremat._problem import Problem as Problem
 from revremat._read import read as read
 from revremat._report._text import render as render
-from revremat._report._text import write as write
+from revremat._report._write import write as write
 from revremat._saved import FitRecord as FitRecord
 from revremat._saved import load as load
 from revremat._trace import trace as trace

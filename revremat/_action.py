@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from revremat._errors import UserError
-from revremat._io._json import flag, names, typed
+from revremat._io._json import names, typed
 
 KINDS = ("save", "recompute", "offload", "invert")
 
@@ -43,7 +43,8 @@ class Action:
       unroll: For a stack: its layers are unrolled one after the other, where they
         would be iterations of a loop. What they keep then lies where it was made and is
         not copied into a stack of all layers' values and out of it again; the program
-        is longer, and so is compiling it.
+        is longer, and so is compiling it. With a number there is a loop still, and an
+        iteration of it runs so many layers, as `lax.scan(..., unroll=4)` does.
     """
 
     kind: str
@@ -52,11 +53,14 @@ class Action:
     ahead: tuple[str, ...] = ()
     chunks: int = 1
     segment_length: int = 1
-    unroll: bool = False
+    unroll: bool | int = False
 
     def __post_init__(self):
-        if not isinstance(self.unroll, bool):
-            raise UserError(f"unroll={self.unroll!r} is neither True nor False")
+        if not is_unroll(self.unroll):
+            raise UserError(
+                f"unroll={self.unroll!r} says nothing: write True for all layers, "
+                "False for none, or how many an iteration runs, 2 or more"
+            )
         if type(self.chunks) is not int or self.chunks < 1:
             raise UserError(
                 f"chunks={self.chunks!r} is no number of pieces: write 1 for the "
@@ -82,7 +86,7 @@ class Action:
         ahead: Iterable[str] = (),
         chunks: int | None = None,
         segment_length: int | None = None,
-        unroll: bool | None = None,
+        unroll: bool | int | None = None,
     ) -> "Action":
         """This action, with these values treated otherwise (names are sorted)."""
         return replace(
@@ -123,6 +127,12 @@ class Action:
         return self.kind == "recompute" and not self.names and self.chunks == 1
 
     @property
+    def layers_per_iteration(self) -> int:
+        """How many layers an iteration of its loop runs, where there is one."""
+        at_a_time = 1 if isinstance(self.unroll, bool) else self.unroll
+        return self.segment_length * at_a_time
+
+    @property
     def can_group(self) -> bool:
         """Whether layers of this action can form segments, as `segment_length` says."""
         plain = self.kind in ("save", "recompute") and self.chunks == 1
@@ -130,7 +140,7 @@ class Action:
 
     @property
     def can_unroll(self) -> bool:
-        """Whether writing layers of this action out can gain anything."""
+        """Whether unrolling layers of this action can gain anything."""
         return not self.ahead and self.segment_length == 1 and self.chunks == 1
 
     def refused_by(self, facts: "Facts") -> str | None:
@@ -160,8 +170,13 @@ class Action:
         if self.segment_length != 1:
             listed.append(f"segment_length={self.segment_length}")
         if self.unroll:
-            listed.append("unroll=True")
+            listed.append(f"unroll={self.unroll}")
         return self.kind.upper() + (f"({', '.join(listed)})" if listed else "")
+
+
+def is_unroll(value: Any) -> bool:
+    """Whether `Action.unroll` can be this; 1 would be equal to True."""
+    return isinstance(value, bool) or (type(value) is int and value > 1)
 
 
 SAVE = Action("save")
@@ -185,7 +200,9 @@ def read_action(data: dict[str, Any]) -> Action:
         if type(number) is not int or number < 1:
             raise ValueError(f"{key!r} is {number!r}")
     listed = {key: names(data, key) for key in ("save", "offload", "ahead")}
-    unroll = flag(data, "unroll")
+    unroll = data.get("unroll", False)
+    if not is_unroll(unroll):
+        raise ValueError(f"'unroll' is {unroll!r}")
     return Action(
         kind, chunks=chunks, segment_length=segment_length, unroll=unroll, **listed
     )
@@ -260,6 +277,13 @@ def _reasons(action: Action, facts: Facts) -> Iterator[str]:
             )
     if action.unroll and not facts.is_loop:
         yield "it is no loop, so there is nothing to unroll; leave `unroll` away"
+    if action.unroll is not True and action.unroll > facts.num_layers:
+        yield f"it has only {facts.num_layers} layers; write `unroll=True` for them all"
+    if action.layers_per_iteration > action.segment_length and action.on_host:
+        yield (
+            f"with `unroll={action.unroll}` XLA puts together on the host what an "
+            "iteration's layers send there; write `unroll=True`, or leave it away"
+        )
     if action.ahead:
         if not facts.is_stack:
             yield (

@@ -21,6 +21,7 @@ from jax.extend.core import (
     ClosedJaxpr,  # type: ignore[reportPrivateImportUsage]
     jaxpr_as_fun,
 )
+from jaxlib import _hlo  # type: ignore[reportAttributeAccessIssue]
 from jaxlib.mlir import passmanager
 
 INTERNALS = "jax._src."
@@ -274,6 +275,15 @@ def has_explicit_placement(eqn: JaxprEqn) -> bool:
         for layout in params.get(key, ())
     )
     return placed or laid_out or bool(params.get("compiler_options_kvs"))
+
+
+def serialized_hlo(text: str) -> bytes:
+    """A `HloModuleProto` of a module that was printed.
+
+    Raises:
+      jax.errors.JaxRuntimeError: It is no such text.
+    """
+    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
 def compile_settings(lowered: Any) -> list[str]:

@@ -40,8 +40,8 @@ def search(
         `fits` is False and whose `held_by` says what holds the memory.
       most_compiles: Compile no more than so many programs, shortened ones included:
         the search ends there with the best plan so far, which with more is never worse.
-      unroll: Whether layers of a loop may be unrolled, which is
-        often faster; a long program takes longer to compile, here and where it runs.
+      unroll: Whether layers of a loop may be unrolled, all or several to an iteration,
+        which is often faster; a long program takes longer to compile, here and there.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions, and loops
         with one inside, stay as they are.
       progress: Called before each compile.

@@ -39,7 +39,7 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
     if isinstance(text, numbers.Integral) and not isinstance(text, bool):
         if (size := int(text)) <= 0:
             raise UserError(
-                f"a budget of {size} bytes is nothing: write a positive one"
+                f"a budget of {size} bytes is not above zero: write a positive one"
             )
         return size
     match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*", str(text))
@@ -49,7 +49,7 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
     if share is None and unit not in _UNITS:
         wrong = "has no unit" if unit == "" else "is no number of bytes"
     elif number <= 0:
-        wrong = "is nothing"
+        wrong = "is not above zero"
     elif share is not None and number > 100:
         wrong = "is more than there is"
     if wrong:

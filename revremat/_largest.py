@@ -101,10 +101,11 @@ def largest(
     wanted = xla.target(target)
     usable = wanted.usable_bytes
     limit = usable if budget is None else parse_bytes(budget, usable_bytes=usable)
-    if start < 1 or (step is not None and step < 1):
-        raise UserError(
-            f"sizes are positive: start is {start} and step is {step}; write 1 or more"
-        )
+    for name, value in (("start", start), ("step", step)):
+        if value is not None and value < 1:
+            raise UserError(
+                f"sizes are positive: {name} is {value}; write 1 or more, such as 8"
+            )
     shards = _shards(make, start)
     unit = step or shards
     if unit % shards:

@@ -1,11 +1,8 @@
 """Text of others made safe to print: no control characters, no endless sentences."""
 
-import contextlib
-import io
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
 
 MOST_CHARACTERS = 400
 """Of one error sentence: what a terminal shows in five lines."""
@@ -47,24 +44,6 @@ def say(text: str, *, error: bool = False) -> None:
       error: To standard error instead of standard output.
     """
     print(printable_lines(text), file=sys.stderr if error else sys.stdout)
-
-
-@contextlib.contextmanager
-def parsing(words: Iterable[str]) -> Iterator[None]:
-    """While a library parses a command line, which repeats words in its messages."""
-    if all(map(str.isprintable, words)):
-        yield
-        return
-    streams = {sys.stdout: io.StringIO(), sys.stderr: io.StringIO()}
-    try:
-        with (
-            contextlib.redirect_stdout(streams[sys.stdout]),
-            contextlib.redirect_stderr(streams[sys.stderr]),
-        ):
-            yield
-    finally:
-        for stream, told in streams.items():
-            stream.write(printable_lines(told.getvalue()))
 
 
 def masked(text: str) -> str:

@@ -111,7 +111,7 @@ def check_sizes(where: str, shape: Any) -> None:
       shape: Its sizes, if it has a shape at all.
 
     Raises:
-      UserError: One is no whole number, such as a symbol of `jax.export`.
+      UserError: One is negative, or no whole number, as a symbol of `jax.export` is.
     """
     sizes = shape if isinstance(shape, tuple | list) else ()
     unknown = [size for size in sizes if not isinstance(size, int | np.integer)]
@@ -119,6 +119,11 @@ def check_sizes(where: str, shape: Any) -> None:
         raise UserError(
             f"{where} has the shape {tuple(sizes)}; sizes are whole numbers: write one "
             f"for {unknown[0]!r}, since bytes depend on it"
+        )
+    if sizes and min(sizes) < 0:
+        raise UserError(
+            f"{where} has the shape {tuple(sizes)}; sizes are zero or more: write one "
+            f"for {min(sizes)}"
         )
 
 

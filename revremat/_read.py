@@ -22,7 +22,7 @@ def is_dump(text: str) -> bool:
     if text.endswith((".pb", ".pb.gz", ".txt")):
         return True
     try:
-        return Path(text).is_dir()
+        return text != "" and Path(text).is_dir()
     except (OSError, ValueError):  # a name too long, or with zero bytes
         return False
 

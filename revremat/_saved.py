@@ -98,7 +98,7 @@ class _Kind:
     Attributes:
       told: What people call it.
       keys: Of its object; no other kind has all of them.
-      read: Makes the noun of the text; None for what no noun is.
+      read: Makes the result of the text; None for what cannot be read back.
     """
 
     told: str
@@ -107,6 +107,7 @@ class _Kind:
 
 
 _PLAN = "a plan"
+_WRITES_A_PLAN = "'revremat search PROGRAM --budget BYTES --out FILE' writes one"
 _KINDS = (
     _Kind("a search's result", frozenset({"plan", "measurement"}), FitRecord.from_json),
     _Kind(_PLAN, frozenset({"program", "units"}), Plan.from_json),
@@ -117,10 +118,10 @@ _KINDS = (
     _Kind("a difference that 'revremat diff' wrote", frozenset({"before", "after"})),
 )
 _SEVERAL = "several reports"
-Noun = Plan | Measurement | Frontier | Graph | FitRecord
+Result = Plan | Measurement | Frontier | Graph | FitRecord
 
 
-def load(path: str | Path) -> Noun | list[Noun]:
+def load(path: str | Path) -> Result | list[Result]:
     """Reads back what `write` wrote as JSON; nothing in the file is executed.
 
     Args:
@@ -152,8 +153,8 @@ def load(path: str | Path) -> Noun | list[Noun]:
             "rr.write wrote to *.json, rr.read what a compile dumped"
         ) from None
     if isinstance(data, list):
-        return [_noun(one, path) for one in data]
-    return _noun(data, path)
+        return [_result(one, path) for one in data]
+    return _result(data, path)
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -164,10 +165,11 @@ def load_plan(path: str | Path) -> Plan:
     """
     told = what_is(path)
     if told not in ("", _PLAN):
-        raise UserError(
-            f"{str(path)!r} is {told}, no plan: 'revremat search --out FILE' writes one"
-        )
-    return Plan.load(path)
+        raise UserError(f"{str(path)!r} is {told}, no plan: {_WRITES_A_PLAN}")
+    try:
+        return Plan.load(path)
+    except UserError as error:
+        raise UserError(f"{str(error).rstrip('.')}; {_WRITES_A_PLAN}") from None
 
 
 def what_is(path: str | Path) -> str:
@@ -192,7 +194,7 @@ def _kind(data: Any) -> _Kind | None:
     return next((kind for kind in _KINDS if kind.keys <= set(keys)), None)
 
 
-def _noun(data: Any, path: str | Path) -> Noun:
+def _result(data: Any, path: str | Path) -> Result:
     kind = _kind(data)
     if kind is None:
         raise UserError(f"{str(path)!r} holds nothing that rr.write writes")

@@ -41,8 +41,17 @@ def _num_compiles(path: Path) -> int:
     return _COMPILES_OF_A_SEARCH * searches + len(_COMPILES.findall(text))
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Files that compile most come first: no worker waits for a long last one."""
+    """Which parameters are slow; and files that compile most come first.
+
+    So no worker waits for a long last file. Of a test marked `every_commit("a", "b")`
+    the parameters of these ids are not slow, and all others are.
+    """
+    for item in items:
+        few = item.get_closest_marker("every_commit")
+        if few is not None and item.callspec.id not in few.args:
+            item.add_marker("slow")
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         # Workers would not agree on which tests there are.
         raise pytest.UsageError(f"a test's name holds an address: {unstable[0]}")
@@ -83,3 +92,18 @@ def _remat_pass_as_it_was():
     yield
     if jax.config.jax_compiler_enable_remat_pass != before:
         jax.config.update("jax_compiler_enable_remat_pass", before)
+
+
+@pytest.fixture
+def in_python(monkeypatch):
+    """What Numba compiles runs as Python: small cases, and no compile.
+
+    Its words of 64 bits overflow silently.
+    """
+    import numpy as np
+
+    from revremat._numba import njit
+
+    monkeypatch.setattr(njit, "__call__", lambda self, *args: self.__wrapped__(*args))
+    with np.errstate(over="ignore"):
+        yield

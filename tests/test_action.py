@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 import revremat as rr
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
-from revremat._action import KINDS, Action, Facts, check_actions
+from revremat._action import KINDS, Action, Facts, check_actions, read_action
 from revremat.policies import Pool, candidates, sent_to_host
 from tests.policies.units import drawn_units
 
@@ -83,6 +84,12 @@ UNNAMED = dataclasses.replace(STACK, names=None)
         (RECOMPUTE, RANDOM, None),
         (SAVE(unroll=True), STACK, None),
         (SAVE(unroll=True), CHAIN, "it is no loop"),
+        (SAVE(unroll=4), STACK, None),
+        (SAVE(unroll=4), CHAIN, "it is no loop"),
+        (SAVE(unroll=5), STACK, "it has only 4 layers; write `unroll=True`"),
+        (OFFLOAD(unroll=2), STACK, "XLA puts together on the host"),
+        (SAVE(offload=["h"], unroll=2), STACK, "XLA puts together on the host"),
+        (OFFLOAD(unroll=True), STACK, None),
         (RECOMPUTE(ahead=["h"]), CHAIN, None),
         (RECOMPUTE(ahead=["h"]), BLOCK, "nothing of it can be recomputed ahead"),
         (SAVE(save=["z"]), STACK, "it has no value named 'z'; it has: h"),
@@ -117,6 +124,35 @@ def test_what_a_unit_may_take(action, facts, reason):
         assert str(caught.value) == f"unit 'u' cannot take {action!r}: {found}."
 
 
+@pytest.mark.parametrize("unroll", [0, 1, -4, 2.0, "yes", type(None)])
+def test_how_much_is_unrolled_is_a_flag_or_two_layers_and_more(unroll):
+    with pytest.raises(UserError, match="write True for all layers"):
+        Action("save", unroll=unroll)
+    written = {**_written(SAVE(unroll=4)), "unroll": unroll}
+    with pytest.raises(ValueError, match="'unroll' is"):
+        read_action(written)
+
+
+@pytest.mark.parametrize(
+    ("action", "number"),
+    [
+        (SAVE, 1),
+        (SAVE(unroll=True), 1),
+        (SAVE(unroll=4), 4),
+        (RECOMPUTE(segment_length=3), 3),
+        (RECOMPUTE(segment_length=3, unroll=2), 6),
+    ],
+    ids=str,
+)
+def test_an_iteration_has_layers(action, number):
+    assert action.layers_per_iteration == number
+    assert read_action(_written(action)) == action
+
+
+def _written(action):
+    return json.loads(json.dumps(dataclasses.asdict(action)))
+
+
 @pytest.mark.parametrize("number", [0, 3, 5])
 def test_every_layer_has_an_action(number):
     said = f"unit 'u' has 4 layers and was given {number} actions"
@@ -138,7 +174,7 @@ def drawn_actions(draw, names=("h", "a", "z")):
         *(listed() if rarely(False, True) else () for _ in range(3)),
         chunks=rarely(1, 2, 3),
         segment_length=rarely(1, 2),
-        unroll=rarely(False, True),
+        unroll=rarely(False, True, 2),
     )
 
 

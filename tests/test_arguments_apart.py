@@ -11,6 +11,7 @@ from flax import nnx
 import revremat as rr
 from revremat._arguments._arguments import has_modules, take_apart
 from revremat._arguments._closed_over import _has_new_tracers, _named, _reached
+from revremat._arguments._outcome import outcome_of
 
 ONE, TWO = jnp.ones(2), 2 * jnp.ones(3)
 WHOLE = jnp.arange(3)
@@ -157,7 +158,7 @@ def looked(function, *args):
 
     def run(*values):
         copy = arguments.copy(values)
-        outcome, arrays = copy.outcome(function(*copy.args))
+        outcome, arrays = outcome_of(copy, function(*copy.args))
         found[:] = [outcome]
         return arrays
 

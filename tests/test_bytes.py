@@ -44,7 +44,7 @@ def test_what_may_be_written(text, number):
         *((text, "is no number of bytes") for text in ("1,5GiB", "60GiB 1", "0x10B")),
         *((text, "is no number of bytes") for text in ("1.GiB", None, True)),
         *((text, "has no unit") for text in ("60", 2.5, "-3")),
-        *((text, "is nothing") for text in ("-1GiB", "0GiB", "0%")),
+        *((text, "is not above zero") for text in ("-1GiB", "0GiB", "0%")),
         ("101%", "is more than there is"),
     ],
 )
@@ -56,7 +56,7 @@ def test_anything_else_is_told_what_to_write(text, wrong):
 
 @pytest.mark.parametrize("number", [0, -5])
 def test_a_budget_of_nothing_is_refused(number):
-    with pytest.raises(UserError, match=f"a budget of {number} bytes is nothing"):
+    with pytest.raises(UserError, match=f"{number} bytes is not above zero"):
         parse_bytes(number)
 
 

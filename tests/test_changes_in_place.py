@@ -104,6 +104,13 @@ ACTIONS = {
 }
 
 
+@pytest.mark.every_commit(
+    "Scanned-mixed",
+    "Scanned-unrolled",
+    "Listed-recompute",
+    "Listed-mixed",
+    "Scanned-save",
+)
 @pytest.mark.parametrize(
     "actions",
     [
@@ -124,6 +131,7 @@ def test_five_steps_are_those_without_a_plan(make, actions, x):
     assert_equal(trained(rr.apply(loss, plan), model, x, nnx.jit), unplanned(make))
 
 
+@pytest.mark.every_commit("Scanned")
 @pytest.mark.parametrize("make", [Listed, Scanned])
 def test_two_steps_are_those_without_a_plan_where_nothing_is_jitted(make, x):
     model, same = make(nnx.Rngs(0)), make(nnx.Rngs(0))
@@ -236,6 +244,7 @@ KINDS = {
 }
 
 
+@pytest.mark.every_commit("rngs", "metrics", "jitted loss", "shared")
 @pytest.mark.parametrize("kind", KINDS)
 def test_modules_are_as_the_loss_leaves_them(kind, x):
     make, f = KINDS[kind]

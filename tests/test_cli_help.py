@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import revremat as rr
 from revremat._cli import _search, main
 from revremat._search._result import Row
 from tests.measurements import MEASUREMENT, changed
@@ -64,3 +65,16 @@ def test_a_searched_row_says_whether_it_fits(fits, name):
     plan = SimpleNamespace(fits=fits)
     found: Any = SimpleNamespace(rows=rows, measurement=MEASUREMENT, plan=plan)
     assert _search._searched(found, "75%") == Row(name, None, MEASUREMENT)
+
+
+def test_a_comparison_says_what_its_figures_are(monkeypatch, capsys):
+    target, problem = rr.target("h100:8"), SimpleNamespace(name="gpt")
+    monkeypatch.setattr(_search, "_load", lambda *_: (target, problem))
+    row = Row("dots", None, MEASUREMENT)
+    monkeypatch.setattr(_search, "presets", lambda *_, **__: [row])
+    assert main(["compare", "p.py:problem", "--target", "h100:8"]) == 0
+    title, *_, table, _, figures, presets, _ = capsys.readouterr().out.splitlines()
+    assert title == "gpt on h100:8"
+    assert table.split() == ["dots", "11.2", "GiB", "43.2", "ms", "yes"]
+    assert figures == "- bytes are per device; steps are estimates"
+    assert presets.startswith("- dots, dots_no_batch: every layer saves what dots_")

@@ -226,7 +226,7 @@ def test_many_units_and_names_are_told_once():
     [
         (INVERT, "INVERT recomputes a layer's input from its output"),
         (RECOMPUTE(ahead=["qkv_proj"]), "recomputing 'qkv_proj' a layer early"),
-        (SAVE(unroll=True), "unrolling; give `unroll=`"),
+        (SAVE(unroll=True), "unrolling; give `unroll=True`"),
         ([SAVE, RECOMPUTE, RECOMPUTE, RECOMPUTE], "one scan whose layers differ"),
         (RECOMPUTE(save=["act"]), "of 'act' (tanh) the derivative keeps another form"),
     ],

@@ -123,7 +123,7 @@ def test_overrides_are_its_arguments(folder):
 @pytest.mark.parametrize(
     ("program", "says"),
     [
-        ("loaded_alone.py", "names no program: write 'package.module:problem' or"),
+        ("loaded_alone.py", "names no program: write a function of it too"),
         (":problem", "names no program"),
         ("loaded_alone.py:", "names no program"),
         ("absent.py:problem", r"there is no file 'absent\.py'"),

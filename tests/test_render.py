@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import revremat as rr
-from revremat._report._text import render_targets
+from revremat._report._targets import render_targets
 from tests.measurements import BUFFERS, GIB, MEASUREMENT, changed
 
 REPORT = """\
@@ -190,10 +190,10 @@ def test_another_suffix_is_refused(tmp_path):
 def test_a_star_is_explained_where_a_reserve_has_one():
     plain = rr.target("h100:1")
     card = dataclasses.replace(plain.card, measured=True)
-    note = lambda target: render_targets([(target, "")]).splitlines()[-1]
+    note = lambda target: " ".join(render_targets([(target, "")]).split())
     starred = dataclasses.replace(plain, card=card)
     assert "* measured on such a device" in note(starred)
     plain = dataclasses.replace(
         plain, card=dataclasses.replace(plain.card, measured=False)
     )
-    assert note(plain).endswith("reserves: defaults, none measured on such a device")
+    assert "beside a program; defaults, none measured on such a device" in note(plain)

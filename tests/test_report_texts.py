@@ -131,7 +131,7 @@ budget             2.00 KiB   4.00 KiB
 compiled           1.95 KiB
 gradient barrier              yes
 XLA's remat pass              90 %
-program            one        two
+fingerprint        one        two
 
 unit   before                    after
 ──────────────────────────────────────────────────────────
@@ -142,9 +142,9 @@ they are plans of different programs
 """
 
 SAME_PLANS = """\
-plan      before   after
-────────────────────────
-program   one      one
+plan          before   after
+────────────────────────────
+fingerprint   one      one
 
 every layer has the same action in both
 """
@@ -201,35 +201,46 @@ FIT = Fit(
     left=("a", "b"),
     not_sent=GIB,
     dropped=(Dropped("u: 8 x x", "ValueError: no"),),
-    skipped=(Skipped("fill", 3),),
+    skipped=(Skipped("peel", 3),),
 )
 
 SEARCH = """\
-program                               bytes   predicted      step   fits      status
-────────────────────────────────────────────────────────────────────────────────────────────
-baseline                           16.0 GiB               30.0 ms   no
-6 x recompute all + 2 x save all   9.00 GiB    8.50 GiB   40.0 ms   yes       chosen
-8 x recompute all                  8.00 GiB    8.00 GiB   50.0 ms   yes
-u: 8 x x                                                            dropped   ValueError: no
+gpt on h100:8  within 10.0 GiB on each device
 
-1 programs could not be compiled, so their actions were dropped
-estimated from per-layer costs: a greedy assignment takes 41.0 ms, and none less than 38.0 ms
-at most 5.3 % slower than any assignment of these actions to layers, estimated from per-layer costs;
-12 of 20 programs compiled or read from the cache
-the limit of compiles cut fill short, which needed at least 3 more
-1.00 GiB of the budget are left: no similar plan that uses them is faster, as compiled or as
-estimated from per-layer costs
-2 units with less than 0.5 % of all residual bytes were left unchanged
-the compiler leaves 1.00 GiB on the device of what the plan sends to the host
+program                               bytes   predicted bytes      step   fits      status
+──────────────────────────────────────────────────────────────────────────────────────────────────
+baseline                           16.0 GiB                     30.0 ms   no
+6 x recompute all + 2 x save all   9.00 GiB          8.50 GiB   40.0 ms   yes       chosen
+8 x recompute all                  8.00 GiB          8.00 GiB   50.0 ms   yes
+u: 8 x x                                                                  dropped   ValueError: no
+
+- bytes are per device; steps are estimates; predicted: from per-layer costs, before the whole was
+  compiled
+- estimated from per-layer costs: a greedy assignment takes 41.0 ms, and none takes less than 38.0
+  ms
+- the chosen program is at most 5.3 % slower than any assignment of these actions to layers, as
+  estimated from per-layer costs
+- 1.00 GiB of the budget are left: no similar plan that uses them is faster, as compiled or as
+  estimated
+- 12 of 20 programs compiled or read from the cache
+- the limit of compiles cut the search's pass 'peel' short, which needs at least 3 more
+- could not be compiled, so that their actions were dropped: 1 of the programs above
+- 2 units with less than 0.5 % of all residual bytes were left unchanged
+- the compiler leaves 1.00 GiB on the device of what the plan offloads to the host
+
 u: 6 x RECOMPUTE, 2 x SAVE
 """
 
 ALONE = """\
-program       bytes   predicted      step   fits   status
-─────────────────────────────────────────────────────────
-baseline   16.0 GiB               30.0 ms   no     chosen
+gpt on h100:8  within 10.0 GiB on each device
 
-1 programs compiled or read from the cache
+program       bytes   predicted bytes      step   fits   status
+───────────────────────────────────────────────────────────────
+baseline   16.0 GiB                     30.0 ms   no     chosen
+
+- bytes are per device; steps are estimates; predicted: from per-layer costs, before the whole was
+  compiled
+- 1 programs compiled or read from the cache
 """
 
 
@@ -292,7 +303,7 @@ def test_bounds_are_told_where_they_are_known(bound_us, greedy_us, greedy, gap):
 )
 def test_programs_fit_up_to_the_byte(plan, fits):
     text = but(plan=plan)
-    rows = text.splitlines()[2:5]
+    rows = text.splitlines()[4:7]
     assert [
         word for row in rows for word in row.split() if word in ("yes", "no")
     ] == fits
@@ -332,13 +343,19 @@ POINTS = (
 )
 
 FRONTIER = """\
-program            bytes      step   kind                       on the frontier
-───────────────────────────────────────────────────────────────────────────────
-recompute all   1.00 GiB   60.0 ms   preset                     yes
-4 x save        2.00 GiB   50.0 ms   searched, up to 2.50 GiB   yes
+gpt on h100:8  4.00 GiB usable on each device
+
+program            bytes      step   kind                        on the frontier
+────────────────────────────────────────────────────────────────────────────────
+recompute all   1.00 GiB   60.0 ms   preset                      yes
+4 x save        2.00 GiB   50.0 ms   searched, within 2.50 GiB   yes
 slow            2.00 GiB   70.0 ms   compiled
-baseline        3.00 GiB   40.0 ms   baseline                   yes
-7 programs compiled or read from the cache
+baseline        3.00 GiB   40.0 ms   baseline                    yes
+
+- bytes are per device; steps are estimates
+- searched: the answer for every budget from its bytes up to the given ones
+- on the frontier: no other program takes less memory and less time
+- 7 programs compiled or read from the cache
 """
 
 

@@ -32,6 +32,8 @@ ANYWHERE = {
     r"dear|dearest": "compute-intensive",
     r"handed on": "carry",
     r"has the last word": "decides",
+    r"costs like best": "is best by its costs",
+    r"nouns?": "result",
 }
 """Coined words, and few programs need one of them as ordinary English."""
 

@@ -315,10 +315,11 @@ def notices(fault: Fault, tree: Path, calls: Sequence[Sequence[str]]) -> str:
     lines = whole.split("\n")
     assert lines[fault.line - 1] == fault.before, fault
     lines[fault.line - 1] = fault.after
+    compiled = "njit" in whole
     for tests in calls:
         try:
             file.write_text("\n".join(lines))
-            found = _first_failure(tree, tests)
+            found = _first_failure(tree, tests, compiled)
         finally:
             file.write_text(whole)
             os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -333,10 +334,16 @@ def notices(fault: Fault, tree: Path, calls: Sequence[Sequence[str]]) -> str:
     return ""
 
 
-def _first_failure(tree: Path, tests: Sequence[str]) -> str:
-    """Of tests that run in a process of their own, forked from this one."""
-    with tempfile.TemporaryFile() as out:
+def _first_failure(tree: Path, tests: Sequence[str], compiled: bool = False) -> str:
+    """Of tests that run in a process of their own, forked from this one.
+
+    Numba keeps what it compiled, with whatever that called: a fault in another file
+    would not be seen there. With `compiled` it begins with nothing.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryDirectory() as fresh:
         if not (child := os.fork()):
+            if compiled:
+                importlib.import_module("numba").config.CACHE_DIR = fresh
             os.setsid()
             os.dup2(out.fileno(), 1)
             os.dup2(out.fileno(), 2)

@@ -1,9 +1,10 @@
 """A program's loops as a person writes them in plain JAX, without any plan.
 
 While a loss runs, `jax.lax.scan` is another function: it writes the loop as the scan it
-is, as `lax.scan(..., unroll=True)` or as a Python loop over the layers, each layer
-under `jax.checkpoint` with one of JAX's policies or under none. Nothing of revremat is
-in what comes out.
+is, as one with several layers to an iteration (`lax.scan(..., unroll=4)`), as one
+without a loop (`unroll=True`) or as a Python loop over the layers, each layer under
+`jax.checkpoint` with one of JAX's policies or under none. Nothing of revremat is in
+what comes out.
 """
 
 import contextlib
@@ -14,8 +15,15 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-Form = Literal["scan", "unrolled", "Python loop"]
-FORMS: tuple[Form, ...] = ("scan", "unrolled", "Python loop")
+Form = Literal["scan", "unrolled by 4", "unrolled by 16", "unrolled", "Python loop"]
+FORMS: dict[Form, bool | int] = {
+    "scan": 1,
+    "unrolled by 4": 4,
+    "unrolled by 16": 16,
+    "unrolled": True,
+    "Python loop": True,
+}
+"""How loops are written, and how far they are unrolled then."""
 
 _JAX = jax.checkpoint_policies
 POLICIES: dict[str, Callable[..., Any] | None] = {
@@ -32,7 +40,7 @@ class Loops:
     """How loops are written.
 
     Attributes:
-      form: As a scan, as an unrolled one, or in Python.
+      form: As a scan, as one unrolled in part or whole, or in Python.
       policy: One of `POLICIES`.
     """
 
@@ -92,12 +100,13 @@ def _scans(loops: Loops) -> Iterator[list[int]]:
             layer = f
             if policy is not None:
                 # Within a loop nothing can be merged with the forward pass.
-                apart = loops.form != "scan"
+                apart = FORMS[loops.form] is True
                 layer = jax.checkpoint(f, policy=policy, prevent_cse=apart)
             if loops.form == "Python loop":
                 return _in_python(layer, init, xs, number, reverse)
-            if loops.form == "unrolled":
-                unroll = True
+            if loops.form != "scan":
+                at_a_time = FORMS[loops.form]
+                unroll = at_a_time if at_a_time is True else min(at_a_time, number)
             return scan(layer, init, xs, length, reverse, unroll, **more)
         finally:
             depth[0] -= 1

@@ -8,11 +8,11 @@
     python -m experiments.bench.versus --markdown
 
 Of every program at real size, at eight budgets from just under what its baseline takes
-to the least there is: estimated throughput of the searched plan over that of
-uniform presets, presets in plain JAX (scan, unrolled, Python loop), XLA's remat pass
-on those, splits of the layers between two presets, PyTorch's memory budget and the
-order of MaxText's estimator (in loops and unrolled), sqrt(N) segments and a greedy
-choice, all by the target's compiler. A program's figures are written to
+to the least there is: estimated throughput of the searched plan over that of uniform
+presets, presets in plain JAX (scan, unrolled in part or whole, Python loop), XLA's
+remat pass on those, splits of the layers between two presets, PyTorch's memory budget
+and the order of MaxText's estimator (in loops and unrolled), sqrt(N) segments and a
+greedy choice, all by the target's compiler. A program's figures are written to
 `experiments/results/versus/` when the search is done, and after every baseline
 (searched again, after each budget). Programs that are complete are not run again;
 whatever was compiled is kept, so a run that was stopped goes on where it was. Prints

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from revremat._cli._words import OptionalFile, Rules
+from revremat._cli._options import OptionalFile, Rules
 from revremat._errors import UserError
 from revremat._io._files import check_place, write_text
 from revremat._measurement import Measurement
@@ -50,9 +50,11 @@ class Diff:
         if unknown := set(self.by) - set(_KEYS):
             raise UserError(f"--by {unknown.pop()!r}: write one of {', '.join(_KEYS)}")
         if self.json is not None:
+            if self.json.suffix != ".json":
+                raise UserError(f"cannot write {str(self.json)!r}: write *.json")
             check_place(self.json)
         rules = read_rules(self.rule)
-        before, after = self._nouns()
+        before, after = self._pair()
         if isinstance(before, Plan) and isinstance(after, Plan):
             if self.by or self.rule:
                 raise UserError(
@@ -71,7 +73,7 @@ class Diff:
             write_text(self.json, json.dumps(data, indent=1) + "\n")
         return 0
 
-    def _nouns(self) -> tuple[Measurement | Plan, Measurement | Plan]:
+    def _pair(self) -> tuple[Measurement | Plan, Measurement | Plan]:
         """Two reports or two plans, whatever the files are."""
         before, after = (_read(path) for path in (self.before, self.after))
         if isinstance(before, Plan) != isinstance(after, Plan):
@@ -105,12 +107,20 @@ def _read(path: Path) -> Measurement | Plan:
     Raises:
       UserError: There is none, it holds several, or it is something else.
     """
+    kind = what_is(path)
+    if kind and kind not in ("a report", "several reports", "a plan"):
+        raise UserError(
+            f"{str(path)!r} is {kind}, and diff compares reports or plans: "
+            "'revremat report PROGRAM --json FILE' writes a report"
+        )
+    if path.is_file() and not kind:
+        raise UserError(
+            f"{str(path)!r} holds no report and no plan, or only a part of one: "
+            "'revremat report PROGRAM --json FILE' writes a report, "
+            "'revremat search PROGRAM --budget BYTES --out FILE' a plan"
+        )
     found = load(path)
     if isinstance(found, list):
         raise UserError(f"{str(path)!r} holds several reports: write one target each")
-    if not isinstance(found, Measurement | Plan):
-        raise UserError(
-            f"{str(path)!r} is {what_is(path)}, and diff compares reports or plans: "
-            "write 'revremat report PROGRAM --json FILE' for a report"
-        )
+    assert isinstance(found, Measurement | Plan)
     return found

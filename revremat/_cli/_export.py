@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from revremat._cli._options import Overrides, Program
 from revremat._cli._program import load, read_override, start_targets, users_errors
 from revremat._cli._progress import progress
-from revremat._cli._words import Overrides, Program
 from revremat._export import export
 from revremat._printable import say
 from revremat._saved import load_plan
@@ -41,7 +41,8 @@ class Export:
         with users_errors(f"export {self.program} failed"), progress("export"):
             problem = load(self.program, target, dict(map(read_override, self.set)))
             problem = dataclasses.replace(problem, name=problem.name or self.program)
-            kept = {"keep_checkpoints": plan.keep_checkpoints}
-            graph = trace(problem.loss, *problem.specs, **kept)
+            graph = trace(
+                problem.loss, *problem.specs, keep_checkpoints=plan.keep_checkpoints
+            )
         say(str(export(plan, graph, self.form)))
         return 0

@@ -6,20 +6,21 @@ import operator
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
+from revremat._cli._allocate import Allocate
 from revremat._cli._diff import Diff
 from revremat._cli._exit import FAILED, MISTAKE
 from revremat._cli._export import Export
 from revremat._cli._program import ProgramError
+from revremat._cli._refusals import refusals_are_sentences
 from revremat._cli._report import Report
 from revremat._cli._search import Compare, Search
 from revremat._cli._targets import Targets
 from revremat._errors import UserError
-from revremat._printable import parsing, say
+from revremat._printable import say
 from revremat._version import installed_version
 
 _ABOUT = """Reversible networks and rematerialization for JAX.
@@ -29,29 +30,22 @@ PROGRAM, in every command: `package.module:problem` or `file.py:problem`, a func
 `revremat report PROGRAM --target h100:8`. `revremat --version` prints the version."""
 
 
-@dataclass(frozen=True)
-class Allocate:
-    """Packs buffers with known lifetimes into as little memory as possible."""
+_XLA_LOG_LEVEL = "2"
+"""Errors only: XLA warns, line by line, of programs that a search only tries."""
 
-
-def _commands(words: Sequence[str]) -> Any:
-    allocate: Any = Allocate
-    if words[:1] == ["allocate"]:
-        # Takes as long to import as all else together, and only this needs it.
-        from revremat.allocation._command import AllocateOptions as allocate
-    kinds = {
-        "report": Report,
-        "diff": Diff,
-        "search": Search,
-        "compare": Compare,
-        "export": Export,
-        "targets": Targets,
-        "allocate": allocate,
-    }
-    parts: list[Any] = [
-        Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items()
-    ]
-    return functools.reduce(operator.or_, parts)
+_KINDS: dict[str, Any] = {
+    "report": Report,
+    "diff": Diff,
+    "search": Search,
+    "compare": Compare,
+    "export": Export,
+    "targets": Targets,
+    "allocate": Allocate,
+}
+_COMMANDS: Any = functools.reduce(
+    operator.or_,
+    [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _KINDS.items()],
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       mistake in what was written.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _XLA_LOG_LEVEL)
     if words == ["--version"]:
         print(f"revremat {installed_version()}")
         return 0
@@ -70,16 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             main(["--help"])
         return MISTAKE
     try:
-        with parsing(words):
-            command: Any = tyro.cli(
-                _commands(words), prog="revremat", description=_ABOUT, args=words
+        if words[0] not in _KINDS and not words[0].startswith("-"):
+            raise UserError(
+                f"there is no command {words[0]!r}: write one of {', '.join(_KINDS)}"
             )
-        if words[:1] == ["allocate"]:
-            from revremat.allocation._command import run
-
-            code = run(command)
-        else:
-            code = command.run()
+        with refusals_are_sentences(words):
+            command: Any = tyro.cli(
+                _COMMANDS, prog="revremat", description=_ABOUT, args=words
+            )
+        code = command.run()
         sys.stdout.flush()
         return code
     except UserError as error:

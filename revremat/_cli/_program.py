@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,17 +53,10 @@ def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:
                 f"{program} takes no argument, and is given the target: "
                 f"write 'def {program.rpartition(':')[2]}(target): ...'"
             )
-        _, *others = parameters.values()  # the first is the target
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        names = [
-            p.name
-            for p in others
-            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ]
-        for name in () if takes_any else overrides:
+        names = _settable(parameters)
+        for name in () if _takes_any(parameters) else overrides:
             if name not in names:
-                has = f"it has {', '.join(names)}" if names else "it has none to set"
-                raise UserError(f"{program} has no argument {name!r}: {has}")
+                raise UserError(_no_argument(program, name, names))
         problem = function(machine, **overrides)
     if not isinstance(problem, Problem):
         raise UserError(
@@ -74,9 +67,34 @@ def load(program: str, machine: Target, overrides: dict[str, Any]) -> Problem:
 
 
 def default_of(program: str, argument: str) -> Any:
-    """The default of an argument of a program's function; None where it has none."""
-    found = inspect.signature(_function(program)).parameters.get(argument)
+    """The default of an argument of a program's function; None where it has none.
+
+    Raises:
+      UserError: The function has no such argument.
+    """
+    parameters = inspect.signature(_function(program)).parameters
+    found = parameters.get(argument)
+    if found is None and not _takes_any(parameters):
+        raise UserError(_no_argument(program, argument, _settable(parameters)))
     return None if found is None or found.default is found.empty else found.default
+
+
+Parameters = Mapping[str, inspect.Parameter]
+
+
+def _takes_any(parameters: Parameters) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _settable(parameters: Parameters) -> list[str]:
+    """Arguments with a name; the first of all is the target."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in [*parameters.values()][1:] if p.kind in kinds]
+
+
+def _no_argument(program: str, name: str, names: Sequence[str]) -> str:
+    has = f"it has {', '.join(names)}" if names else "it has none to set"
+    return f"{program} has no argument {name!r}: {has}"
 
 
 def _function(program: str) -> Callable[..., Any]:
@@ -87,7 +105,10 @@ def _function(program: str) -> Callable[..., Any]:
             "the program with --plan, reports are compared by 'revremat diff'"
         )
     if not place or not function_name:
-        raise UserError(f"{program!r} names no program: write {FORM}")
+        form = FORM
+        if program.endswith(".py") and Path(program).is_file():
+            form = f"a function of it too, as in '{program}:problem'"
+        raise UserError(f"{program!r} names no program: write {form}")
     module = _import(place, program)
     function = getattr(module, function_name, None)
     if isinstance(function, Problem):

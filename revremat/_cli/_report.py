@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -13,6 +13,17 @@ from revremat import xla
 from revremat._apply import apply_quietly
 from revremat._cli._diff import read_rules
 from revremat._cli._exit import FAILED
+from revremat._cli._options import (
+    Budget,
+    OptionalCount,
+    OptionalFile,
+    OptionalWord,
+    Overrides,
+    Program,
+    Rules,
+    Share,
+    TargetNames,
+)
 from revremat._cli._program import (
     default_of,
     load,
@@ -21,16 +32,6 @@ from revremat._cli._program import (
     users_errors,
 )
 from revremat._cli._progress import progress
-from revremat._cli._words import (
-    Budget,
-    OptionalCount,
-    OptionalFile,
-    OptionalWord,
-    Overrides,
-    Program,
-    Rules,
-    TargetNames,
-)
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._files import check_place, write_text
@@ -42,7 +43,8 @@ from revremat._printable import say
 from revremat._problem import Problem
 from revremat._read import is_dump, read
 from revremat._report._lock import check_lock, lock_text, read_lock
-from revremat._report._text import new_table, render, write
+from revremat._report._text import new_table, render
+from revremat._report._write import write
 from revremat._saved import load_plan
 from revremat._trace import fixed_units
 from revremat.xla import Target
@@ -87,7 +89,7 @@ class Report:
     """What the largest batch stays within: `60GiB`, `75%`; default all usable."""
     step: OptionalCount = None
     """The largest batch is a multiple of N; default the devices it is split over."""
-    tolerance: Annotated[float, tyro.conf.arg(metavar="SHARE")] = 0.01
+    tolerance: Share = 0.01
     """Growth that the lock lets pass, as a share."""
 
     def run(self) -> int:
@@ -95,10 +97,10 @@ class Report:
         found, refused = self._measure()
         if not found or (refused and (self.lock or self.check)):
             raise refused[0]
-        noun = found[0] if len(found) + len(refused) == 1 else found
-        _out(noun)
+        result = found[0] if len(found) + len(refused) == 1 else found
+        _out(result)
         for path in filter(None, (self.json, self.html)):
-            write(noun, path)
+            write(result, path)
         if self.lock is not None:
             write_text(self.lock, lock_text(found, self.tolerance))
         grown = check_lock(found, self.check) if self.check is not None else []
@@ -300,5 +302,5 @@ def _fixed_units(problem: Problem, target: Target) -> list[str]:
     return lines
 
 
-def _out(noun: Any) -> None:
-    sys.stdout.write(render(noun, color=sys.stdout.isatty()))
+def _out(result: Any) -> None:
+    sys.stdout.write(render(result, color=sys.stdout.isatty()))

@@ -10,9 +10,7 @@ from pathlib import Path
 import tyro
 from rich.text import Text
 
-from revremat._cli._program import load, read_override, start_targets, users_errors
-from revremat._cli._progress import Report, progress
-from revremat._cli._words import (
+from revremat._cli._options import (
     Budget,
     Budgets,
     OptionalCount,
@@ -21,13 +19,17 @@ from revremat._cli._words import (
     Program,
     TargetName,
 )
+from revremat._cli._program import load, read_override, start_targets, users_errors
+from revremat._cli._progress import Report, progress
 from revremat._errors import UserError
 from revremat._fit import Fit, Row, fit, frontier, presets
 from revremat._format import format_bytes, format_us, parse_bytes
 from revremat._io._files import check_place
 from revremat._printable import say
 from revremat._problem import Problem
-from revremat._report._text import new_table, render, write
+from revremat._report._fits import ESTIMATES
+from revremat._report._text import new_table, render
+from revremat._report._write import write
 from revremat.xla import Target
 
 
@@ -84,7 +86,8 @@ class Search:
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
         if self.out is not None:
             found.plan.save(self.out)
-            say(f"plan written to {self.out}")
+            path = str(self.out)
+            say(f"plan written to {path}: rr.apply(loss, rr.load({path!r})) applies it")
         return 0 if found.plan.fits else 1
 
     def _draw(self, target: Target, problem: Problem, path: Path) -> int:
@@ -149,8 +152,16 @@ class Compare:
                 format_us(row.time_us),
                 "yes" if row.measurement.fits else "no",
             )
+        sys.stdout.write(f"{problem.name} on {target}\n\n")
         sys.stdout.write(render(table, color=sys.stdout.isatty()))
+        say(f"\n- {ESTIMATES}\n- {_PRESETS}")
         return 0
+
+
+_PRESETS = (
+    "dots, dots_no_batch: every layer saves what dots_saveable and\n"
+    "  dots_with_no_batch_dims_saveable of jax.checkpoint_policies save"
+)
 
 
 def _searched(found: Fit, budget: str) -> Row:

@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from revremat import xla
-from revremat._report._text import render_targets
+from revremat._report._targets import render_targets
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def _wrapped(
         policy = "policies.nothing_saveable"
     wrap = "jax.checkpoint" if form == "jax" else "nnx.remat"
     # Inside a scan nothing can be merged with the forward pass.
-    prevent = "False" if unit.is_loop and not action.unroll else "True"
+    prevent = "False" if unit.is_loop and action.unroll is not True else "True"
     return f"{wrap}(\n    layer,\n    policy={policy},\n    prevent_cse={prevent},\n)"
 
 
@@ -234,11 +234,7 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
             unit,
         )
     if action.unroll:
-        lost.add(
-            "unrolling; give `unroll=` to its jax.lax.scan, or call its layers in a "
-            "Python loop",
-            unit,
-        )
+        lost.add(f"unrolling; give `unroll={action.unroll}` to its jax.lax.scan", unit)
     for name in () if _saves_all(action) else names:
         if name in places.of_the_derivative:
             reason = (
@@ -291,7 +287,7 @@ def _maxtext(plan: Plan, graph: Graph, lost: Lost) -> str:
         )
     places = Places(unit)
     _note_lost(places, action(unroll=False), [*device, *host], lost)
-    loops = ["scan_layers=False"] if action.unroll else []
+    loops = ["scan_layers=False"] if action.unroll is True else []
     if _saves_all(action):
         lost.add(
             "MaxText keeps no layer whole; minimal_with_context keeps the results of "

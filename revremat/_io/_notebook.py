@@ -1,4 +1,4 @@
-"""How nouns show themselves in a notebook: as in a terminal, in a box of HTML."""
+"""How results show themselves in a notebook: as in a terminal, in a box of HTML."""
 
 import html
 import importlib
@@ -8,10 +8,10 @@ _STYLE = "line-height: 1.25; overflow-x: auto; white-space: pre"
 
 
 class InNotebooks:
-    """A noun that notebooks show as `rr.render` prints it."""
+    """A result that notebooks show as `rr.render` prints it."""
 
     def _repr_html_(self) -> str:
-        # What prints nouns knows all of them, so they cannot import it.
+        # What prints results knows all of them, so they cannot import it.
         render = importlib.import_module("revremat._report._text").render
         lines = render(self).rstrip("\n").split("\n")
         if len(lines) > _MOST_LINES:

@@ -1,4 +1,4 @@
-"""Whether what was read from a file is what a noun says it holds."""
+"""Whether what was read from a file is what a record says it holds."""
 
 import dataclasses
 import types
@@ -6,7 +6,7 @@ import typing
 from typing import Any
 
 
-def check_types(noun: Any, where: str = "") -> None:
+def check_types(record: Any, where: str = "") -> None:
     """Compares every field of a dataclass with its type, and so on inside.
 
     Raises:
@@ -21,9 +21,9 @@ def check_types(noun: Any, where: str = "") -> None:
       ...
       TypeError: bytes is 'x', not int
     """
-    hints = typing.get_type_hints(type(noun))
-    for field in dataclasses.fields(noun):
-        name, value = f"{where}{field.name}", getattr(noun, field.name)
+    hints = typing.get_type_hints(type(record))
+    for field in dataclasses.fields(record):
+        name, value = f"{where}{field.name}", getattr(record, field.name)
         if not _is(value, hints[field.name], name):
             wanted = getattr(hints[field.name], "__name__", str(hints[field.name]))
             raise TypeError(f"{name} is {value!r:.60}, not {wanted}")

@@ -8,7 +8,7 @@ from revremat._measurement import Measurement, Memory, Packing
 from revremat.xla import Artifact, Heap, Target
 
 _COARSEST_ALIGNMENT = 4096
-REMAT_PASS_OFF = "XLA's own remat pass is off"
+REMAT_PASS_OFF = "XLA's own remat pass is off; by JAX's default it is on"
 _REMAT_PASS_ON = "XLA's own remat pass is on, as by JAX's default"
 _UNTUNED = (
     "compiled ahead of time without autotuning: workspaces of convolutions, products "

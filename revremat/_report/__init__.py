@@ -1,3 +1,5 @@
-"""Reports: nouns as text, as pages, as locks; knows every noun."""
+"""Reports: results as text, as pages, as locks; knows every result."""
 
-from revremat._report import _fits as _fits  # it registers how these are printed
+# They register how these are printed.
+from revremat._report import _fits as _fits
+from revremat._report import _measurements as _measurements

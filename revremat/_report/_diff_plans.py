@@ -42,7 +42,8 @@ def plans_text(data: dict[str, Any]) -> str:
     ):
         values = [_told(side, key) for side in sides]
         if any(values):
-            table.add_row(key, *map(Text, values))
+            shown = "fingerprint" if key == "program" else key
+            table.add_row(shown, *map(Text, values))
     parts = [render(table)]
     if data["units"]:
         units = new_table("unit", "before", "after")

@@ -1,26 +1,26 @@
 """The section of a report that says what would fall."""
 
-import textwrap
-
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from revremat._format import format_bytes
 from revremat._measurement._what_if import WhatIf
+from revremat._report._text import new_table, note
 
 _MOST_ROWS = 10
 _MOST_NAME = 52
 
 
-def print_what_if(noun: WhatIf, console: Console) -> None:
+def print_what_if(result: WhatIf, console: Console) -> None:
     """Prints residuals, donations and checkpoints; a sentence where there are none."""
-    if noun.residuals:
-        table = _table(
-            "if one residual were dropped", "made by", "count", "bytes", "falls by"
+    if result.residuals:
+        table = new_table(
+            *("made by", "count", "bytes", "falls by"),
+            title="if one residual were dropped",
+            no_wrap=True,
         )
-        for r in noun.residuals[:_MOST_ROWS]:
+        for r in result.residuals[:_MOST_ROWS]:
             table.add_row(
                 _name("/".join(filter(None, (r.scope, r.op)))),
                 str(r.count),
@@ -28,57 +28,62 @@ def print_what_if(noun: WhatIf, console: Console) -> None:
                 format_bytes(r.saves_bytes),
             )
         _print(console, table)
-        _say(
+        note(
             console,
             "falls by: an upper bound, without what recomputing it needs and without "
             "fragmentation; only a compile is exact",
         )
     else:
-        _say(console, "no value of the forward pass is alive at the peak")
-    if noun.donations:
+        note(console, "no value of the forward pass is alive at the peak")
+    if result.donations:
         console.print()
-        table = _table(
-            "if it were donated", "argument", "result like it", "saves at most"
+        table = new_table(
+            *("argument", "result like it", "saves at most"),
+            title="if it were donated",
+            no_wrap=True,
         )
-        for d in noun.donations[:_MOST_ROWS]:
+        for d in result.donations[:_MOST_ROWS]:
             size = format_bytes(d.saves_bytes) + "*" * d.scratch
             table.add_row(_name(d.argument), _name(d.result), size)
         _print(console, table)
-        total = sum(d.saves_bytes for d in noun.donations)
-        _say(
+        number = len(result.donations)
+        total = sum(d.saves_bytes for d in result.donations)
+        together = "it saves" if number == 1 else f"all {number} together save"
+        note(
             console,
-            f"all {len(noun.donations)} together save at most {format_bytes(total)}: "
+            f"{together} at most {format_bytes(total)}: "
             "write donate_argnums, or Problem(donate=...)",
         )
-        if any(d.scratch for d in noun.donations):
-            _say(
+        if any(d.scratch for d in result.donations):
+            note(
                 console,
                 "*: perhaps less: the result's memory holds other values before it",
             )
     else:
-        _say(
+        note(
             console,
             "donating more arguments saves nothing: none of them is like a result, and "
             "XLA gives a donated argument's memory to nothing else",
         )
-    _print_checkpoints(noun, console)
+    _print_checkpoints(result, console)
     console.print()
 
 
-def _print_checkpoints(noun: WhatIf, console: Console) -> None:
-    if not noun.checkpoints:
-        _say(console, "nothing is checkpointed")
+def _print_checkpoints(result: WhatIf, console: Console) -> None:
+    if not result.checkpoints:
+        note(console, "nothing is checkpointed")
         return
-    idle = [c for c in noun.checkpoints if c.twice_bytes or not c.again]
-    freeing = len(noun.checkpoints) - len(idle)
+    idle = [c for c in result.checkpoints if c.twice_bytes or not c.again]
+    freeing = len(result.checkpoints) - len(idle)
     if idle:
         console.print()
-        table = _table(
-            "checkpoints that free less than they could",
+        table = new_table(
             "region",
             "computed again",
             "kept all the same",
             "kept beside",
+            title="checkpoints that free less than they could",
+            no_wrap=True,
         )
         for c in idle[:_MOST_ROWS]:
             table.add_row(
@@ -88,28 +93,14 @@ def _print_checkpoints(noun: WhatIf, console: Console) -> None:
                 format_bytes(c.kept_bytes),
             )
         _print(console, table)
-        _say(
+        note(
             console,
             "kept all the same: computed a second time although it is still there; "
             "kept beside: by a policy, as an input, or merged by the compiler",
         )
     if freeing:
         regions = "1 region frees" if freeing == 1 else f"{freeing} regions free"
-        _say(console, f"checkpoints: {regions} all that is computed again")
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-        title=title,
-        title_justify="left",
-    )
-    for column in columns:
-        text = column in ("made by", "argument", "result like it", "region")
-        table.add_column(column, justify="left" if text else "right", no_wrap=True)
-    return table
+        note(console, f"checkpoints: {regions} all that is computed again")
 
 
 def _name(text: str) -> Text:
@@ -121,8 +112,3 @@ def _name(text: str) -> Text:
 def _print(console: Console, table: Table) -> None:
     console.print(table)
     console.print()
-
-
-def _say(console: Console, sentence: str) -> None:
-    text = textwrap.fill(f"- {sentence}", console.width, subsequent_indent="  ")
-    console.print(Text(text, style="dim"))

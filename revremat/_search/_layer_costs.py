@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from revremat._action import RECOMPUTE, Action
+from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._graph import Unit
 from revremat._search._heuristics import Heuristics
 from revremat.policies import Candidate, Counts, LayerCost, Runs, UnitOptions
@@ -60,16 +60,16 @@ def cuts(unit: Unit, action: Action) -> list[tuple[Action, ...]]:
             return [whole]
         return [(RECOMPUTE,) * (n - n // 2) + half, whole]
     few, more = DEPTHS if n > DEPTHS[1] else (max(1, n // 2), n)
-    if action.segment_length > 1:  # whole segments, and several: one is no loop
-        few, more = 2 * action.segment_length, 4 * action.segment_length
+    if (each := action.layers_per_iteration) > 1:  # several: one is no loop
+        few, more = 2 * each, 4 * each
     return [(action,) * few, (action,) * more]
 
 
 def first_cuts(unit: Unit, candidates: Iterable[Candidate]) -> list[tuple[Action, ...]]:
-    """One for each candidate; two for segments, whose cuts are longer."""
+    """One for each candidate; two for longer iterations, whose cuts are longer."""
     few = list(candidates)
-    segmented = [cuts(unit, c.action)[0] for c in few if c.action.segment_length > 1]
-    return [*segmented, *(cuts(unit, c.action)[-1] for c in few)]
+    longer = [cuts(unit, c.action)[0] for c in few if c.action.layers_per_iteration > 1]
+    return [*longer, *(cuts(unit, c.action)[-1] for c in few)]
 
 
 def is_loop(unit: Unit) -> bool:
@@ -112,10 +112,11 @@ class Unrolled(Candidate):
     plain: Candidate
 
 
-def unrolled(candidate: Candidate) -> Unrolled:
-    """The same candidate, its layers unrolled."""
-    name = f"{candidate.name} (unrolled)"
-    return Unrolled(name, candidate.action(unroll=True), candidate)
+def unrolled(candidate: Candidate, unroll: bool | int = True) -> Unrolled:
+    """The same candidate, its layers unrolled, or so many to an iteration."""
+    how = "unrolled" if unroll is True else f"unrolled by {unroll}"
+    name = f"{candidate.name} ({how})"
+    return Unrolled(name, candidate.action(unroll=unroll), candidate)
 
 
 def plain_of(candidate: Candidate) -> Candidate:
@@ -254,6 +255,25 @@ class LayerCosts:
             and name not in self.dominated
         ]
 
+    def unrolled_by(self, number: int, names: Iterable[str]) -> "list[Unrolled]":
+        """Candidates of a loop with so many layers to an iteration, those that are new.
+
+        Args:
+          number: Layers of an iteration.
+          names: Of the candidates, in loops or unrolled.
+        """
+        unit, limits = self.unit, self.heuristics
+        fits = len(cuts(unit, SAVE(unroll=number))[-1]) <= unit.num_layers
+        num_operations = number * len(unit.operations)
+        if not is_loop(unit) or not fits:
+            return []
+        if num_operations > limits.most_unrolled_operations:
+            return []
+        plain = dict.fromkeys(plain_of(self.candidates[name]) for name in names)
+        can = lambda action: action.can_unroll and not action.on_host
+        found = [unrolled(one, number) for one in plain if can(one.action)]
+        return [one for one in found if one.action not in self.known_actions]
+
     def least_recomputed(self, beside: str, number: int) -> list[str]:
         """Candidates worth a cost as a peeled layer: those that recompute least.
 
@@ -280,7 +300,9 @@ class LayerCosts:
                 continue
             cost = self.cost(name)
             base = max(0.0, cost.base_bytes + self.correction)
-            shortest = 2 if can_peel(self.unit) and not candidate.action.unroll else 1
+            shortest = candidate.action.layers_per_iteration
+            if can_peel(self.unit) and not candidate.action.unroll:
+                shortest = max(2, shortest)
             found.append(
                 dataclasses.replace(cost, base_bytes=base, shortest_run=shortest)
             )

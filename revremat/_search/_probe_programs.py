@@ -14,7 +14,7 @@ from revremat._apply import by_position
 from revremat._graph import Graph, Unit
 from revremat._search._heuristics import Heuristics
 from revremat._search._layer_costs import DEPTHS
-from revremat.program._alone import alone
+from revremat.program._isolated import isolated_unit
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._rewrite import Decision
 from revremat.program.ir._costs import num_operations
@@ -102,7 +102,7 @@ def isolate(
     Returns:
       A step and its arguments.
     """
-    return alone(_first_layers(traced, graph, name, actions, gradient_barrier))
+    return isolated_unit(_first_layers(traced, graph, name, actions, gradient_barrier))
 
 
 def is_small_part(

@@ -25,6 +25,7 @@ from revremat._search.passes._solve import (
     solve,
     solve_briefly,
     unroll_chosen,
+    unroll_partly,
 )
 from revremat._search.passes._unroll import unroll
 
@@ -54,6 +55,7 @@ DECIDE: tuple[Pass, ...] = (
     solve_briefly,  # before as many costs again are asked for, of unrolled layers
     *COSTS[1:],
     solve,
+    unroll_partly,  # of what was chosen alone: each takes two costs more
     runners_up,  # costs are off by some percent, so what is nearest may be better
     column_generation,  # its estimates need the costs of what was chosen
     hedge("unroll"),  # after everything that has unrolled layers was measured

@@ -129,7 +129,7 @@ class State:
       gradient_barrier: Whether programs hold layers' gradients together.
       dominated: From unit to candidates that are not worth unrolling.
       dropped_maxima: From unit to maxima of a softmax that are better not kept.
-      late: Units and candidates that column generation added.
+      generated: Units and candidates that column generation added.
       exhausted: Programs and budgets; near those programs nothing is faster that fits.
       compared: What was held against its runners-up, and by how many candidates.
       is_profiled: Whether layers' first costs are known.
@@ -156,7 +156,7 @@ class State:
     gradient_barrier: bool = False
     dominated: Mapping[str, frozenset[str]] = field(default_factory=dict)
     dropped_maxima: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    late: frozenset[tuple[str, str]] = frozenset()
+    generated: frozenset[tuple[str, str]] = frozenset()
     exhausted: frozenset[tuple[ProgramKey, int]] = frozenset()
     compared: frozenset[tuple[Any, ...]] = frozenset()
     is_profiled: bool = False
@@ -435,8 +435,8 @@ class State:
         """Costs of what is not of these kinds.
 
         Args:
-          kinds: "unroll", what is unrolled; "on_host"; "late", what column generation
-            added.
+          kinds: "unroll", what is unrolled; "on_host"; "generated", what column
+            generation added.
         """
         found: Sequence[UnitOptions] = self.options
         for kind in kinds:
@@ -448,8 +448,8 @@ class State:
 
     def lacking(self, kind: str, unit: str) -> set[str]:
         """Names of a unit's candidates that are not of a kind."""
-        if kind == "late":
-            is_of = lambda c: (unit, c.name) in self.late
+        if kind == "generated":
+            is_of = lambda c: (unit, c.name) in self.generated
         else:
             is_of = lambda c: getattr(c.action, kind)
         return {c.name for c in self.costs[unit].candidates.values() if not is_of(c)}

@@ -123,7 +123,7 @@ def lower_bound(problem: AllocationProblem) -> Section:
     loads = ranges.loads(padded)
     best, best_bytes = 0, -1
     for s in np.argsort(-loads, kind="stable")[:_PADDINGS_TRIED]:
-        if loads[s] - padding.max(initial=0) <= best_bytes:
+        if loads[s] <= best_bytes:
             break
         live = (ranges.begin <= s) & (s < ranges.end)
         # The topmost buffer needs no padding after it.

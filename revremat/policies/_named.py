@@ -206,7 +206,7 @@ class _Reader:
         ]
         qkv, out, mlp_in, mlp_out = [], [], [], []
         for op in ends:
-            for user in self.after(op.outputs, self.with_weights + self.attention):
+            for user in self.after(op.outputs, self.with_weights):
                 out += [user] if user not in out else []
         stream = {self.unit.values[k].shape for op in out for k in op.outputs}
         stream = stream or {self.unit.values[k].shape for k in self.unit.outputs}

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from revremat._arguments import Arguments, Leaf, Outcome, take_apart
+from revremat._arguments import Arguments, Leaf, Outcome, outcome_of, take_apart
 from revremat._arguments._closed_over import watched
 from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
@@ -104,7 +104,7 @@ def trace_loss(
         copy = arguments.copy(values)
         out = loss(*copy.args)
         check_value(label, out)
-        outcome, arrays = copy.outcome(out)
+        outcome, arrays = outcome_of(copy, out)
         outcomes.append(outcome)
         return arrays
 

@@ -14,7 +14,7 @@ FLOAT32 = {"gpt2_xl", "llama_7b", "gpt_22b", "vit_l_384", "revbifpn_s4"}
 # Five seconds to half a minute each to compile; others of their form stay.
 LARGE = {
     *("unet", "efficientnet_b7", "revbifpn_s4", "resnet_152", "t5_large"),
-    *("vit_l_384", "llama_7b", "gpt_22b", "mixer_l_16"),
+    *("vit_l_384", "llama_7b", "gpt_22b", "mixer_l_16", "gpt2_xl"),
 }
 # Compiling is most of the time.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

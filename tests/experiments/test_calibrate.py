@@ -128,6 +128,7 @@ def test_running_out_of_memory_is_the_result_of_a_run_with_too_little(job, monke
         steps.fit(job("fit", "mlp", platform="gpu"))
 
 
+@pytest.mark.slow
 def test_exact_inverses_are_counted_bit_by_bit(job, monkeypatch):
     monkeypatch.setattr(exact, "DTYPES", ("bfloat16",))
     ours = job("exact")

@@ -66,6 +66,7 @@ def test_a_pyramid_has_one_level_more_than_streams():
     assert shapes == [(*size, 256) for size in [*SIZES, (4, 5)]]
 
 
+@pytest.mark.slow
 def test_proposals_without_an_object_teach_no_box():
     anchors = ANCHORS * (8 * 8 + 4 * 4 + 2 * 2 + 1 + 1)
     model = FasterRCNN(

@@ -55,6 +55,8 @@ def test_loss_and_gradients_are_the_same(loss, form):
     [
         (Loops("scan"), 1, False),
         (Loops("scan", "dots"), 1, True),
+        (Loops("unrolled by 4"), 0, False),  # no more layers than that
+        (Loops("unrolled by 4", "dots"), 0, True),
         (Loops("unrolled"), 0, False),
         (Loops("unrolled", "recompute all"), 0, True),
         (Loops("Python loop", "dots_no_batch"), 0, True),

@@ -122,6 +122,7 @@ def test_data_that_needs_an_extra_says_so_before_anything_is_written(
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_stays_finished(trainer, uninterrupted, tmp_path):
     folder = shutil.copytree(uninterrupted, tmp_path / "run")
     code, out, err = trainer.run(folder)
@@ -184,6 +185,7 @@ def test_killed_ten_times_the_curve_is_the_same_bit_for_bit(trainer, tmp_path, s
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )
@@ -361,6 +363,7 @@ def test_a_folder_of_another_run_is_refused(trainer, uninterrupted, tmp_path):
     assert losses(folder) == losses(uninterrupted)
 
 
+@pytest.mark.slow
 def test_a_start_that_failed_does_not_keep_the_folder(run_here, tmp_path):
     folder = tmp_path / "run"
     code, _, err = run_here(folder, "--train.plan", str(tmp_path / "no.json"))

@@ -124,6 +124,7 @@ def test_searched_again_each_budget_that_is_done_stays_if_it_is_stopped(
     assert second is None
 
 
+@pytest.mark.slow
 def test_searched_again_at_some_budgets_the_others_stay(whole, tmp_path, capsys):
     done, path = (whole.out / "small.json").read_text(), tmp_path / "small.json"
     before = json.loads(done)

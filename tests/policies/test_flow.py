@@ -1,5 +1,8 @@
 """Minimum cuts, against networkx."""
 
+import itertools
+import random
+
 import networkx
 import numpy as np
 import pytest
@@ -40,6 +43,27 @@ def test_a_cut_parts_source_and_sink_at_the_least_capacity(network):
     assert near[0]
     assert not near[-1]
     assert value == across(edges, near) == oracle(size, edges)
+
+
+def every_cut(size, edges):
+    """All sets of nodes on the source's side, and what crosses them."""
+    for chosen in itertools.product((False, True), repeat=size - 2):
+        near = [True, *chosen, False]
+        yield across(edges, near), sum(near), near
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_of_all_cuts_it_is_the_least_and_of_those_the_nearest(seed, in_python):
+    draw = random.Random(seed)
+    size = draw.randint(2, 7)
+    drawn = [
+        (draw.randrange(size), draw.randrange(size), draw.choice((0, 1, 1, 2, 3, 9)))
+        for _ in range(draw.randint(0, 22))
+    ]
+    edges = [edge for edge in drawn if edge[0] != edge[1]]
+    value, near = minimum_cut(size, edges, 0, size - 1)
+    least, _, nearest = min(every_cut(size, edges))
+    assert (value, near.tolist()) == (least, nearest)
 
 
 @settings(max_examples=100, deadline=None)

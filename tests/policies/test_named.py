@@ -1,9 +1,13 @@
 """Sets with names from elsewhere, with tags and without."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import revremat as rr
 from revremat import RECOMPUTE, SAVE, UserError
 from revremat.policies import NAMED, candidates, layers, named, roles
+from revremat.policies._named import Roles
 from tests.policies.units import made_by, transformer
 
 PROJECTIONS = ("query_proj", "key_proj", "value_proj")
@@ -63,3 +67,29 @@ def test_layers_by_megatrons_methods():
     for method, number in (("uniform", 2), ("block", 5), ("rows", 1)):
         with pytest.raises(UserError):
             layers(unit, method, number)
+
+
+def products_of(layer, *names):
+    """Roles in a layer of square weights by name, on rows of 8."""
+    ws = {name: jax.ShapeDtypeStruct((3, 8, 8), jnp.float32) for name in names}
+    x = jax.ShapeDtypeStruct((16, 8), jnp.float32)
+    graph = rr.trace(lambda ws, x: rr.stack(layer, ws, x).sum(), ws, x)
+    return roles(graph["stack"])
+
+
+def test_a_product_of_activations_without_weights_behind_it_is_no_attention():
+    def layer(w, x):
+        h = rr.name(x @ w["up"], "up")
+        return x + jnp.tanh(rr.name(h @ h.T, "own")).sum() + h
+
+    assert products_of(layer, "up") == Roles()
+
+
+def test_tags_say_what_plays_which_part_where_there_is_no_attention():
+    def layer(w, x):
+        up = rr.name(x @ w["a"], "mlpwi")
+        return x + rr.name(jnp.tanh(up) @ w["b"], "mlpwo")
+
+    found = products_of(layer, "a", "b")
+    assert (found.mlp_in, found.mlp_out) == (("mlpwi",), ("mlpwo",))
+    assert found.qkv == found.out == found.inside == ()

@@ -194,3 +194,14 @@ def test_corrections_are_of_the_last_fit_alone():
     once = CHAIN.fitted([({}, 325)])
     assert once.fitted([({}, 325)]).corrections == once.corrections
     assert once.fitted([]).corrections == {}
+
+
+@pytest.mark.parametrize("faster", [0, 1])
+def test_of_schedules_as_small_it_is_the_faster(faster):
+    actions = (RECOMPUTE, TAGGED)
+    ways = tuple(
+        way(action, 10, 10, 5 if k == faster else 7) for k, action in enumerate(actions)
+    )
+    chain = Chain((Group((Segment("a", ways, 5, 0),)),))
+    assert chain.schedule(None).actions == {"a": actions[faster]}
+    assert chain.schedule(1000).actions == {"a": actions[faster]}

@@ -286,6 +286,7 @@ def plans_of(graph):
     yield {u.name: RECOMPUTE for u in graph.units if not u.enclosing}
 
 
+@pytest.mark.every_commit("two levels of loops", "around every second layer")
 @pytest.mark.parametrize("name", some(PROGRAMS, FAST))
 def test_any_plan_gives_the_same_gradients(name):
     with jax.enable_x64(True):
@@ -318,6 +319,7 @@ def test_what_a_plan_says_nothing_of_stays_as_it_was(decided, left):
     assert regions_in(planned, *arguments()) == left
 
 
+@pytest.mark.slow
 def test_casts_of_weights_in_a_region_that_stays_do_no_harm():
     """They stand before all else in a program whose other checkpoints are dissolved."""
 

@@ -49,6 +49,7 @@ def units(net):
     return [(unit.name, unit.kind, unit.num_layers) for unit in graph.units]
 
 
+@pytest.mark.slow
 def test_each_is_a_unit_by_its_name():
     names = ["Stage", "Stage_1", "Stage_2"]
     assert units(Net()) == [(name, "module", 1) for name in names]
@@ -58,6 +59,7 @@ def test_equal_ones_are_layers_of_a_loop_as_before():
     assert {kind for _, kind, _ in units(Net((8,) * 6))} == {"repeat"}
 
 
+@pytest.mark.every_commit("action0-False", "action1-True")
 @pytest.mark.parametrize("gradient_barrier", [False, True])
 @pytest.mark.parametrize("action", [rr.SAVE, rr.RECOMPUTE])
 def test_gradients_are_those_of_plain_autodiff(action, gradient_barrier):

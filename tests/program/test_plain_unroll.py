@@ -58,14 +58,16 @@ def planned(loss, action, *args):
     return rr.apply(loss, graph.plan({graph.units[0].name: action}))
 
 
-@pytest.mark.parametrize("loss", PROGRAMS)
-def test_saved_and_unrolled_layers_take_what_plain_jax_takes(loss):
+@pytest.mark.parametrize(
+    ("loss", "unroll"), [*((loss, True) for loss in PROGRAMS), (forwards, 2)]
+)
+def test_saved_and_unrolled_layers_take_what_plain_jax_takes(loss, unroll):
     args = arguments()
-    plain = lambda w, x: loss(w, x, True)
+    plain = lambda w, x: loss(w, x, unroll)
     target = "h100:1"
     ours, theirs = (
         rr.measure(jax.value_and_grad(one), *args, target=target)
-        for one in (planned(loss, SAVE(unroll=True), *args), plain)
+        for one in (planned(loss, SAVE(unroll=unroll), *args), plain)
     )
     assert ours.memory.total_bytes == theirs.memory.total_bytes
     assert ours.time.step_us == pytest.approx(theirs.time.step_us, rel=1e-3)
@@ -88,6 +90,8 @@ def test_no_function_with_a_derivative_of_its_own_is_around_them():
 
     assert "custom_vjp" not in text(SAVE(unroll=True))
     assert f"unroll={LAYERS}" in text(SAVE(unroll=True))
+    assert "custom_vjp" not in text(SAVE(unroll=3))
+    assert "unroll=3" in text(SAVE(unroll=3))
     for other in (SAVE, RECOMPUTE(unroll=True), [SAVE(unroll=True)] * 4 + [SAVE]):
         assert "custom_vjp" in text(other)
 

@@ -33,6 +33,7 @@ def distance(a, b):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
+@pytest.mark.every_commit("mixer-scan")
 @pytest.mark.parametrize(
     ("network", "form"),
     [

@@ -190,6 +190,7 @@ def test_gradient_accumulation_around_a_stack():
     assert_close(accumulate(MIXTURES["alternating"]), accumulate(None))
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     params, scale, x, keys = problem()
 

@@ -1,5 +1,7 @@
 """Unrolled layers, not iterations of a loop: same gradients, other programs."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -34,6 +36,13 @@ ACTIONS = {
     "between loops": (SAVE,) * 3 + (RECOMPUTE(unroll=True),) * 4 + (SAVE,) * 4,
     "two kinds": (RECOMPUTE(unroll=True),) * 6 + (SAVE(unroll=True),) * 5,
     "alternating": (RECOMPUTE(unroll=True), SAVE) * 5 + (SAVE(unroll=True),),
+    "save, by 4": SAVE(unroll=4),
+    "recompute, by 3": RECOMPUTE(unroll=3),
+    "one name, by all": RECOMPUTE(save=["hidden"], unroll=LAYERS),
+    "by 2 beside by 4": (RECOMPUTE(unroll=2),) * 6 + (SAVE(unroll=4),) * 5,
+    "more than a run has": (RECOMPUTE(unroll=8),) * 3 + (SAVE,) * 8,
+    "ahead, by 2": RECOMPUTE(ahead=["hidden"], unroll=2),
+    "segments, by 2": RECOMPUTE(segment_length=2, unroll=2),
 }
 
 
@@ -52,6 +61,9 @@ def test_gradients_are_those_of_plain_autodiff_under_all_actions(loss):
         (with_a_key_carried, ["save", "between loops"]),
         (closing_over, ["one name", "beside a loop"]),
         (simple, ["ahead", "segments", "alternating"]),
+        (backwards, ["save, by 4", "by 2 beside by 4"]),
+        (with_dropout, ["recompute, by 3", "more than a run has"]),
+        (simple, ["ahead, by 2", "segments, by 2", "one name, by all"]),
     ],
 )
 def test_gradients_are_those_of_plain_autodiff(loss, names):
@@ -70,7 +82,8 @@ def test_gradients_agree_over_eight_devices():
         assert_equal(gradients(rr.apply(simple, plan), *args), expected)
 
 
-def test_inverted_layers_are_unrolled():
+@pytest.mark.parametrize("unroll", [True, 4])
+def test_inverted_layers_are_unrolled(unroll):
     def layer(w, xs):
         a, b = xs
         a = a + jnp.tanh(b @ w)
@@ -88,8 +101,20 @@ def test_inverted_layers_are_unrolled():
     with jax.enable_x64(True):
         weights, x = arguments()
         args = (weights["a"] / 4, x)
-        inverted = lambda w, x: loss(w, x, INVERT(unroll=True))
+        inverted = lambda w, x: loss(w, x, INVERT(unroll=unroll))
         assert_equal(gradients(inverted, *args), gradients(loss, *args))
+
+
+@pytest.mark.parametrize("action", [SAVE, RECOMPUTE, RECOMPUTE(save=["hidden"])])
+def test_an_iteration_of_a_loop_runs_as_many_layers_as_is_said(action):
+    def loops(unroll):
+        plan = rr.trace(simple, *arguments()).plan({"scan_0": action(unroll=unroll)})
+        text = str(jax.make_jaxpr(jax.grad(rr.apply(simple, plan)))(*arguments()))
+        return {int(number) for number in re.findall(r"\bunroll=(\d+)", text)}
+
+    assert loops(False) == {1}
+    assert loops(5) == {5}
+    assert loops(True) <= {LAYERS}
 
 
 def test_they_are_no_turns_of_a_loop():
@@ -200,9 +225,3 @@ def test_what_is_no_loop_cannot_be_unrolled():
     assert unit.num_layers == LAYERS
     with pytest.raises(UserError, match="is no loop"):
         graph.plan({unit.name: RECOMPUTE(unroll=True)})
-
-
-@pytest.mark.parametrize("unroll", [1, None.__class__, "yes"])
-def test_unroll_is_true_or_false(unroll):
-    with pytest.raises(UserError, match="neither True nor False"):
-        RECOMPUTE(unroll=unroll)

@@ -12,6 +12,7 @@ from revremat.reversible import Custom, additive, check_inverse, exact, to_grid
 from tests.reversible import examples
 
 
+@pytest.mark.slow
 def test_errors_by_dtype_and_depth():
     e = examples.with_dropout()
     params = jax.tree.map(lambda w: w / 4, e.params)

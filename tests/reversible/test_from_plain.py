@@ -206,6 +206,7 @@ def test_branches_make_a_block_of_revvit(float64):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_deep_network_agrees_to_first_order_in_what_blocks_add(float64):
     plain = widened(made(lambda: Transformer(4, nnx.Rngs(0))))
     x = normal(BATCH, TOKENS, 5)
@@ -223,6 +224,7 @@ def test_a_deep_network_agrees_to_first_order_in_what_blocks_add(float64):
     assert difference(1e-4) / difference(5e-5) == pytest.approx(4, rel=0.02)
 
 
+@pytest.mark.every_commit("by branches")
 @pytest.mark.parametrize(
     "name",
     [
@@ -299,6 +301,7 @@ def test_a_trained_network_goes_on_training_as_a_reversible_one():
     assert tuned[-1] < 0.7 * from_scratch[-1]
 
 
+@pytest.mark.every_commit("branches")
 @pytest.mark.parametrize("blocks", [Block, branches])
 def test_stacked_blocks_are_those_of_a_list(blocks, float64):
     make = nnx.split_rngs(splits=3)(nnx.vmap(lambda rngs: Block(rngs)))

@@ -105,6 +105,7 @@ def step(model, variables, x, key):
     return run(variables["params"], x, state)
 
 
+@pytest.mark.every_commit("scan", "block")
 @pytest.mark.parametrize(
     "name",
     [

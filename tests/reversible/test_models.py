@@ -66,11 +66,12 @@ def loss_of(graph):
     return loss
 
 
+@pytest.mark.every_commit("RevGPT")
 @pytest.mark.parametrize(
     "name",
     [
         "RevNet",
-        pytest.param("RevGPT", marks=pytest.mark.slow),
+        "RevGPT",
         pytest.param("RevViT", marks=pytest.mark.slow),
     ],
 )
@@ -87,6 +88,7 @@ def test_gradients_and_state_are_those_of_the_plain_counterpart(name, float64):
     assert_close(gradient(True), gradient(False), 1e-9)
 
 
+@pytest.mark.every_commit("RevViT", "RevGPT")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_reversible_one_keeps_no_activation_of_its_layers(name):
     make, config, inputs = MODELS[name]

@@ -96,6 +96,7 @@ MODELS = {
 }
 
 
+@pytest.mark.every_commit("scan")
 @pytest.mark.parametrize(
     "name",
     [
@@ -181,6 +182,7 @@ def penalised_blocks(actions):
     )
 
 
+@pytest.mark.every_commit("invert", "scan")
 @pytest.mark.parametrize(
     "make",
     [

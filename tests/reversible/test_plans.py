@@ -173,6 +173,7 @@ def test_a_search_mixes_inverted_layers_with_stored_ones():
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_mix_that_needs_copies_of_weights_gives_way_to_one_that_fits():
     """By its costs it fits, and it does not as it comes out."""
     weights = jax.ShapeDtypeStruct((DEPTH, 2048, 2048), jnp.float32)

@@ -30,7 +30,7 @@ def action_of(text: str) -> Action:
         if value.startswith("["):
             fields[key] = tuple(filter(None, value[1:-1].split(",")))
         else:
-            fields[key] = value == "True" if key == "unroll" else int(value)
+            fields[key] = value == "True" or int(value)
     return Action(kind.lower(), **fields)
 
 
@@ -86,7 +86,7 @@ def told_of(key: str, graph: Graph, on_host: bool) -> list[Any]:
         alive = 1 if enclosed or not outer else times
         for action in taken.get(unit.name, default):
             one = unit.kept(action)
-            stacked = unit.kind == "scan" and not action.unroll
+            stacked = unit.kind == "scan" and action.unroll is not True
             loop = (
                 1.25 if stacked and action.kind == "save" else 1.1 if stacked else 1.0
             )

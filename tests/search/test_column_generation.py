@@ -63,16 +63,18 @@ def test_what_the_first_candidates_miss_is_found(share):
     without, _ = searched(share, most_column_rounds=0)
     assert state.fits
     assert state.best.time_us < without.best.time_us
-    assert state.late
+    assert state.generated
     # What needs least may be asked for without it, by any budget.
-    at_first = state.options_without(("late",))
+    at_first = state.options_without(("generated",))
     for options in at_first:
         first = {c.name for c in state.space.proposed[options.unit]}
         assert first <= names(options)
         assert not names(options) & {
-            n for unit, n in state.late if unit == options.unit
+            n for unit, n in state.generated if unit == options.unit
         }
-    assert {unit for unit, _ in state.late} <= {options.unit for options in at_first}
+    assert {unit for unit, _ in state.generated} <= {
+        options.unit for options in at_first
+    }
 
 
 def test_nothing_is_asked_where_nothing_is_to_be_gained():
@@ -102,6 +104,7 @@ def on_the_host(action, unit):
     return kept.host_bytes and not kept.device_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_what_no_device_holds_fits_with_inputs_on_the_host():
     square = jax.ShapeDtypeStruct((12, 2048, 2048), jnp.bfloat16)

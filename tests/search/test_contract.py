@@ -65,7 +65,7 @@ def test_every_pass_keeps_its_promises(before, number):
         assert getattr(state, what).keys() <= getattr(after, what).keys(), what
     for unit, few in state.candidates.items():
         assert after.candidates[unit][: len(few)] == few
-    for what in ("late", "exhausted", "compared"):
+    for what in ("generated", "exhausted", "compared"):
         assert getattr(state, what) <= getattr(after, what), what
     assert after.num_compiles == state.num_compiles + len(oracle.asked)
 

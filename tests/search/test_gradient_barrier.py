@@ -74,6 +74,7 @@ def alike(state, ask, action, barrier=None):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_over_microbatches_gradients_are_held_together_where_they_were_put_off():
     state, ask = made_of(accumulated)
     state = gradient_barrier(state, ask)

@@ -227,6 +227,7 @@ def test_where_neither_level_fits_both_are_decided():
     assert more.measurement.time.step_us <= found.measurement.time.step_us
 
 
+@pytest.mark.every_commit("9-200MiB")
 @pytest.mark.parametrize(
     ("most", "budget"),
     [(9, "200MiB"), pytest.param(14, "500MiB", marks=pytest.mark.slow)],

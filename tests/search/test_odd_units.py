@@ -104,6 +104,7 @@ def test_the_best_plan_may_be_one_without_costs():
     assert state.best.time_us <= row.time_us
 
 
+@pytest.mark.slow
 def test_costs_a_little_too_high_do_not_hide_what_is_faster():
     def loss(ws, x):
         for w in ws:
@@ -137,6 +138,7 @@ def test_a_scan_of_no_layers_is_left_alone():
     same_gradients(rr.apply(loss, plan), loss, w, x)
 
 
+@pytest.mark.every_commit("False")
 @pytest.mark.parametrize(
     "is_marked", [False, pytest.param(True, marks=pytest.mark.slow)]
 )

@@ -143,7 +143,9 @@ def test_workspaces_of_the_librarys_products_are_those_it_asks_for(target):
     assert ours == whole
     found = Module.from_bytes(lower_step(step, specs(), target).compile().hlo)
     called = [i.custom_call_target for i in found.instructions.values()]
-    assert any(name.startswith("__cublas$") for name in called)
+    # Before 0.12, no product of these is one of the library.
+    has_any = jax.__version_info__ >= (0, 12)
+    assert any(name.startswith("__cublas$") for name in called) == has_any
 
 
 def exponential(x):

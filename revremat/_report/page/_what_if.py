@@ -28,51 +28,51 @@ class Part:
     note: str
 
 
-def what_if(noun: WhatIf | None) -> tuple[Part, ...]:
+def what_if(result: WhatIf | None) -> tuple[Part, ...]:
     """The section's tables; nothing where it was not asked for."""
-    if noun is None:
+    if result is None:
         return ()
-    return (_residuals(noun), _donations(noun), _checkpoints(noun))
+    return (_residuals(result), _donations(result), _checkpoints(result))
 
 
-def _residuals(noun: WhatIf) -> Part:
+def _residuals(result: WhatIf) -> Part:
     rows = tuple(
         (_path(r.scope, r.op), f"{r.count}", r.bytes, r.saves_bytes)
-        for r in noun.residuals[:_MOST_ROWS]
+        for r in result.residuals[:_MOST_ROWS]
     )
     note = "No value of the forward pass is alive at the peak."
     if rows:
         note = "Falls by: without what recomputing it needs, and without fragmentation."
     columns = ("if one residual were dropped", "count", "bytes", "falls by")
-    return Part("residual", columns, ("count",), rows, note + _rest(noun.residuals))
+    return Part("residual", columns, ("count",), rows, note + _rest(result.residuals))
 
 
-def _donations(noun: WhatIf) -> Part:
+def _donations(result: WhatIf) -> Part:
     rows = tuple(
         (_name(d.argument), _name(d.result) + "*" * d.scratch, d.saves_bytes)
-        for d in noun.donations[:_MOST_ROWS]
+        for d in result.donations[:_MOST_ROWS]
     )
     note = "Donating more arguments saves nothing: none of them is like a result."
     if rows:
-        total = format_bytes(sum(d.saves_bytes for d in noun.donations))
-        note = f"All {len(noun.donations)} together save at most {total}."
-        if any(d.scratch for d in noun.donations):
+        total = format_bytes(sum(d.saves_bytes for d in result.donations))
+        note = f"All {len(result.donations)} together save at most {total}."
+        if any(d.scratch for d in result.donations):
             note += " *: perhaps less: its memory holds other values before."
     columns = ("if it were donated", "result like it", "saves at most")
     texts = ("result like it",)
-    return Part("donation", columns, texts, rows, note + _rest(noun.donations))
+    return Part("donation", columns, texts, rows, note + _rest(result.donations))
 
 
-def _checkpoints(noun: WhatIf) -> Part:
-    idle = [c for c in noun.checkpoints if c.twice_bytes or not c.again]
+def _checkpoints(result: WhatIf) -> Part:
+    idle = [c for c in result.checkpoints if c.twice_bytes or not c.again]
     rows = tuple(
         (_name(c.scope), "yes" if c.again else "NO", c.twice_bytes, c.kept_bytes)
         for c in idle[:_MOST_ROWS]
     )
-    freeing = len(noun.checkpoints) - len(idle)
+    freeing = len(result.checkpoints) - len(idle)
     note = "Nothing is checkpointed."
-    if noun.checkpoints:
-        note = f"{freeing} of {len(noun.checkpoints)} checkpointed regions free all "
+    if result.checkpoints:
+        note = f"{freeing} of {len(result.checkpoints)} checkpointed regions free all "
         note += "that is computed again."
     columns = ("checkpoint", "computed again", "kept all the same", "kept beside")
     return Part("checkpoint", columns, ("computed again",), rows, note + _rest(idle))

@@ -34,11 +34,11 @@ def column_generation(state: State, ask: Ask) -> State:
         return state
     more = state
     for _ in range(state.space.heuristics.most_column_rounds):
-        before = more.late
+        before = more.generated
         more = _one_round(more, ask)
-        if more.late == before:
+        if more.generated == before:
             break
-    return more if more.late == state.late else solve_again(more, ask)
+    return more if more.generated == state.generated else solve_again(more, ask)
 
 
 def _one_round(state: State, ask: Ask) -> State:
@@ -70,7 +70,9 @@ def _one_round(state: State, ask: Ask) -> State:
         names = [c.name for c in new]
         second = state.costs[unit.name].second_probes(names)
         state = probe(state, ask, unit, second)
-        state = state.but(late=state.late | {(unit.name, name) for name in names})
+        state = state.but(
+            generated=state.generated | {(unit.name, name) for name in names}
+        )
     return state
 
 
@@ -88,8 +90,11 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
             found += sent_to_host(unit, one)
     slower = state.dropped_maxima.get(unit.name, frozenset())
     found = [without_maxima(c, slower) for c in found]
-    if any(c.action.unroll for c in candidates):
-        found += [unrolled(c) for c in found if c.action.can_unroll]
+    can_unroll = [c for c in found if c.action.can_unroll]
+    for unroll in sorted({c.action.unroll for c in candidates} - {False}):
+        is_whole = unroll is True
+        few = [c for c in can_unroll if is_whole or not c.action.on_host]
+        found += [unrolled(c, unroll) for c in few]
     by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
     known = costs.known_actions

@@ -1,4 +1,4 @@
-"""Fill: local search around the best plan, for what it leaves of the budget."""
+"""Local search: changes around the best plan, for what it leaves of the budget."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

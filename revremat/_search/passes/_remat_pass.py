@@ -38,9 +38,8 @@ def _without_loops(state: State) -> Iterator[Trial]:
         if key.remat_pass_percent is not None:
             continue
         actions = dict(key.actions or ())
-        if all(a.unroll for name in loops for a in actions.get(name, ())) and (
-            loops <= actions.keys()
-        ):
+        taken = [a for name in loops for a in actions.get(name, ())]
+        if loops <= actions.keys() and all(a.unroll is True for a in taken):
             yield trial
 
 

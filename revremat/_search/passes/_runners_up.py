@@ -1,4 +1,4 @@
-"""Runners-up: what else is measured beside the assignment that costs like best."""
+"""Runners-up: what else is measured beside the assignment that is best by its costs."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from revremat.policies import Assignment
 
 
 def runners_up(state: State, ask: Ask) -> State:
-    """Measures what comes near the assignment that costs like best."""
+    """Measures what comes near the assignment that is best by its costs."""
     return compare(state, ask, state.leading) if state.leading else state
 
 

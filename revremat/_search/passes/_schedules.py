@@ -28,7 +28,7 @@ def schedules(state: State, ask: Ask) -> State:
     fixed = memory.total_bytes - memory.temp_bytes
     known: dict[Any, tuple[_Actions, Row | None]] = {}
     excluded: list[tuple[_Actions, int]] = []
-    failures, hope = 0, heuristics.hope
+    failures, over = 0, heuristics.most_over_budget
     waiting = uniform(chain)
     for _ in range(heuristics.most_schedules):
         mode = 0 if waiting else len(known) % 3
@@ -38,7 +38,7 @@ def schedules(state: State, ask: Ask) -> State:
         else:
             rows = [(a, r.bytes - fixed) for a, r in known.values() if r is not None]
             model = chain.fitted(rows)
-            limit = budget - fixed + (hope * budget if mode else 0.0)
+            limit = budget - fixed + (over * budget if mode else 0.0)
             near = None
             best_key = state.key_of_row(state.best)
             if mode == 1 and best_key in known and state.fits:
@@ -61,7 +61,7 @@ def schedules(state: State, ask: Ask) -> State:
         excluded.append((actions, 2 if same else 1))
         known[key] = actions, row
         if mode and row is not None:
-            hope *= 1 / 2 if row.bytes > budget else 3 / 2
+            over *= 1 / 2 if row.bytes > budget else 3 / 2
         failures = 0 if state.best != best or waiting else failures + 1
         if failures >= heuristics.most_failures:
             return state

@@ -7,7 +7,7 @@ from revremat._search._pass import Ask
 from revremat._search._state import State
 from revremat._search.passes._ask import refine, try_assignments
 
-_DOUBTFUL = ("unroll", "on_host", "late")
+_DOUBTFUL = ("unroll", "on_host", "generated")
 
 
 def smallest(state: State, ask: Ask) -> State:

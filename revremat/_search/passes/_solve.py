@@ -1,4 +1,4 @@
-"""Solve: the assignment that costs like best, measured until one fits."""
+"""Solve: the assignment that is best by its costs, measured until one fits."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from revremat._search._pass import Ask
 from revremat._search._state import State
 from revremat._search.passes._ask import assign, try_assignments
 from revremat._search.passes._runners_up import compare
-from revremat._search.passes._unroll import unroll_those
+from revremat._search.passes._unroll import unroll_by_few, unroll_those
 from revremat.policies import Assignment, Support
 
 
@@ -33,6 +33,12 @@ def unroll_chosen(state: State, ask: Ask) -> State:
         return state
     more = unroll_those(state, ask, state.leading.support)
     return more if more.candidates == state.candidates else solve_briefly(more, ask)
+
+
+def unroll_partly(state: State, ask: Ask) -> State:
+    """Several layers to an iteration, of what was chosen for loops."""
+    more = unroll_by_few(state, ask)
+    return more if more.candidates == state.candidates else solve(more, ask)
 
 
 def solve_again(state: State, ask: Ask) -> State:

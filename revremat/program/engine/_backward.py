@@ -169,7 +169,9 @@ class _Backward:
                 self._start_from(state.output, env)
             if unrolled:
                 cotangents = _layer.tie(env, plan.late, cotangents)
-            together = unrolled and (segment.unroll or self.engine.stack.unrolled)
+            together = unrolled and (
+                segment.unroll is True or self.engine.stack.unrolled
+            )
             state = self._differentiate(plan, index, env, cotangents, state, together)
             if inverts:
                 below = [env[v] for v in self.engine.carry_values]

@@ -108,7 +108,8 @@ class Engine:
         """`lax.scan` over the iterations, or the same unrolled."""
         if not self.is_unrolled(segment, len(iterations)):
             numbers = jnp.arange(iterations.start, iterations.stop)
-            return lax.scan(step, state, numbers, reverse=reverse)
+            at_a_time = min(segment.unroll or 1, len(iterations))
+            return lax.scan(step, state, numbers, reverse=reverse, unroll=at_a_time)
         outs: list[Any] = []
         for t in reversed(iterations) if reverse else iterations:
             state, out = step(state, t)
@@ -118,7 +119,7 @@ class Engine:
         return state, jax.tree.map(lambda *each: Each(each), *outs) if outs else []
 
     def is_unrolled(self, segment: Segment, num_iterations: int) -> bool:
-        return self.stack.unrolled or segment.unroll or num_iterations <= 1
+        return self.stack.unrolled or segment.unroll is True or num_iterations <= 1
 
     @property
     def has_no_loop(self) -> bool:

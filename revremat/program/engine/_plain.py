@@ -14,10 +14,11 @@ from revremat.program.engine._stack import Stack
 def is_plain(stack: Stack) -> bool:
     """Whether all layers are unrolled and keep what plain autodiff keeps.
 
-    Then nothing is left for an engine to do: `lax.scan(..., unroll=True)` is that.
+    Then nothing is left for an engine to do: `lax.scan(..., unroll=True)` is that, or
+    with the number of layers that an iteration runs.
     """
-    actions = set(stack.actions)
-    return actions == {SAVE(unroll=True)} and not stack.unrolled
+    alike = not stack.unrolled and len(set(stack.actions)) == 1
+    return alike and stack.actions[0](unroll=False) == SAVE != stack.actions[0]
 
 
 def run_plain(
@@ -36,7 +37,8 @@ def run_plain(
         outs = stack.body(*consts, *carry, *x)
         return outs[: stack.num_carry], outs[stack.num_carry :]
 
-    how = {"length": number, "reverse": stack.reverse, "unroll": True}
+    unroll = stack.actions[0].unroll
+    how = {"length": number, "reverse": stack.reverse, "unroll": unroll}
     carry, ys = lax.scan(body, list(init), few, **how)
     if left_out:
         ys = [_with_room(y, left_out, stack.reverse) for y in ys]

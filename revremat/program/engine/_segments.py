@@ -1,12 +1,12 @@
 """Runs of layers that one loop can serve."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from revremat._action import Action
 
 LONGEST_PATTERN = 4
+_PERIODS = range(1, LONGEST_PATTERN + 1)
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Segment:
         return self.group or len(self.pattern)
 
     @property
-    def unroll(self) -> bool:
-        """Whether its iterations are unrolled."""
+    def unroll(self) -> bool | int:
+        """Whether its iterations are unrolled, or how many at a time."""
         return self.pattern[0].unroll
 
     @property
@@ -47,53 +47,64 @@ def segments(actions: Sequence[Action], *, loops: bool = True) -> tuple[Segment,
     those that are unrolled form no patterns, and without `loops` all are.
     """
     actions = tuple(actions)
-
-    @cache
-    def best(start: int) -> tuple[int, tuple[Segment, ...]]:
-        if start == len(actions):
-            return 0, ()
-        if actions[start].segment_length > 1:
-            grouped = _grouped(actions, start)
-            cost, rest = best(start + sum(s.num_layers for s in grouped))
-            return len(grouped) + cost, (*grouped, *rest)
-        options = []
-        for period in range(1, LONGEST_PATTERN + 1):
-            pattern = actions[start : start + period]
-            alone = not loops or any(map(_chained, pattern))
-            if len(pattern) < period or (period > 1 and alone):
-                break
-            repeats = 1
-            while _again(actions, pattern, start + repeats * period):
-                repeats += 1
-            if repeats == 1 < period:
-                continue
-            segment = Segment(start, repeats, pattern)
-            cost, rest = best(start + segment.num_layers)
-            options.append((period + cost, (segment, *rest)))
-        return min(options, key=lambda option: (option[0], len(option[1])))
-
-    chosen = best(0)[1]
-    best.cache_clear()
-    return chosen
+    alike = {period: _alike(actions, period) for period in _PERIODS}
+    # From a layer on: bodies and loops of the best way, and the loops it begins with.
+    best: list[tuple[int, int, tuple[Segment, ...]]] = [(0, 0, ())]
+    for start in reversed(range(len(actions))):
+        ways = []
+        for bodies, first in _first(actions, start, alike, loops):
+            rest = best[len(actions) - _stop(first)]
+            ways.append((bodies + rest[0], len(first) + rest[1], first))
+        best.append(min(ways, key=lambda way: way[:2]))
+    found, start = [], 0
+    while start < len(actions):
+        first = best[len(actions) - start][2]
+        found += first
+        start = _stop(first)
+    return tuple(found)
 
 
-def _again(actions: tuple[Action, ...], pattern: tuple[Action, ...], at: int) -> bool:
-    return actions[at : at + len(pattern)] == pattern
+def _alike(actions: tuple[Action, ...], period: int) -> list[int]:
+    """From each layer on, how many in a row are as the layer a period after them."""
+    found = [0] * (len(actions) + 1)
+    for k in reversed(range(len(actions) - period)):
+        found[k] = found[k + 1] + 1 if actions[k] == actions[k + period] else 0
+    return found
 
 
-def _grouped(actions: tuple[Action, ...], start: int) -> tuple[Segment, ...]:
-    stop = start
-    while stop < len(actions) and actions[stop] == actions[start]:
-        stop += 1
-    length, pattern = actions[start].segment_length, actions[start : start + 1]
-    iterations, rest = divmod(stop - start, length)
+def _first(
+    actions: tuple[Action, ...], start: int, alike: dict[int, list[int]], loops: bool
+) -> Iterator[tuple[int, tuple[Segment, ...]]]:
+    """What can begin at a layer, and how many layer bodies that takes."""
+    if actions[start].segment_length > 1:
+        grouped = _grouped(actions[start], start, 1 + alike[1][start])
+        yield len(grouped), grouped
+        return
+    for period in _PERIODS:
+        pattern = actions[start : start + period]
+        alone = not loops or any(map(_chained, pattern))
+        if len(pattern) < period or (period > 1 and alone):
+            return
+        repeats = 1 + alike[period][start] // period
+        if repeats > 1 or period == 1:
+            yield period, (Segment(start, repeats, pattern),)
+
+
+def _stop(few: Sequence[Segment]) -> int:
+    """The layer after these segments."""
+    return few[-1].start + few[-1].num_layers
+
+
+def _grouped(action: Action, start: int, number: int) -> tuple[Segment, ...]:
+    length, stop = action.segment_length, start + number
+    iterations, rest = divmod(number, length)
     found = (
-        Segment(start, iterations, pattern, length),
-        Segment(stop - rest, 1, pattern, rest),
+        Segment(start, iterations, (action,), length),
+        Segment(stop - rest, 1, (action,), rest),
     )
     return tuple(s for s in found if s.repeats and s.group)
 
 
 def _chained(action: Action) -> bool:
     linked = action.inverts or bool(action.ahead) or action.segment_length > 1
-    return linked or action.unroll
+    return linked or bool(action.unroll)

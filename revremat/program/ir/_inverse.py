@@ -107,7 +107,7 @@ def undone(
     Args:
       inverse: Takes what the layer takes, with what it hands on at `carried`.
       forward: The layer.
-      carried: Which of its inputs it is handed, in the order it hands them on.
+      carried: Which of its inputs it is given, in the order in which it passes them on.
     """
     handed = dict(zip(carried, forward.outputs, strict=False))
     arguments = [handed.get(k, v) for k, v in enumerate(forward.inputs)]

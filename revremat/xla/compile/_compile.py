@@ -27,9 +27,9 @@ from revremat._sources import loops_told
 from revremat.xla.compile._artifact import Artifact, versions
 from revremat.xla.compile._carried import carried_ambient_mesh, carry_over, is_mixture
 from revremat.xla.compile._disk import fingerprint, read, write
-from revremat.xla.compile._handed import Handed, handed
 from revremat.xla.compile._no_kernels import no_kernels, quick_kernels
 from revremat.xla.compile._scratch import scratch_folder
+from revremat.xla.compile._step_forms import JittedCall, jitted_call
 from revremat.xla.compile._tiling import (
     may_leave_out,
     remember,
@@ -41,7 +41,7 @@ from revremat.xla.compile._tiling import (
 from revremat.xla.compile._tuning import Tuning, not_tuned, tuning_of
 from revremat.xla.hlo._literals import without_literals
 from revremat.xla.memory._totals import NAMES, totals
-from revremat.xla.target._asked import traced_for
+from revremat.xla.target._absent_devices import traced_for
 from revremat.xla.target._specs import is_typed_by_mesh
 from revremat.xla.target._targets import Target
 
@@ -194,10 +194,10 @@ def lower_step(
       >>> "sine" in lowered.program.as_text()
       True
     """
-    given = handed(step, specs, positions(donate))
+    given = jitted_call(step, specs, positions(donate))
     label = getattr(step, "__name__", "the step")
 
-    def lowered(placed: Handed) -> Lowered:
+    def lowered(placed: JittedCall) -> Lowered:
         with arguments_told(label, step, specs), loops_told(label):
             traced = placed.trace()
         return _lower(traced, target, options, remat_pass)

@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from jax.errors import JaxRuntimeError
 
+from revremat._compat import serialized_hlo
 from revremat._errors import UserError
 from revremat.xla.hlo._schema import HloProto
 
@@ -191,6 +193,37 @@ class Module:
             ) from None
         if not proto.hlo_module.computations:
             raise UserError("the HLO dump holds no computation")
+        return Module(proto)
+
+    @staticmethod
+    def from_text(text: str) -> "Module":
+        """Reads a module as XLA prints it: `jax.stages.Compiled.as_text()`.
+
+        A text has no buffer assignment: nothing can be asked of it about memory. What
+        our schema does not name is left out, so instructions that differ in it alone,
+        such as the compiler's notes to itself, are alike.
+
+        Raises:
+          UserError: It is damaged, or something else.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from revremat import xla
+          >>> compiled = jax.jit(jnp.sin).lower(jnp.ones(256)).compile()
+          >>> xla.Module.from_text(compiled.as_text()).name
+          'jit_sin'
+        """
+        try:
+            parsed = serialized_hlo(text)
+        except JaxRuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"this is no text of an HLO module that XLA reads ({reason}): write "
+                "what `jax.stages.Compiled.as_text()` gives"
+            ) from None
+        proto = HloProto()
+        proto.hlo_module.MergeFromString(parsed)
+        proto.DiscardUnknownFields()
         return Module(proto)
 
     @property

@@ -1,4 +1,4 @@
-"""The clock: how long a scheduled program takes, as a sum over its instructions.
+"""Step time of a scheduled program, estimated as a sum over its instructions.
 
 Every instruction is costed by a roofline, every collective by its bytes over its
 links. The schedule is then played on three streams: compute, collectives, and copies
@@ -8,7 +8,8 @@ hidden under it; loops count their trips.
 
 import re
 from dataclasses import dataclass, field, fields
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from revremat._measurement import Time
 from revremat.xla.hlo._hlo import Computation, Module, backend_config, size_of
@@ -18,7 +19,8 @@ from revremat.xla.hlo._opcodes import CALLS, COLLECTIVES, NO_EVENT
 from revremat.xla.hlo._origin import Origins, phase_of
 from revremat.xla.memory._liveness import HOST_SPACE
 from revremat.xla.step_time._collectives import collective_us, kind_of
-from revremat.xla.step_time._cost import cost_of
+from revremat.xla.step_time._cost import Cost, cost_of
+from revremat.xla.step_time._gpu_kernels import gpu_kernel_us, lower_clock_us
 from revremat.xla.step_time._roofline import arithmetic_us, first_touch_us, roofline_us
 from revremat.xla.step_time._timeline import Event, spans
 from revremat.xla.target._cards import Card
@@ -45,11 +47,28 @@ class _Sums:
     flops: float = 0.0
     path: float = 0.0
     compiler: float = 0.0
+    products: float = 0.0
 
     def add(self, other: "_Sums", times: int = 1) -> None:
         for f in fields(self):
             value = getattr(self, f.name) + times * getattr(other, f.name)
             setattr(self, f.name, value)
+
+
+class InstructionCost(NamedTuple):
+    """What one run of an instruction costs.
+
+    Attributes:
+      stream: On which it runs.
+      us: How long.
+      flops: In all.
+      products_us: Of the time, with matrix units busy.
+    """
+
+    stream: str
+    us: float
+    flops: float = 0.0
+    products_us: float = 0.0
 
 
 @dataclass
@@ -85,15 +104,18 @@ def estimate(module: Module, target: Target) -> Time:
       >>> xla.estimate(module, target).step_us > 0
       True
     """
-    played = _Clock(module, target).run(module.entry)
+    played = Clock(module, target).run(module.entry)
     sums = played.sums
     fresh = sum(first_touch_us(n, target.card) for n in _fresh_bytes(module))
-    if fresh:
-        end = played.sums.step
-        played.events.append(Event("compute", "forward", "", "page faults", end, fresh))
+    slower = lower_clock_us(sums.products, sums.compute, target.card)
+    end, beside = sums.step, fresh + slower
+    for op, us in (("page faults", fresh), ("lower clock", slower)):
+        if us:
+            played.events.append(Event("compute", "forward", "", op, end, us))
+            end += us
     return Time(
-        step_us=sums.step + fresh,
-        compute_us=sums.compute + fresh,
+        step_us=sums.step + beside,
+        compute_us=sums.compute + beside,
         recompute_us=sums.recompute,
         hidden_recompute_us=sums.hidden_recompute,
         collective_us=sums.collective,
@@ -103,17 +125,29 @@ def estimate(module: Module, target: Target) -> Time:
         flops=sums.flops,
         calibrated=target.card.measured,
         spans=spans(played.events),
-        critical_path_us=sums.path + fresh,
+        critical_path_us=sums.path + beside,
         compiler_us=sums.compiler or None,
     )
 
 
-class _Clock:
+class Clock:
+    """Costs the instructions of a module, and plays its computations.
+
+    Args:
+      module: The scheduled program.
+      target: Card, devices and hosts.
+    """
+
     def __init__(self, module: Module, target: Target):
         self.module, self.target, self.card = module, target, target.card
-        self.origins = Origins(module)
         self._done: dict[int, _Pass] = {}
         self._past_forward = False
+        self._is_gpu = self.card.platform == "cuda"
+
+    @cached_property
+    def origins(self) -> Origins:
+        """Where instructions come from; takes long, and costs do not ask."""
+        return Origins(self.module)
 
     def run(self, computation: Computation) -> _Pass:
         """One pass; every computation is timed once."""
@@ -135,7 +169,7 @@ class _Clock:
             path[i.id] = earliest
             if i.opcode in NO_EVENT:
                 continue
-            if i.opcode in CALLS and self._measured_us(i) is None:
+            if i.opcode in CALLS and self.measured_us(i) is None:
                 inner = self._nested(i)
                 sums.step = now
                 longest = sums.path
@@ -152,8 +186,9 @@ class _Clock:
                         continue
                     now += self._wait(played, event, now)
                 continue
-            stream, duration, flops = self._cost(i)
+            stream, duration, flops, products = self.cost(i)
             sums.flops += flops
+            sums.products += products
             sums.compiler += compilers_us(i, self.card)
             path[i.id] = earliest + duration
             if stream == "compute":
@@ -169,7 +204,8 @@ class _Clock:
             if stream != _PREFETCH:
                 setattr(sums, stream, getattr(sums, stream) + duration)
                 events.append(event)
-            if i.opcode.endswith("-start") and not _is_synchronous(i):
+            awaited = self._is_awaited(i, stream, computation)
+            if i.opcode.endswith("-start") and not awaited:
                 flying[i.id] = event
             else:
                 now += self._wait(played, event, now)
@@ -199,6 +235,21 @@ class _Clock:
                 sums.recompute += us
                 hidden = min(now, in_flight) - (now - us)
                 sums.hidden_recompute += max(0.0, hidden)
+
+    def _is_awaited(self, i: Any, stream: str, computation: Computation) -> bool:
+        """Whether nothing else runs until what an instruction starts has ended.
+
+        A GPU fetches a slice from host memory by a kernel, on the compute stream. And
+        it runs a loop's body as a command buffer, one command after the other.
+        """
+        if stream == "transfer" and self._is_gpu:
+            by_kernel = i.opcode == "async-start" and not _in_host_memory(_made(i))
+            return by_kernel or self._is_of_a_loop(computation)
+        return _is_synchronous(i)
+
+    def _is_of_a_loop(self, computation: Computation) -> bool:
+        callers = self.module.callers.get(computation.id, ())
+        return any(caller.opcode == "while" for caller in callers)
 
     def _origin(self, i: Any) -> tuple[str, str, str]:
         """Phase, scope and operation of an instruction."""
@@ -239,13 +290,22 @@ class _Clock:
             return float(own == "recompute")
         return again / (again + others)
 
+    def played(self, i: Any) -> list[Computation]:
+        """What a loop, a call or a branch runs, in order."""
+        called = self.module.called(i)
+        if i.opcode != "while":
+            return called
+        # The condition is the second, but runs first. A GPU that knows how often
+        # the body runs does not run the condition.
+        known = self._is_gpu and backend_config(i).get("known_trip_count")
+        return called[:1] if known else called[::-1]
+
     def _nested(self, i: Any) -> _Pass:
         total = _Pass()
-        called = self.module.called(i)
+        called = self.played(i)
         if i.opcode == "while":
-            # The condition is the second, but runs first; once more at the end.
             body = _Pass()
-            for computation in reversed(called):
+            for computation in called:
                 body.then(self.run(computation))
             total.then(body, trip_count(i, self.module))
         elif i.opcode == "conditional":
@@ -256,34 +316,45 @@ class _Clock:
                 total.then(self.run(computation))
         return total
 
-    def _cost(self, i: Any) -> tuple[str, float, float]:
-        """Stream, microseconds and FLOPs of an instruction that runs by itself."""
+    def cost(self, i: Any) -> InstructionCost:
+        """What an instruction costs that runs by itself."""
         if kind_of(i, self.module):
-            return "collective", collective_us(i, self.module, self.target), 0.0
+            us = collective_us(i, self.module, self.target)
+            return InstructionCost("collective", us)
         moved = self._host_bytes(i)
         if moved:
             rate = self.card.pcie_bandwidth * self.card.transfer_efficiency
-            return "transfer", self.card.launch_us + 1e6 * moved / rate, 0.0
+            us = self.card.launch_us + 1e6 * moved / rate
+            return InstructionCost("transfer", us)
         if i.opcode == "async-start":
             inner = [x for c in self.module.called(i) for x in c.instructions]
-            costs = [
-                cost_of(x, self.module) for x in inner if x.opcode not in COLLECTIVES
-            ]
-            duration = sum(roofline_us(c, self.card) for c in costs)
-            return "compute", duration, sum(c.flops for c in costs)
+            kernels = [self._kernel(x) for x in inner if x.opcode not in COLLECTIVES]
+            duration = sum(us for us, _ in kernels)
+            flops = sum(cost.flops for _, cost in kernels)
+            return InstructionCost("compute", duration, flops)
         if i.opcode.endswith("-done"):
-            return "compute", 0.0, 0.0
-        cost = cost_of(i, self.module)
+            return InstructionCost("compute", 0.0)
+        us, cost = self._kernel(i)
         if i.opcode == "copy-start":
-            return _PREFETCH, roofline_us(cost, self.card), 0.0
-        measured_us = self._measured_us(i)
+            return InstructionCost(_PREFETCH, us)
+        measured_us = self.measured_us(i)
         if measured_us is not None:
             is_call = i.opcode in CALLS  # all of what it calls was measured as one
             flops = self._nested(i).sums.flops if is_call else cost.flops
-            return "compute", self.card.launch_us + measured_us, flops
-        return "compute", roofline_us(cost, self.card), cost.flops
+            us = self.card.launch_us + measured_us
+            return InstructionCost("compute", us, flops)
+        products = min(us, arithmetic_us(cost, self.card)) if cost.matmuls else 0.0
+        return InstructionCost("compute", us, cost.flops, products)
 
-    def _measured_us(self, i: Any) -> float | None:
+    def _kernel(self, i: Any) -> tuple[float, Cost]:
+        """Microseconds and work of an instruction that runs by itself."""
+        if self.card.platform == "cuda":
+            return gpu_kernel_us(i, self.module, self.card)
+        cost = cost_of(i, self.module)
+        return roofline_us(cost, self.card), cost
+
+    def measured_us(self, i: Any) -> float | None:
+        """What was measured of an instruction like it on this card."""
         kernels = self.card.kernels
         return kernels.get(kernel_key(i, self.module)) if kernels else None
 
@@ -299,8 +370,7 @@ class _Clock:
         ):
             return 0
         sources = self.module.operands(i)
-        # An asynchronous start has what it was given in its type: given, made, ...
-        made = i.shape.tuple_shapes[1] if i.opcode == "async-start" else i.shape
+        made = _made(i)
         from_host = [o for o in sources if _in_host_memory(o.shape)]
         to_host = _in_host_memory(i.shape)
         if not from_host and not to_host:
@@ -311,6 +381,14 @@ class _Clock:
             return size_of(made)
         sizes = [size_of(o.shape) for o in sources if not _in_host_memory(o.shape)]
         return max(sizes, default=0)
+
+
+def _made(i: Any) -> Any:
+    """The shape of what an instruction makes.
+
+    An asynchronous start has what it was given in its type: given, made, ...
+    """
+    return i.shape.tuple_shapes[1] if i.opcode == "async-start" else i.shape
 
 
 def _in_host_memory(shape: Any) -> bool:

@@ -68,7 +68,7 @@ def unmodeled_calls(module: Module, card: Card) -> dict[str, int]:
         for i in computation.instructions:
             if card.kernels and kernel_key(i, module) in card.kernels:
                 continue
-            if not has_model(i, module) and not _is_marker(i):
+            if not has_model(i, module) and not is_marker(i):
                 found[_label(i)] += 1
             elif i.opcode in CALLS or i.opcode == "async-start":
                 times = trip_count(i, module) if i.opcode == "while" else 1
@@ -81,7 +81,8 @@ def unmodeled_calls(module: Module, card: Card) -> dict[str, int]:
     return dict(runs_of(module.entry).most_common())
 
 
-def _is_marker(i: Any) -> bool:
+def is_marker(i: Any) -> bool:
+    """Whether a call only tells the compiler something, and nothing runs."""
     return i.opcode == "custom-call" and i.custom_call_target.startswith(_MARKERS)
 
 

@@ -1,4 +1,4 @@
-"""Card: the facts about one kind of device that a compiler and a clock need."""
+"""Card: the facts about one kind of device that compilers and estimates need."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""What was handed over as a step: a function, or what some `jit` made of one."""
+"""Forms that a step may have: a function, or what some `jit` made of one."""
 
 import functools
 import types
@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from revremat._arguments import take_apart
+from revremat._arguments import outcome_of, take_apart
 from revremat._compat import devices_of_lowered
 from revremat._errors import UserError
 from revremat.xla.target._specs import place
@@ -21,7 +21,7 @@ def stage_of(step: Any) -> Any:
     """The stage of JAX's own in a step that was traced, lowered or compiled before.
 
     Args:
-      step: What was handed over; Flax and Equinox have stages of their own around it.
+      step: What was given; Flax and Equinox have stages of their own around it.
 
     Returns:
       A `jax.stages.Traced`, `Lowered` or `Compiled`; None where it is no stage.
@@ -82,7 +82,7 @@ def _devices_of(stage: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Handed:
+class JittedCall:
     """A jitted function and the arguments with which it is traced.
 
     Attributes:
@@ -97,7 +97,7 @@ class Handed:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     static: frozenset[int | str] = frozenset()
 
-    def placed(self, target: Target, *, carried: bool = True) -> "Handed":
+    def placed(self, target: Target, *, carried: bool = True) -> "JittedCall":
         """The same with its arrays on a target's devices; see `place`."""
         keys = [*range(len(self.args)), *self.kwargs]
         given = [*self.args, *self.kwargs.values()]
@@ -111,16 +111,16 @@ class Handed:
         ]
         args, rest = moved[: len(self.args)], moved[len(self.args) :]
         kwargs = dict(zip(self.kwargs, rest, strict=True))
-        return Handed(self.jitted, tuple(args), kwargs, self.static)
+        return JittedCall(self.jitted, tuple(args), kwargs, self.static)
 
     def trace(self) -> jax.stages.Traced:
         """Traced, as JAX's own stage."""
         return stage_of(self.jitted.trace(*self.args, **self.kwargs))
 
 
-def handed(
+def jitted_call(
     step: Callable[..., Any], specs: tuple[Any, ...], donate: tuple[int, ...]
-) -> Handed:
+) -> JittedCall:
     """What is traced where this is measured.
 
     Args:
@@ -142,7 +142,7 @@ def handed(
                 f"donate={donate} was given with a step that is already jitted: write "
                 "donate_argnums in its jax.jit instead"
             )
-        return Handed(inner, args, kwargs, _static(inner))
+        return JittedCall(inner, args, kwargs, _static(inner))
     if isinstance(inner, types.FunctionType) and hasattr(inner, "lower"):
         raise UserError(
             "the step is mapped by jax.pmap, which splits its arguments only where it "
@@ -157,7 +157,7 @@ def handed(
         )
     _check_positions(donate, len(specs))
     whole, trees = _returning_changes(step, specs, donate)
-    return Handed(jax.jit(whole, donate_argnums=donate), trees)
+    return JittedCall(jax.jit(whole, donate_argnums=donate), trees)
 
 
 def _returning_changes(
@@ -178,7 +178,7 @@ def _returning_changes(
         values = [found[k] for k in range(count)]
         copy = arguments.copy(values)
         out = step(*copy.args)
-        outcome, arrays = copy.outcome(out)
+        outcome, arrays = outcome_of(copy, out)
         if not (arguments.graphs or outcome.is_change):
             return out
         # As nnx.jit does: what is donated and stays comes back in its own memory.

@@ -14,7 +14,7 @@ from revremat.program.ir._ops import Value
 from revremat.program.units._sites import Site
 
 
-def alone(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def isolated_unit(decision: Decision) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The layers of a unit, forward and backward, as a step of their own.
 
     What they take from the rest of the program is an argument. Activations among it are

@@ -76,7 +76,7 @@ _QUESTIONS = (
 
 @functools.cache
 def _own() -> dict[str, Callable[..., Any]]:
-    """JAX's own answers; its functions ask `_asked` from now on.
+    """JAX's own answers; its functions ask `_query` from now on.
 
     They are changed in place, for many modules hold them under a name of their own.
     """
@@ -110,15 +110,15 @@ def _instead_of(asked: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _asking(*args: Any, **kwargs: Any) -> Any:
     """What stands in JAX's functions, which know nothing of this module."""
-    from revremat.xla.target._asked import _asked
+    from revremat.xla.target._absent_devices import _query
 
-    return _asked(args, kwargs)
+    return _query(args, kwargs)
 
 
 _OURS = (_compat.INTERNALS, "revremat.")
 
 
-def _asked(args: Any, kwargs: Any) -> Any:
+def _query(args: Any, kwargs: Any) -> Any:
     name = sys._getframe(1).f_code.co_name
     asker = sys._getframe(2).f_globals.get("__name__", "")
     # What JAX and we do with the devices of this machine is about this machine.
