@@ -325,6 +325,32 @@ def test_of_an_object_the_attributes_are_written_that_were_set():
         looked(deletes, held, ONE)
 
 
+class Pair:
+    """A tree whose parts lie where nothing can be written."""
+
+    def __init__(self, *parts):
+        self.parts = [*parts]
+
+
+jax.tree_util.register_pytree_node(
+    Pair, lambda pair: (tuple(pair.parts), None), lambda _, parts: Pair(*parts)
+)
+
+
+@pytest.mark.parametrize("changed", [(0,), (1,), (0, 1), ()])
+def test_of_what_cannot_be_written_any_part_that_changes_is_refused(changed):
+    def function(pair, x):
+        for k in changed:
+            pair.parts[k] = x
+        return x
+
+    if changed:
+        with pytest.raises(rr.UserError, match="cannot be written back"):
+            looked(function, Pair(ONE, TWO), ONE)
+    else:
+        assert not looked(function, Pair(ONE, TWO), ONE)[0].is_change
+
+
 # ---- What is none of the arguments ---------------------------------------------------
 
 SHARED: dict[str, Any] = {"list": [], "deep": {"set": set()}}

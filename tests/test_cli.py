@@ -510,3 +510,13 @@ def test_a_frontier_takes_no_budget_and_no_limit(folder, capsys, given, told):
     asked = ["search", "program.py:problem", "--target", "cpu:1", "--pareto", "f.html"]
     assert main([*asked, *given]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("given", "level"), [(None, "2"), ("0", "0"), ("1", "1")])
+def test_warnings_of_xla_are_shown_if_asked_for(monkeypatch, capsys, given, level):
+    name = "TF_CPP_MIN_LOG_LEVEL"
+    monkeypatch.setenv(name, given or "")  # so that it is as before, afterwards
+    if given is None:
+        monkeypatch.delenv(name)
+    assert main(["--version"]) == 0
+    assert os.environ[name] == level

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from revremat import allocation
+from revremat import Plan, allocation, target
 from revremat._measure import REMAT_PASS_OFF, _read
 from revremat._measure._read import _notes, _pack, remarks
+from revremat._measure._steps import remat_pass_of
 from revremat._read import way_out
 from tests.measurements import GIB, MIB, changed
 
@@ -108,12 +109,31 @@ def test_fragmentation_is_told_from_a_hundredth_on(size, is_told):
     ],
 )
 def test_notes_say_how_it_was_compiled(platform, remat_pass, tuned, words):
-    target: Any = SimpleNamespace(platform=platform)
+    machine: Any = SimpleNamespace(platform=platform)
     artifact: Any = SimpleNamespace(remat_pass=remat_pass, tuned=tuned)
-    notes = _notes(target, artifact)
+    notes = _notes(machine, artifact)
     assert len(notes) == len(words)
     assert all(word in note for word, note in zip(words, notes, strict=True))
     assert remarks(changed(notes=(*notes, "another", REMAT_PASS_OFF))) == ("another",)
+
+
+@pytest.mark.parametrize(
+    ("percent", "told"),
+    [
+        (None, {}),
+        (
+            90,
+            {
+                "options": {"xla_gpu_memory_limit_slop_factor": 90},
+                "remat_pass": True,
+            },
+        ),
+    ],
+)
+def test_a_step_is_compiled_with_the_pass_that_its_plan_has(percent, told):
+    plan = Plan((), "p", remat_pass_percent=percent)
+    assert remat_pass_of(plan, target("h100:1")) == told
+    assert remat_pass_of(None, target("h100:1")) == {}
 
 
 # ---- Another packing -----------------------------------------------------------------

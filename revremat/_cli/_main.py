@@ -30,6 +30,9 @@ PROGRAM, in every command: `package.module:problem` or `file.py:problem`, a func
 `revremat report PROGRAM --target h100:8`. `revremat --version` prints the version."""
 
 
+_XLA_LOG_LEVEL = "2"
+"""Errors only: XLA warns, line by line, of programs that a search only tries."""
+
 _KINDS: dict[str, Any] = {
     "report": Report,
     "diff": Diff,
@@ -53,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
       mistake in what was written.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _XLA_LOG_LEVEL)
     if words == ["--version"]:
         print(f"revremat {installed_version()}")
         return 0

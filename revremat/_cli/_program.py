@@ -141,8 +141,8 @@ def _import(place: str, program: str) -> ModuleType:
         with users_errors(f"importing {place} failed"):
             return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{place!r} cannot be imported as Python")
+    assert spec is not None  # files that end in .py have a loader
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     with users_errors(f"importing {place} failed"):

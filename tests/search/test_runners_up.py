@@ -7,6 +7,7 @@ import pytest
 from revremat._search._state import OutOfCompiles
 from revremat._search.passes._runners_up import compare, runners_up
 from revremat._search.passes._solve import solve
+from revremat.policies import Assignment
 from tests.search.world import Cost, World, small
 
 MORE = {n: (small(n), Cost(9.0, 51.0 + k / 8)) for k, n in enumerate("abcd")}
@@ -43,6 +44,24 @@ def test_what_is_expected_to_be_much_slower_is_not_measured():
     world, state, ask, _ = solved(500, slow)
     runners_up(state, ask)
     assert world.asked == []
+
+
+@pytest.mark.parametrize(
+    ("over", "alike"), [(0, "fits"), (4, "fits"), (5, "recompute all")]
+)
+def test_what_treats_layers_alike_is_held_to_what_others_of_its_kind_were_over(
+    over, alike
+):
+    """It takes 58 of 62 by its costs, and another such took so much more."""
+    world = World({"fits": (small(), Cost(6.0, 99.0))})
+    state, ask = world.state(62)
+    saved = state.assignment_request({"u": (("save all", 8),)}, 90.0 - over)
+    state = ask(state, [saved])
+    mixed = {"u": (("recompute all", 3), ("save all", 5))}
+    leading = Assignment.of(state.options, mixed)
+    world.asked.clear()
+    compare(state, ask, leading)
+    assert [runs[0][0] for runs in world.asked if len(runs) == 1] == [alike]
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
