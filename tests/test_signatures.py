@@ -34,6 +34,7 @@ MODULES = (
     "revremat._search._probe_programs",
     "revremat._search._result",
     "revremat._search._space",
+    "revremat._search._start",
     "revremat._search._state",
     "revremat.allocation",
     "revremat.policies",

@@ -33,7 +33,7 @@ from revremat._search._run import name_of as name_of
 from revremat._search._run import profile as profile
 from revremat._search._run import profile_all as profile_all
 from revremat._search._run import run_all as run_all
-from revremat._search._state import Space as Space
+from revremat._search._space import Space as Space
 from revremat._search._state import State as State
 from revremat._search._state import best_of as best_of
 from revremat._search.passes._ask import refine as refine

@@ -7,7 +7,7 @@ from revremat._search._heuristics import Heuristics
 from revremat._search._oracle import Asking, CompilerOracle, Progress
 from revremat._search._result import Fit
 from revremat._search._run import decide
-from revremat._search._space import expected_compiles, state_of, traced_twice
+from revremat._search._start import expected_compiles, state_of, traced_twice
 from revremat._search._state import State
 from revremat.xla import Target
 

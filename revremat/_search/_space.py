@@ -1,212 +1,55 @@
-"""How a space is made: of a program, of its parts, of what is inside of its units."""
+"""Space: what is fixed for one search."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from revremat import policies, xla
-from revremat._action import RECOMPUTE
-from revremat._errors import UserError
+from revremat import policies
+from revremat._action import OFFLOAD
 from revremat._graph import Graph, Unit
-from revremat._problem import Problem
-from revremat._search._chain import chain_of, rates_of
 from revremat._search._heuristics import Heuristics
-from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL
-from revremat._search._probe_programs import share_of, small_units
-from revremat._search._probes import cuts, first_cuts, is_loop
-from revremat._search._state import Space, State
-from revremat._trace import trace
-from revremat.policies import Candidate, Pool
-from revremat.program._loss import TracedLoss, trace_loss
+from revremat.policies import Candidate
 from revremat.xla import Target
 
-NOTHING_TO_DECIDE = (
-    "there is nothing to decide: every action keeps the same values for the backward "
-    "pass"
-)
-ALL_KEPT = (
-    "there is nothing to decide: all layers are in checkpoints of the program's own, "
-    "which keep_checkpoints=True leaves as they are; write keep_checkpoints=False"
-)
 
+@dataclass(frozen=True)
+class Space:
+    """What is fixed for one search.
 
-def traced_twice(
-    problem: Problem, target: Target, *, keep_checkpoints: bool = False
-) -> tuple[Graph, TracedLoss]:
-    """A program's units and its loss, which has to be the same program each time.
-
-    Args:
-      problem: The program.
-      target: Where it would run.
-      keep_checkpoints: As for `rr.trace`.
-
-    Raises:
-      UserError: It is not.
-    """
-    again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
-    with xla.traced_for(target):
-        kept = {"keep_checkpoints": keep_checkpoints}
-        graph = trace(problem.loss, *problem.specs, **kept)
-        traced = trace_loss(again, problem.specs, **kept)
-    if traced.fingerprint != graph.fingerprint:
-        raise UserError(
-            "the loss is another program each time it is traced, so no plan can hold "
-            "for it; give it whatever changes between calls (Python's random numbers, "
-            "a counter, the time) as an argument."
-        )
-    return graph, traced
-
-
-def state_of(
-    problem: Problem,
-    target: Target,
-    graph: Graph,
-    traced: TracedLoss,
-    *,
-    most_compiles: int | None = None,
-    unroll: bool = True,
-    heuristics: Heuristics | None = None,
-) -> State:
-    """The start of a search.
-
-    Raises:
-      UserError: `most_compiles` is no number of compiles or too small, or nothing is to
-        be decided.
-    """
-    if type(most_compiles) not in (int, type(None)):
-        raise UserError(
-            f"most_compiles is {most_compiles!r}, which is no number of compiles: "
-            "write one like 12, or None for as many as it takes"
-        )
-    heuristics = heuristics or Heuristics()
-    state = start(
-        graph,
-        target,
-        share=share_of(problem.specs[1:]),
-        small_units=small_units(traced, graph, heuristics),
-        repeats_loss=problem.step is not None,
-        most_compiles=most_compiles,
-        unroll=unroll,
-        heuristics=heuristics,
-    )
-    if most_compiles is not None and most_compiles < state.num_needed:
-        raise UserError(
-            f"{most_compiles} compiles are too few for this program: a search needs "
-            f"{state.num_needed} or more"
-        )
-    return state
-
-
-def start(
-    graph: Graph,
-    target: Target,
-    *,
-    nesting: int = 0,
-    enclosing: Sequence[Unit] = (),
-    **fixed,
-) -> State:
-    """The start of a search of one nesting of units.
-
-    Args:
+    Attributes:
       graph: The program's units.
-      target: Where it would run.
-      nesting: How many units lie around those.
-      enclosing: Those that do and recompute everything.
-      **fixed: Other attributes of `Space`.
-
-    Raises:
-      UserError: Nothing is to be decided.
+      target: Where it will run.
+      units: About which is decided; the others stay as they are.
+      enclosing: Units that have those inside and recompute everything.
+      nesting: How many units lie around the innermost of those that are decided.
+      pools: From unit to all that is proposed for its layers.
+      proposed: From unit to the candidates that get costs at first.
+      untouched: Units with so few bytes that they stay as they are.
+      chain: The segments of a program without equal layers; None if it has none.
+      share: Part of an activation that lies on one device.
+      small_units: Units that are worth compiling without the rest of the program.
+      unroll: Whether layers of loops may be unrolled.
+      repeats_loss: Whether the step may run the loss several times.
+      most_compiles: How many programs may be measured; None for as many as it takes.
+      heuristics: Numbers that decide.
     """
-    space = Space(
-        graph,
-        target,
-        units=(),
-        pools=pools_of(graph, target, nesting),
-        proposed={},
-        nesting=nesting,
-        enclosing=tuple(enclosing),
-        **fixed,
-    )
-    offered = _offered(space, space.heuristics.most_candidates)
-    space = _with_units(space, offered)
-    space = dataclasses.replace(space, chain=chain_of(graph, target))
-    if not space.units and space.chain is None:
-        no_units = graph.keep_checkpoints and not graph.units
-        raise UserError(ALL_KEPT if no_units else NOTHING_TO_DECIDE)
-    first = {unit.name: first_of(space, unit) for unit in space.units}
-    return State.of(space).but(candidates=first)
 
+    graph: Graph
+    target: Target
+    units: tuple[Unit, ...]
+    pools: Mapping[str, policies.Pool]
+    proposed: Mapping[str, tuple[Candidate, ...]]
+    enclosing: tuple[Unit, ...] = ()
+    nesting: int = 0
+    untouched: tuple[str, ...] = ()
+    chain: policies.Chain | None = None
+    share: float = 1.0
+    small_units: frozenset[str] = frozenset()
+    unroll: bool = True
+    repeats_loss: bool = False
+    most_compiles: int | None = None
+    heuristics: Heuristics = field(default_factory=Heuristics)
 
-def first_of(space: Space, unit: Unit) -> tuple[Candidate, ...]:
-    """The candidates with which a unit begins: all, nothing, and one between.
-
-    So a plan is found by few compiles; the others follow.
-    """
-    few, fewest = space.proposed[unit.name], space.heuristics.fewest_candidates
-    simple = [c for c in few if c.name in (RECOMPUTE_ALL, SAVE_ALL)]
-    middle = space.pools[unit.name].worth_compiling(most=fewest)
-    actions = {c.action for c in middle}
-    others = [c for c in few if c not in simple]
-    others.sort(key=lambda c: c.action not in actions)  # those of few come first
-    return tuple([*simple, *others][:fewest])
-
-
-def pools_of(graph: Graph, target: Target, nesting: int) -> dict[str, Pool]:
-    """What is proposed for every unit of a nesting."""
-    rates = rates_of(target)
-    return {u.name: Pool(u, rates) for u in nested_units(graph, nesting)}
-
-
-def nested_units(graph: Graph, nesting: int) -> tuple[Unit, ...]:
-    """The units of which so many lie around, and those with fewer and none inside."""
-    outer = {unit.enclosing for unit in graph.units}
-    depths = {unit.name: len(graph.enclosing(unit.name)) for unit in graph.units}
-    return tuple(
-        unit
-        for unit in graph.units
-        if not unit.is_segment  # which are decided all at once
-        and (
-            depths[unit.name] == nesting
-            or (depths[unit.name] < nesting and unit.name not in outer)
-        )
-    )
-
-
-def _offered(space: Space, most: int) -> dict[str, tuple[Candidate, ...]]:
-    """Candidates of every unit, at most so many each."""
-    return {
-        name: pool.worth_compiling(
-            offload=space.can_offload(pool.unit),
-            ahead=space.target.num_devices > 1,
-            most=most,
-        )
-        for name, pool in space.pools.items()
-    }
-
-
-def _with_units(space: Space, offered: Mapping[str, tuple[Candidate, ...]]) -> Space:
-    """The space that decides about the units with much to gain."""
-    few = policies.shortlist(offered, space.graph.units)
-    untouched = [
-        n
-        for n, unit_options in offered.items()
-        if len(unit_options) > 1 and n not in few
-    ]
-    units = tuple(u for u in space.graph.units if u.name in few)
-    return dataclasses.replace(
-        space, units=units, proposed=few, untouched=tuple(untouched)
-    )
-
-
-def expected_compiles(state: State) -> int:
-    """About how many programs a search will measure."""
-    limits, number = state.space.heuristics, state.num_compiles + 2
-    for unit in state.units:
-        few = state.space.proposed[unit.name]
-        number += len(first_cuts(unit, few)) + len(cuts(unit, RECOMPUTE)) - 1 + 2
-        if state.space.unroll and is_loop(unit):
-            number += sum(c.action.can_unroll for c in few)
-    number += limits.num_runners_up + limits.most_tightenings // 2
-    number += limits.most_schedules if state.space.chain else 0
-    number += limits.num_peeled if any(map(is_loop, state.units)) else 0
-    most = state.space.most_compiles
-    return number if most is None else min(number, most)
+    def can_offload(self, unit: Unit) -> bool:
+        """Whether layers may keep values on the host."""
+        facts = self.graph.facts(unit.name, [u.name for u in self.enclosing])
+        return self.target.platform != "cpu" and not OFFLOAD.refused_by(facts)

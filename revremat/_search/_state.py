@@ -1,4 +1,4 @@
-"""Space: what is fixed for one search; State: all that is known, which only grows."""
+"""State: all that is known in a search, which only grows."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -8,62 +8,17 @@ from itertools import groupby
 from typing import Any
 
 from revremat import policies
-from revremat._action import OFFLOAD, RECOMPUTE, Action
-from revremat._graph import Graph, Unit
+from revremat._action import RECOMPUTE, Action
+from revremat._graph import Unit
 from revremat._measure import Failure
 from revremat._measurement import Measurement
 from revremat._plan import Plan
-from revremat._search._heuristics import Heuristics
 from revremat._search._keys import BASELINE, Actions, ProbeKey, ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, summary
 from revremat._search._probes import Probe
 from revremat._search._result import Row, Skipped
+from revremat._search._space import Space
 from revremat.policies import Assignment, Candidate, Counts, Support, UnitOptions
-from revremat.xla import Target
-
-
-@dataclass(frozen=True)
-class Space:
-    """What is fixed for one search.
-
-    Attributes:
-      graph: The program's units.
-      target: Where it will run.
-      units: About which is decided; the others stay as they are.
-      enclosing: Units that have those inside and recompute everything.
-      nesting: How many units lie around the innermost of those that are decided.
-      pools: From unit to all that is proposed for its layers.
-      proposed: From unit to the candidates that get costs at first.
-      untouched: Units with so few bytes that they stay as they are.
-      chain: The segments of a program without equal layers; None if it has none.
-      share: Part of an activation that lies on one device.
-      small_units: Units that are worth compiling without the rest of the program.
-      unroll: Whether layers of loops may be unrolled.
-      repeats_loss: Whether the step may run the loss several times.
-      most_compiles: How many programs may be measured; None for as many as it takes.
-      heuristics: Numbers that decide.
-    """
-
-    graph: Graph
-    target: Target
-    units: tuple[Unit, ...]
-    pools: Mapping[str, policies.Pool]
-    proposed: Mapping[str, tuple[Candidate, ...]]
-    enclosing: tuple[Unit, ...] = ()
-    nesting: int = 0
-    untouched: tuple[str, ...] = ()
-    chain: policies.Chain | None = None
-    share: float = 1.0
-    small_units: frozenset[str] = frozenset()
-    unroll: bool = True
-    repeats_loss: bool = False
-    most_compiles: int | None = None
-    heuristics: Heuristics = field(default_factory=Heuristics)
-
-    def can_offload(self, unit: Unit) -> bool:
-        """Whether layers may keep values on the host."""
-        facts = self.graph.facts(unit.name, [u.name for u in self.enclosing])
-        return self.target.platform != "cpu" and not OFFLOAD.refused_by(facts)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from revremat._search import (
     decide,
 )
 from revremat._search._probe_programs import share_of, small_units
-from revremat._search._space import start
+from revremat._search._start import start
 from tests.search.model import told_of
 from tests.search.programs import CASES, Case
 

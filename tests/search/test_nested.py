@@ -11,7 +11,7 @@ import pytest
 
 import revremat as rr
 from revremat._search import answer, begin, decide
-from revremat._search._space import nested_units
+from revremat._search._start import nested_units
 from revremat._search._state import OutOfCompiles
 from revremat._search.passes._nested import nested
 from tests.search.world import World, unit_of

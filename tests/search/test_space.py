@@ -25,7 +25,7 @@ from revremat._search import (
 )
 from revremat._search._answer import dropped
 from revremat._search._probe_programs import is_small_part, share_of, small_units
-from revremat._search._space import (
+from revremat._search._start import (
     expected_compiles,
     first_of,
     nested_units,

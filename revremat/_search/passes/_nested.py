@@ -10,7 +10,7 @@ from revremat._graph import Unit
 from revremat._search._keys import Request
 from revremat._search._pass import Ask, Pass
 from revremat._search._result import Row
-from revremat._search._space import nested_units, start
+from revremat._search._start import nested_units, start
 from revremat._search._state import OutOfCompiles, State
 from revremat.policies import preset
 
