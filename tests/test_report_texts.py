@@ -16,7 +16,7 @@ from revremat._measure import REMAT_PASS_OFF
 from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
 from revremat._report._diff import diff, diff_text
 from revremat._report._diff_plans import diff_plans, plans_text
-from revremat._report._text import render_targets
+from revremat._report._targets import render_targets
 from revremat._report._what_if import _name as cut_name
 from revremat._report.page._what_if import what_if
 from revremat._search._result import Dropped, Fit, Row, Skipped
@@ -566,14 +566,18 @@ def machine(spec, name="a card", environment=(), measured=False) -> Any:
 
 
 TARGETS = """\
-target   device     memory     reserve   a run needs     ready
+target   device     memory     reserve   set for a run   ready
 ──────────────────────────────────────────────────────────────
 cpu:1    a card   80.0 GiB    2.00 GiB                   yes
 h100:8   a card   80.0 GiB   2.00 GiB*   XLA_A=0.9 B=1   no
 a100:8   a card   80.0 GiB    2.00 GiB                   no
 
 - to use h100:8, a100:8: pip install x
-- bytes are per device; reserves: * measured on such a device, the others are defaults
+- bytes are per device
+- reserve: what the driver, the runtime and the workspaces of kernels take beside a program; *
+  measured on such a device, the others are defaults
+- set for a run: environment variables, so that a process gets what is usable
+- ready: whether programs can be compiled for it here; no such device is needed
 """
 
 

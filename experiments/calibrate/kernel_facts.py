@@ -120,7 +120,8 @@ def with_fact(card: Card, name: str, value: float) -> Card:
 
 def fact(card: Card, name: str) -> float:
     """A number of a card."""
-    return float(getattr(card, name, None) or card.description[name])
+    found = getattr(card, name) if hasattr(card, name) else card.description[name]
+    return float(found)
 
 
 def decided(found: Sequence[Sample], card: Card) -> dict[str, list[Sample]]:
@@ -159,39 +160,42 @@ def fitted(of: Sequence[Sample], card: Card, name: str) -> float | None:
     return math.sqrt(low * high)
 
 
-def slope(programs: Sequence[Stored], target: Target) -> float | None:
-    """`lower_clock`, by the steps that are mostly products."""
-    card = with_fact(target.card, SLOPE, 0.0)
-    one_more = with_fact(target.card, SLOPE, 1.0)
-    found = []
+def slopes(programs: Sequence[Stored], target: Target) -> dict[str, list[float]]:
+    """`lower_clock` by program, of each step that is mostly products."""
+    flat, one_more = (
+        dataclasses.replace(target, card=with_fact(target.card, SLOPE, value))
+        for value in (0.0, 1.0)
+    )
+    found: dict[str, list[float]] = {}
     for one in programs:
-        if not one.is_finite:
-            continue
-        us, more = (
-            estimate(one.module, dataclasses.replace(target, card=c)).step_us
-            for c in (card, one_more)
-        )
-        if more > 1.05 * us:
-            found.append((one.step_us - us) / (more - us))
-    return statistics.median(found) if found else None
+        if one.is_finite:
+            us, more = (estimate(one.module, t).step_us for t in (flat, one_more))
+            # Where it decides less, the rest of the estimate's error decides it.
+            if more > 1.1 * us:
+                slope = (one.step_us - us) / (more - us)
+                found.setdefault(family_of(one), []).append(slope)
+    return found
 
 
 def card_of(
-    programs: Sequence[Stored], of: Mapping[str, Sequence[Sample]], target: Target
+    of: Mapping[str, Sequence[Sample]], slopes: Sequence[float], card: Card
 ) -> Card:
-    """A card with the numbers of these programs.
+    """A card with the numbers that these kernels and steps give.
 
     What they do not show is not known then, and left out of the model.
+
+    Args:
+      of: By number the kernels that it decides.
+      slopes: `lower_clock`, of steps.
+      card: With numbers to begin with.
     """
-    card = target.card
     for name in FACTS:
         value = fitted(of[name], card, name)
         if value is None and not of[name]:
             value = _NEUTRAL.get(name)
         if value is not None:
             card = with_fact(card, name, value)
-    steeper = slope(programs, dataclasses.replace(target, card=card))
-    return card if steeper is None else with_fact(card, SLOPE, max(0.0, steeper))
+    return with_fact(card, SLOPE, statistics.median(slopes) if slopes else 0.0)
 
 
 def text(programs: Sequence[Stored], target: Target) -> str:
@@ -210,20 +214,21 @@ def text(programs: Sequence[Stored], target: Target) -> str:
         parts = ", ".join(f"{f} {v:.3g}" for f, v in alone.items() if v is not None)
         here, whole = fact(target.card, name), fitted(of[name], target.card, name)
         lines.append(f"{name:24} {here:6.3g} {whole or math.nan:6.3g}  {parts}")
-    lines.append(
-        f"{SLOPE:24} {fact(target.card, SLOPE):6.3g} "
-        f"{slope(programs, target) or math.nan:6.3g}"
-    )
+    steps = slopes(programs, target)
+    every = [value for values in steps.values() for value in values]
+    parts = ", ".join(f"{f} {statistics.median(v):.3g}" for f, v in steps.items())
+    here, whole = fact(target.card, SLOPE), statistics.median(every or [math.nan])
+    lines.append(f"{SLOPE:24} {here:6.3g} {whole:6.3g}  {parts}")
     lines += ["", f"{'program':36} {'measured':>10} {'card':>8} {'others':>8}"]
     lines.append("-" * 66)
     errors: list[float] = []
     for family in families:
-        kept = [one for one in programs if family_of(one) != family]
         rest = {
             name: [one for one in samples_of if one.family != family]
             for name, samples_of in of.items()
         }
-        card = card_of(kept, rest, target)
+        others = [v for f, values in steps.items() if f != family for v in values]
+        card = card_of(rest, others, target.card)
         for one in programs:
             if family_of(one) == family:
                 us, other = (

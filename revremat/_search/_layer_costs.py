@@ -12,10 +12,6 @@ A unit that is a small part of a large program is compiled without the rest of i
 its layers take and save, against recomputing everything, is the same unless they are
 cheap or the step runs the loss many times, which compiles of the whole program tell;
 where the peak stands is set right by one of them.
-
-A peeled layer is one that stands before or after its loop. The compiler fuses and
-overlaps it with what is next to it: on GPT that saves a third of the layer's time. So
-the first and the last layer have costs of their own, beside the run they stand next to.
 """
 
 import dataclasses
@@ -26,79 +22,12 @@ from functools import cached_property
 from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._graph import Unit
 from revremat._search._heuristics import Heuristics
+from revremat._search._peeled import PeeledCosts, can_peel
+from revremat._search._probes import Probe, cuts, first_cuts, is_loop
 from revremat.policies import Candidate, Counts, LayerCost, Runs, UnitOptions
 
-DEPTHS = (4, 8)
-"""Layers in a shortened program; 4 and 8 extrapolate to 1.5 %, 2 and 4 to 3.6 %."""
 RECOMPUTE_ALL, SAVE_ALL = "recompute all", "save all"
 """Names of the presets that the others are held to."""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What the target's compiler says of one shortened program.
-
-    Attributes:
-      bytes: Per device.
-      host_bytes: Per device.
-      time_us: Of the shortened step.
-    """
-
-    bytes: float
-    host_bytes: float
-    time_us: float
-
-
-def cuts(unit: Unit, action: Action) -> list[tuple[Action, ...]]:
-    """The layers of the shortened programs that tell a cost, the shorter one first."""
-    n = unit.num_layers
-    if n == 1:
-        return [(action,)]
-    if not unit.skippable:  # the other half recomputes everything instead
-        whole, half = (action,) * n, (action,) * (n // 2)
-        if action == RECOMPUTE:
-            return [whole]
-        return [(RECOMPUTE,) * (n - n // 2) + half, whole]
-    few, more = DEPTHS if n > DEPTHS[1] else (max(1, n // 2), n)
-    if (each := action.layers_per_iteration) > 1:  # several: one is no loop
-        few, more = 2 * each, 4 * each
-    return [(action,) * few, (action,) * more]
-
-
-def first_cuts(unit: Unit, candidates: Iterable[Candidate]) -> list[tuple[Action, ...]]:
-    """One for each candidate; two for longer iterations, whose cuts are longer."""
-    few = list(candidates)
-    longer = [cuts(unit, c.action)[0] for c in few if c.action.layers_per_iteration > 1]
-    return [*longer, *(cuts(unit, c.action)[-1] for c in few)]
-
-
-def is_loop(unit: Unit) -> bool:
-    """Whether the layers are iterations of a loop, which can be unrolled."""
-    return unit.is_loop and unit.num_layers > 1
-
-
-def can_peel(unit: Unit) -> bool:
-    """Whether a first and a last layer can have costs of their own."""
-    return is_loop(unit) and unit.skippable and unit.num_layers > DEPTHS[1]
-
-
-def peeled_cut(action: Action, beside: Action, last: bool) -> tuple[Action, ...]:
-    """A shortened program whose first or last layer differs from the run beside it."""
-    run = (beside,) * (DEPTHS[1] - 1)
-    return (*run, action) if last else (action, *run)
-
-
-def neighbour(runs: Runs, last: bool) -> tuple[str, bool]:
-    """What the first or the last layer stands beside, and whether it stands alone.
-
-    >>> neighbour([("save", 1), ("recompute all", 22), ("save", 1)], last=False)
-    ('recompute all', True)
-    >>> neighbour([("recompute all", 24)], last=True)
-    ('recompute all', False)
-    """
-    ordered = runs[::-1] if last else runs
-    stands_alone = len(runs) > 1 and ordered[0][1] == 1
-    return ordered[1 if stands_alone else 0][0], stands_alone
 
 
 @dataclass(frozen=True)
@@ -274,21 +203,6 @@ class LayerCosts:
         found = [unrolled(one, number) for one in plain if can(one.action)]
         return [one for one in found if one.action not in self.known_actions]
 
-    def least_recomputed(self, beside: str, number: int) -> list[str]:
-        """Candidates worth a cost as a peeled layer: those that recompute least.
-
-        Args:
-          beside: The candidate of the run beside it, which is no news.
-          number: How many, at most.
-        """
-        options = []
-        for name, candidate in self.candidates.items():
-            kept, action = self.unit.kept(candidate.action), candidate.action
-            differs = action.unroll or action.segment_length > 1
-            if name != beside and not (differs or kept.ahead or action.on_host):
-                options.append((kept.recompute_flops, kept.device_bytes, name))
-        return [name for *_, name in sorted(options)[:number]]
-
     # ---- Costs -----------------------------------------------------------------------
 
     @cached_property
@@ -369,57 +283,16 @@ class LayerCosts:
         host = max(0.0, deep.host_bytes - reference.host_bytes) / n
         return LayerCost(name, kept, base, host, time_us)
 
-    # ---- Peeled layers ---------------------------------------------------------------
-
-    def peeled(self, name: str, beside: str, last: bool) -> LayerCost | None:
-        """What a first or last layer costs more than its neighbours in a loop.
-
-        Returns:
-          Differences: kept bytes, host bytes and time; no base. None if not known.
-        """
-        if not can_peel(self.unit) or name == beside:
-            return None
-        action, run = self.candidates[name].action, self.candidates[beside].action
-        probe, many = self.probe(peeled_cut(action, run, last)), self._deep(beside)
-        if probe is None or many is None:
-            return None
-        return LayerCost(
-            name,
-            probe.bytes - many.bytes,
-            0.0,
-            probe.host_bytes - many.host_bytes,
-            probe.time_us - many.time_us,
-        )
-
-    def known_peeled(self, beside: str, last: bool) -> list[LayerCost]:
-        """Those costs of the first or the last layer that are known."""
-        found = (self.peeled(name, beside, last) for name in self.candidates)
-        return [cost for cost in found if cost is not None]
-
-    def peel(self, runs: Runs) -> tuple[Runs, Runs, Runs]:
-        """A first layer with a cost outside of the loop, the loop, and a last one."""
-        first, loop, last = (), tuple(runs), ()
-        if self._stands_alone(runs, last=False):
-            first, loop = loop[:1], loop[1:]
-        if self._stands_alone(runs, last=True):
-            loop, last = loop[:-1], loop[-1:]
-        return first, loop, last
-
-    def _stands_alone(self, runs: Runs, last: bool) -> bool:
-        beside, stands_alone = neighbour(runs, last)
-        name = runs[-1 if last else 0][0]
-        return stands_alone and self.peeled(name, beside, last) is not None
+    @cached_property
+    def peeled(self) -> PeeledCosts:
+        """What the first and the last layer cost outside of their loop."""
+        return PeeledCosts(self.unit, self.candidates, self.probe, self._deep)
 
     def layers_us(self, runs: Runs) -> float:
         """Time of all layers by their estimated costs, of peeled ones by theirs."""
         total = sum(n * self.cost(name).time_us for name, n in runs)
-        for last in (False, True):
-            if self._stands_alone(runs, last):
-                name, (beside, _) = runs[-1 if last else 0][0], neighbour(runs, last)
-                added = self.peeled(name, beside, last)
-                assert added is not None
-                more_us = self.cost(beside).time_us + added.time_us
-                total += more_us - self.cost(name).time_us
+        for more_us in self.peeled.more_us(runs, lambda name: self.cost(name).time_us):
+            total += more_us
         return total
 
 

@@ -13,7 +13,7 @@ from revremat._action import RECOMPUTE, Action
 from revremat._apply import by_position
 from revremat._graph import Graph, Unit
 from revremat._search._heuristics import Heuristics
-from revremat._search._layer_costs import DEPTHS
+from revremat._search._probes import DEPTHS
 from revremat.program._isolated import isolated_unit
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._rewrite import Decision

@@ -10,14 +10,9 @@ from revremat._graph import Graph, Unit
 from revremat._problem import Problem
 from revremat._search._chain import chain_of, rates_of
 from revremat._search._heuristics import Heuristics
-from revremat._search._layer_costs import (
-    RECOMPUTE_ALL,
-    SAVE_ALL,
-    cuts,
-    first_cuts,
-    is_loop,
-)
+from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL
 from revremat._search._probe_programs import share_of, small_units
+from revremat._search._probes import cuts, first_cuts, is_loop
 from revremat._search._state import Space, State
 from revremat._trace import trace
 from revremat.policies import Candidate, Pool

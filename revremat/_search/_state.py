@@ -15,7 +15,8 @@ from revremat._measurement import Measurement
 from revremat._plan import Plan
 from revremat._search._heuristics import Heuristics
 from revremat._search._keys import BASELINE, Actions, ProbeKey, ProgramKey, Request
-from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, Probe, summary
+from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, summary
+from revremat._search._probes import Probe
 from revremat._search._result import Row, Skipped
 from revremat.policies import Assignment, Candidate, Counts, Support, UnitOptions
 from revremat.xla import Target

@@ -116,3 +116,10 @@ def test_by_the_factors_that_were_measured(capsys):
     )
     assert not sheet.measured
     assert measured.launch_us == 3.559
+
+
+@pytest.mark.slow
+def test_the_stored_table_is_of_todays_model(capsys):
+    assert by_kernel.main([str(H100)]) == 0
+    kept = (H100 / "by_kernel.txt").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == kept

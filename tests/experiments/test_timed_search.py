@@ -59,7 +59,7 @@ def test_a_loop_that_is_compiled_whole_is_one_kernel():
     times = kernel_times(rr.Step(jax.grad(small), (x,)), target)
     module = xla.Module.from_bytes(xla.compile_step(jax.grad(small), (x,), target).hlo)
     calls = [i for i in module.entry.instructions if i.opcode == "call"]
-    assert calls
+    assert bool(calls) == (jax.__version_info__ >= (0, 12))  # loops stay, before that
     assert {kernel_key(i, module) for i in calls} <= times.keys()
 
 

@@ -9,18 +9,13 @@ from revremat import OFFLOAD, RECOMPUTE, SAVE
 from revremat._search import Heuristics
 from revremat._search._layer_costs import (
     LayerCosts,
-    Probe,
-    can_peel,
     corrections,
-    cuts,
-    first_cuts,
     hold,
-    is_loop,
-    neighbour,
-    peeled_cut,
     plain_of,
     unrolled,
 )
+from revremat._search._peeled import can_peel, neighbour, peeled_cut
+from revremat._search._probes import Probe, cuts, first_cuts, is_loop
 from revremat.policies import Candidate
 from tests.search.world import small, unit_of
 
@@ -320,17 +315,17 @@ ENDS = LOOP | {
 
 def test_a_peeled_layer_costs_what_its_program_takes_more_than_the_loop():
     costs = costs_of(unit_of(layers=9), (FULL, KEEP, TAG), ENDS)
-    first = costs.peeled("save all", "recompute all", last=False)
-    last = costs.peeled("recompute all", "save all", last=True)
+    first = costs.peeled.cost("save all", "recompute all", last=False)
+    last = costs.peeled.cost("recompute all", "save all", last=True)
     sizes = lambda cost: dataclasses.astuple(cost)[:5]
     assert sizes(first) == ("save all", 15, 0, 2, -15)
     assert sizes(last) == ("recompute all", -30, 0, -1, 3)
-    assert costs.known_peeled("recompute all", last=False) == [first]
-    assert costs.known_peeled("recompute all", last=True) == []
-    assert costs.peeled("a", "recompute all", last=False) is None
-    assert costs.peeled("save all", "save all", last=False) is None
+    assert costs.peeled.known("recompute all", last=False) == [first]
+    assert costs.peeled.known("recompute all", last=True) == []
+    assert costs.peeled.cost("a", "recompute all", last=False) is None
+    assert costs.peeled.cost("save all", "save all", last=False) is None
     short = costs_of(unit_of(layers=8), (FULL, KEEP), ENDS)
-    assert short.peeled("save all", "recompute all", last=False) is None
+    assert short.peeled.cost("save all", "recompute all", last=False) is None
 
 
 @pytest.mark.parametrize(
@@ -364,9 +359,9 @@ def test_of_those_that_recompute_least_the_smaller_comes_first():
     unit = unit_of()
     flops = lambda c: unit.kept(c.action).recompute_flops
     assert flops(sets[1]) > flops(sets[2]) > flops(sets[3]) == flops(KEEP) == 0
-    found = costs.least_recomputed("recompute all", 4)
+    found = costs.peeled.least_recomputed("recompute all", 4)
     assert found[:2] == ["abcdef", "save all"]
-    assert costs.least_recomputed("abcdef", 2) == ["save all", found[2]]
+    assert costs.peeled.least_recomputed("abcdef", 2) == ["save all", found[2]]
 
 
 # ---- Whole programs ------------------------------------------------------------------

@@ -9,7 +9,9 @@ import pytest
 
 import revremat as rr
 from revremat._search import Heuristics
-from revremat._search._layer_costs import LayerCosts, Probe, hold, peeled_cut
+from revremat._search._layer_costs import LayerCosts, hold
+from revremat._search._peeled import peeled_cut
+from revremat._search._probes import Probe
 from revremat.policies import Candidate, preset
 
 OWN, OF_A_LAYER = 1000, 7
@@ -97,15 +99,15 @@ def test_peeled_layers_are_those_with_a_cost_outside_of_the_loop():
 
     costs = LayerCosts(unit, tuple(few), probe, lambda actions: False)
     first, last = ("save all", 1), ("dots", 1)
-    assert costs.peel([first, ("recompute all", 3)]) == (
+    assert costs.peeled.split([first, ("recompute all", 3)]) == (
         (first,),
         (("recompute all", 3),),
         (),
     )
     runs = (("recompute all", 3), ("save all", 4), last)
-    assert costs.peel(runs) == ((), runs[:2], runs[2:])
+    assert costs.peeled.split(runs) == ((), runs[:2], runs[2:])
     runs = (("recompute all", 1), ("save all", 4))
-    assert costs.peel(runs) == ((), runs, ())
+    assert costs.peeled.split(runs) == ((), runs, ())
 
 
 def test_peeled_is_what_a_single_layer_can_be():
@@ -120,8 +122,11 @@ def test_peeled_is_what_a_single_layer_can_be():
     few = [preset(unit, name) for name in ("recompute all", "dots", "save all")]
     offered = (*few, *others)
     found = LayerCosts(unit, offered, lambda _: None, lambda _: False)
-    assert sorted(found.least_recomputed("recompute all", 9)) == ["dots", "save all"]
-    assert found.least_recomputed("dots", 1) == ["save all"]
+    assert sorted(found.peeled.least_recomputed("recompute all", 9)) == [
+        "dots",
+        "save all",
+    ]
+    assert found.peeled.least_recomputed("dots", 1) == ["save all"]
 
 
 def test_what_does_not_compile_has_no_cost_and_is_not_offered_again():

@@ -7,7 +7,7 @@ import pytest
 
 import revremat as rr
 from revremat._search import Request
-from revremat._search._layer_costs import peeled_cut
+from revremat._search._peeled import peeled_cut
 from revremat._search.passes._local_search import (
     is_local_optimum,
     local_search,

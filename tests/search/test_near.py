@@ -6,7 +6,7 @@ import pytest
 
 from revremat import RECOMPUTE, SAVE
 from revremat._search._keys import Request
-from revremat._search._layer_costs import peeled_cut
+from revremat._search._peeled import peeled_cut
 from revremat._search.passes._local_search import (
     _corrected,
     _layers,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from revremat._search._layer_costs import neighbour
+from revremat._search._peeled import neighbour
 from revremat._search.passes._peel import peel, peel_from
 from tests.search.world import Cost, World
 

@@ -286,18 +286,18 @@ def test_options_are_left_out_by_what_they_do_and_when_they_came():
     costs = {
         "out": (RECOMPUTE(unroll=True), Cost(1.0, 1.0)),
         "host": (OFFLOAD, Cost(1.0, 2.0)),
-        "late": (small(), Cost(1.0, 3.0)),
+        "generated": (small(), Cost(1.0, 3.0)),
     }
     state, _ = World(costs).state(100)
-    state = state.but(late=frozenset({("u", "late"), ("v", "save all")}))
+    state = state.but(generated=frozenset({("u", "generated"), ("v", "save all")}))
     names = lambda *kinds: {c.name for c in state.options_without(kinds)[0].costs}
     every = {"recompute all", "save all", *costs}
     assert names() == every
     assert names("unroll") == every - {"out"}
     assert names("on_host") == every - {"host"}
-    assert names("late") == every - {"late"}
-    assert names("unroll", "on_host", "late") == {"recompute all", "save all"}
-    assert state.lacking("late", "u") == every - {"late"}
+    assert names("generated") == every - {"generated"}
+    assert names("unroll", "on_host", "generated") == {"recompute all", "save all"}
+    assert state.lacking("generated", "u") == every - {"generated"}
 
 
 def test_of_what_is_chosen_what_keeps_least_comes_first():

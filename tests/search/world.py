@@ -15,7 +15,7 @@ import revremat as rr
 from revremat._graph import Graph, Operation, Unit, Value
 from revremat._measurement import Measurement, Memory, Time
 from revremat._search import Asking, Heuristics, ProbeKey, Request, Space, State
-from revremat._search._layer_costs import cuts
+from revremat._search._probes import cuts
 from revremat.policies import Candidate, Counts
 
 NAMES = "abcdef"

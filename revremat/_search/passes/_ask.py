@@ -7,8 +7,8 @@ from revremat import policies
 from revremat._action import Action
 from revremat._graph import Unit
 from revremat._search._keys import Request
-from revremat._search._layer_costs import first_cuts
 from revremat._search._pass import Ask
+from revremat._search._probes import first_cuts
 from revremat._search._result import Row
 from revremat._search._state import State, support_of
 from revremat.policies import Assignment, Candidate, Counts, Support

@@ -182,7 +182,7 @@ def split(state: State, row: Row) -> tuple[Counts, _Peeled]:
     """A row's layers, and apart from them those that were peeled off their loops."""
     counts, peeled = dict(state.counts_of(row)), {}
     for unit, costs in state.costs.items():
-        first, loop, last = costs.peel(counts[unit])
+        first, loop, last = costs.peeled.split(counts[unit])
         if first or last:
             counts[unit], peeled[unit] = loop, (first, last)
     return counts, peeled

@@ -6,8 +6,8 @@ A loop costs something: weights are cut out of their stack and residuals written
 from itertools import batched, product
 
 from revremat._graph import Unit
-from revremat._search._layer_costs import can_peel, neighbour, peeled_cut
 from revremat._search._pass import Ask
+from revremat._search._peeled import can_peel, neighbour, peeled_cut
 from revremat._search._result import Row
 from revremat._search._state import State
 from revremat._search.passes._ask import probe, try_assignments
@@ -99,13 +99,13 @@ def _side(
     action = costs.candidates[beside].action
     if action.segment_length > 1 or action.unroll:
         return state, [], []
-    names = [] if stands_alone else costs.least_recomputed(beside, few)
+    names = [] if stands_alone else costs.peeled.least_recomputed(beside, few)
     cuts = [peeled_cut(costs.candidates[n].action, action, last) for n in names]
     state = probe(state, ask, unit, cuts)
-    costs = state.costs[unit.name]
-    found = [costs.peeled(name, beside, last) for name in names]
+    peeled = state.costs[unit.name].peeled
+    found = [peeled.cost(name, beside, last) for name in names]
     found = [cost for cost in found if cost is not None]
-    return state, found, found or costs.known_peeled(beside, last)
+    return state, found, found or peeled.known(beside, last)
 
 
 def _trim(

@@ -1,0 +1,58 @@
+"""Probes: shortened programs of a few layers, and what was measured of them.
+
+The layers of such a program are a tuple of actions, one for each layer that is left.
+Everything else of the program stays at full width and batch.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from revremat._action import RECOMPUTE, Action
+from revremat._graph import Unit
+from revremat.policies import Candidate
+
+DEPTHS = (4, 8)
+"""Layers in a shortened program; 4 and 8 extrapolate to 1.5 %, 2 and 4 to 3.6 %."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the target's compiler says of one shortened program.
+
+    Attributes:
+      bytes: Per device.
+      host_bytes: Per device.
+      time_us: Of the shortened step.
+    """
+
+    bytes: float
+    host_bytes: float
+    time_us: float
+
+
+def cuts(unit: Unit, action: Action) -> list[tuple[Action, ...]]:
+    """The layers of the shortened programs that tell a cost, the shorter one first."""
+    n = unit.num_layers
+    if n == 1:
+        return [(action,)]
+    if not unit.skippable:  # the other half recomputes everything instead
+        whole, half = (action,) * n, (action,) * (n // 2)
+        if action == RECOMPUTE:
+            return [whole]
+        return [(RECOMPUTE,) * (n - n // 2) + half, whole]
+    few, more = DEPTHS if n > DEPTHS[1] else (max(1, n // 2), n)
+    if (each := action.layers_per_iteration) > 1:  # several: one is no loop
+        few, more = 2 * each, 4 * each
+    return [(action,) * few, (action,) * more]
+
+
+def first_cuts(unit: Unit, candidates: Iterable[Candidate]) -> list[tuple[Action, ...]]:
+    """One for each candidate; two for longer iterations, whose cuts are longer."""
+    few = list(candidates)
+    longer = [cuts(unit, c.action)[0] for c in few if c.action.layers_per_iteration > 1]
+    return [*longer, *(cuts(unit, c.action)[-1] for c in few)]
+
+
+def is_loop(unit: Unit) -> bool:
+    """Whether the layers are iterations of a loop, which can be unrolled."""
+    return unit.is_loop and unit.num_layers > 1
