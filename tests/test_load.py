@@ -253,3 +253,31 @@ def test_an_override_is_a_literal_or_text(text, found):
 def test_an_override_needs_a_name_and_a_value(text):
     with pytest.raises(rr.UserError, match="sets nothing: write --set name=value"):
         _program.read_override(text)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names", "refused"),
+    [
+        ("target, rows=4", ["rows"], ["cols"]),
+        ("target, *, rows=4", ["rows"], ["cols"]),
+        ("target, rows=4, **more", ["rows", "cols"], []),
+        ("target, *others, rows=4", ["rows"], ["others", "cols"]),
+        ("target, **more", ["anything"], []),
+        ("target", [], ["rows"]),
+    ],
+)
+def test_what_can_be_set_is_what_the_function_takes(
+    tmp_path, monkeypatch, parameters, names, refused
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"loaded_takes_{abs(hash(parameters))}"
+    text = f"import revremat as rr\ndef problem({parameters}):\n"
+    text += "    return rr.Problem(lambda x: x, ())\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    place = f"{name}.py:problem"
+    assert problem(place, **dict.fromkeys(names, 3)).specs == ()
+    for one in refused:
+        with pytest.raises(rr.UserError, match=f"has no argument '{one}'"):
+            problem(place, **{one: 3})
+    monkeypatch.delitem(sys.modules, name, raising=False)
