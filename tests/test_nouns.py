@@ -7,6 +7,7 @@ import pytest
 
 import revremat as rr
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, Plan
+from revremat._action import read_action
 from revremat._errors import arguments_told
 from revremat._frontier import Frontier, Point
 from revremat._graph import FixedUnit, Graph, Operation, Unit, Value
@@ -273,6 +274,13 @@ def test_what_a_plans_schema_has_may_not_be_missing(key, schema, is_refused):
             Plan.from_json(json.dumps(data))
     else:
         assert Plan.from_json(json.dumps(data)) == GRAPH.plan({"attn": SAVE})
+
+
+def test_an_action_of_an_older_plan_has_what_there_was_then():
+    data = {"kind": "save", "chunks": 2, "save": ["a"], "offload": [], "ahead": []}
+    assert read_action(data) == SAVE(save=["a"], chunks=2)
+    more = {"segment_length": 3, "unroll": True, "chunks": 1}
+    assert read_action(data | more) == SAVE(save=["a"], segment_length=3, unroll=True)
 
 
 def with_units(*sizes):
