@@ -113,7 +113,8 @@ def _crossing(
     return {
         position[v]: numbers[of]
         for v, of in pairs
-        if isinstance(v, ProgramValue) and v not in layer.held and of in numbers
+        if isinstance(v, ProgramValue) and v not in layer.held
+        if isinstance(of, ProgramValue) and of in numbers
     }
 
 

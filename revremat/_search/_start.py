@@ -45,9 +45,9 @@ def traced_twice(
     """
     again = lambda *args: problem.loss(*args)  # JAX remembers functions it traced
     with xla.traced_for(target):
-        kept = {"keep_checkpoints": keep_checkpoints}
-        graph = trace(problem.loss, *problem.specs, **kept)
-        traced = trace_loss(again, problem.specs, **kept)
+        loss, specs, keep = problem.loss, problem.specs, keep_checkpoints
+        graph = trace(loss, *specs, keep_checkpoints=keep)
+        traced = trace_loss(again, specs, keep_checkpoints=keep)
     if traced.fingerprint != graph.fingerprint:
         raise UserError(
             "the loss is another program each time it is traced, so no plan can hold "

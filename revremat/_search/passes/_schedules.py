@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from revremat._action import Action
+from revremat._search._keys import ProgramKey
 from revremat._search._pass import Ask
 from revremat._search._result import Row
 from revremat._search._schedules import request_of, uniform
@@ -55,6 +56,7 @@ def schedules(state: State, ask: Ask) -> State:
         best = state.best
         request = request_of(state, actions, expected)
         key = request.key
+        assert isinstance(key, ProgramKey)
         state = ask(state, [request])
         row = state.row(key)
         same = any(row and r and _is_same(row, r) for _, r in known.values())
