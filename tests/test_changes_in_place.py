@@ -292,6 +292,7 @@ def test_other_modes_of_flax(setting, x):
             np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_tracing_and_searching_leave_modules_alone(x):
     model = Listed(nnx.Rngs(0))
     abstract = nnx.eval_shape(lambda: Listed(nnx.Rngs(0)))

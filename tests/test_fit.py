@@ -94,6 +94,7 @@ def test_no_uniform_preset_that_fits_is_faster(searched):
                 assert one.measurement.time.step_us <= row.time_us * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_layers_are_unrolled_unless_loops_are_to_stay(searched):
     def unrolled(one):
         plans = [row.plan for row in one.rows if row.plan is not None]

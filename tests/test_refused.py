@@ -35,6 +35,7 @@ def refused():
     return rr.measure(problem(REFUSED), target=TARGET)
 
 
+@pytest.mark.slow
 def test_it_takes_what_was_laid_out_and_does_not_fit(refused):
     fitting = rr.measure(problem(FITS), target=TARGET)
     many = REFUSED // FITS

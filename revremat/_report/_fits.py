@@ -126,7 +126,8 @@ def _how_to_run(plan: Plan, is_remat_pass_off: bool) -> Iterator[str]:
         state = "off" if limit is None else f"on, with a limit of {limit} %"
         yield (
             f"measured with XLA's own remat pass {state}: compile and run in "
-            "`with plan.compiling():`, or give plan.compiler_options to jax.jit"
+            "`with plan.compiling():` (of a fit, `with fit.as_measured():`), or give "
+            "plan.compiler_options to jax.jit"
         )
 
 

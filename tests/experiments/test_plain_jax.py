@@ -35,6 +35,13 @@ def arguments():
     return w, jax.random.normal(jax.random.key(1), (16, 8))
 
 
+@pytest.mark.every_commit(
+    "scan-scanned",
+    "unrolled by 4-backwards",
+    "unrolled by 16-loop_in_a_layer",
+    "unrolled-scanned",
+    "Python loop-backwards",
+)
 @pytest.mark.parametrize("loss", [scanned, backwards, loop_in_a_layer])
 @pytest.mark.parametrize("form", FORMS)
 def test_loss_and_gradients_are_the_same(loss, form):

@@ -190,6 +190,7 @@ def test_fsdp_leaves_no_large_array_whole_and_no_layer_axis_cut():
         assert not len(spec) or spec[0] is None
 
 
+@pytest.mark.slow
 def test_dropout_differs_from_step_to_step_and_repeats_from_run_to_run():
     config = override(GPT, {"dropout": 0.5, "learning_rate": 0.0})
     losses = [[row["loss"] for row in run(config)[0]] for _ in range(2)]

@@ -408,6 +408,7 @@ def test_graphs_remember_that_checkpoints_stay():
     assert type(graph).from_json(graph.to_json()) == graph
 
 
+@pytest.mark.every_commit("fit")
 @pytest.mark.parametrize("door", [rr.search, rr.fit])
 def test_a_search_leaves_them_if_asked(door):
     about = {"budget": "1MiB", "target": "cpu:1", "most_compiles": 6}

@@ -110,6 +110,9 @@ def test_a_row_beside_groups_is_a_unit_of_its_own():
     assert [unit.num_layers for unit in units] == [3 * GROUPS, GROUPS, 4]
 
 
+@pytest.mark.every_commit(
+    "every_other0-experts", "every_other1-gates", "every_other2-images"
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("every_other", [rr.RECOMPUTE, rr.SAVE, rr.OFFLOAD])
 def test_gradients_are_those_of_plain_autodiff(name, every_other):

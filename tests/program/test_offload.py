@@ -61,6 +61,7 @@ def planned(loss, args, action):
     return rr.apply(loss, graph.plan({unit.name: action})), unit
 
 
+@pytest.mark.every_commit("unrolled", "scanned", "one layer ahead")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_compiler_puts_on_the_host_what_the_plan_says(way):
     loss, action = WAYS[way]

@@ -58,6 +58,7 @@ def planned(loss, action, *args):
     return rr.apply(loss, graph.plan({graph.units[0].name: action}))
 
 
+@pytest.mark.every_commit("forwards-True", "with_results_of_each-True", "forwards-2")
 @pytest.mark.parametrize(
     ("loss", "unroll"), [*((loss, True) for loss in PROGRAMS), (forwards, 2)]
 )
@@ -73,6 +74,7 @@ def test_saved_and_unrolled_layers_take_what_plain_jax_takes(loss, unroll):
     assert ours.time.step_us == pytest.approx(theirs.time.step_us, rel=1e-3)
 
 
+@pytest.mark.every_commit("backwards", "closing_over", "with_keys")
 @pytest.mark.parametrize("loss", PROGRAMS)
 def test_gradients_are_those_of_plain_autodiff(loss):
     with jax.enable_x64(True):

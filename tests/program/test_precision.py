@@ -56,6 +56,7 @@ def test_float64_gradients_agree_to_ten_digits(network, form):
             assert distance(found, expected) <= 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -87,6 +87,7 @@ def test_gradients_are_those_of_a_plain_scan(actions):
     assert_close(gradients(*args, actions=actions), gradients(*args, actions=None))
 
 
+@pytest.mark.every_commit("irregular")
 @pytest.mark.parametrize("mixture", ["two runs", "irregular"])
 def test_gradients_of_a_stack_that_runs_backwards(mixture):
     args, actions = problem(), MIXTURES[mixture]
@@ -162,6 +163,7 @@ def test_inverting_keeps_no_activation_of_any_layer():
     assert kept_bytes(RECOMPUTE) == 2 * LAYERS * x.nbytes
 
 
+@pytest.mark.slow
 def test_vmap_over_a_stack():
     params, scale, x, keys = problem()
     xs = jnp.stack([x, 2 * x, -x])

@@ -136,6 +136,7 @@ def test_they_are_no_turns_of_a_loop():
     assert loops(RECOMPUTE(unroll=True)) == 0
 
 
+@pytest.mark.slow
 def test_gradients_of_weights_are_not_put_off():
     """Not to the end of the step, with all that they are made from."""
     batch, length, width, layers = 16, 512, 256, 4
@@ -181,6 +182,7 @@ def test_what_is_kept_takes_no_more_than_in_a_loop():
     assert size(SAVE(unroll=True)) <= 1.02 * size(SAVE)
 
 
+@pytest.mark.every_commit("False")
 @pytest.mark.parametrize("unrolled", [True, False])
 def test_what_is_drawn_at_random_is_drawn_again(unrolled):
     """Or else the compiler finds that it was, by the same key, and keeps it."""

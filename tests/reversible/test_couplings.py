@@ -22,6 +22,19 @@ def test_the_inverse_gives_the_input_back(name):
     assert_close(quick_jit(e.coupling.inverse)(e.params, y, e.rest), e.x, 1e-12)
 
 
+@pytest.mark.every_commit(
+    "silo of 3",
+    "affine silo growing to 3",
+    "additive",
+    "affine",
+    "momentum",
+    "reformer",
+    "halves",
+    "streams of pytrees",
+    "additive with dropout",
+    "additive, second first",
+    "silo of 2",
+)
 @pytest.mark.parametrize("name", examples.ALL)
 def test_pulling_back_from_the_output_is_plain_autodiff(name):
     e = examples.ALL[name]()

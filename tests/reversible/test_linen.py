@@ -256,6 +256,7 @@ def in_two_blocks():
     return lambda x: second(first(x))
 
 
+@pytest.mark.every_commit("scan")
 @pytest.mark.parametrize("name", ["block", "scan"])
 def test_variables_are_made_in_training_as_outside_of_it(name):
     model, keys = MODELS[name](), {"params": jax.random.key(0)}

@@ -152,6 +152,7 @@ def test_choices_survive_json():
     assert "6 x INVERT" in str(graph)
 
 
+@pytest.mark.slow
 def test_a_search_mixes_inverted_layers_with_stored_ones():
     """Wide layers, whose maps cost more time than their values' way to memory."""
     weights = jax.ShapeDtypeStruct((DEPTH, 4096, 4096), jnp.float32)

@@ -155,6 +155,9 @@ def nested_actions(outer, inner):
     return {"scan_0": outer, "scan_0/scan_0": inner}
 
 
+@pytest.mark.every_commit(
+    "RECOMPUTE-SAVE", "RECOMPUTE(unroll=True)-RECOMPUTE(unroll=True)"
+)
 @pytest.mark.parametrize(
     ("outer", "inner"),
     [

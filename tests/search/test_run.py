@@ -48,6 +48,7 @@ def noted():
     return problem, oracle, fit
 
 
+@pytest.mark.slow
 def test_an_oracle_of_the_compilers_answers_changes_nothing(noted):
     problem, _, fit = noted
     usual = rr.fit(problem, budget=BUDGET, target="cpu:1")
