@@ -199,10 +199,10 @@ def test_names_are_shown_without_control_characters(name, field):
 
 
 def test_a_plan_of_another_jax_is_taken_and_says_so(caplog):
-    other = Plan.from_json(edited(jax_version="0.11.2"))
+    other = Plan.from_json(edited(jax_version="0.11.9"))
     loss = rr.apply(stacked, other)
     (line,) = caplog.messages
-    assert "made with JAX 0.11.2 and this is" in line
+    assert "made with JAX 0.11.9 and this is" in line
     expected = jax.grad(stacked)(W, X)
     assert jnp.allclose(jax.grad(loss)(W, X), expected)
 
@@ -235,7 +235,7 @@ def program(tmp_path, monkeypatch):
     problem = load("program.py:problem", rr.target("cpu:1"), {})
     made = rr.trace(problem).plan({"stack": RECOMPUTE}, target="cpu:1")
     (tmp_path / "own.json").write_text(made.to_json())
-    other = dataclasses.replace(made, target="h100:8", jax_version="0.11.2")
+    other = dataclasses.replace(made, target="h100:8", jax_version="0.11.9")
     (tmp_path / "other.json").write_text(other.to_json())
     return "program.py:problem"
 
@@ -246,7 +246,7 @@ def test_the_report_of_a_plan_made_elsewhere_says_so_and_compiles_it(program, ca
         words = ["report", program, "--target", "cpu:1", "--plan", f"{name}.json"]
         assert main(words) == 0
         texts.append(" ".join(capsys.readouterr().out.split()))
-    notes = ("made with JAX 0.11.2 and this", "made for h100:8 and is used on cpu:1")
+    notes = ("made with JAX 0.11.9 and this", "made for h100:8 and is used on cpu:1")
     assert not any(note in texts[0] for note in notes)
     assert all(note in texts[1] for note in notes)
     sizes = [text.partition(" on each device")[0] for text in texts]
@@ -255,7 +255,7 @@ def test_the_report_of_a_plan_made_elsewhere_says_so_and_compiles_it(program, ca
 
 def test_an_export_of_a_plan_made_elsewhere_says_so(program, capsys):
     assert main(["export", program, "other.json"]) == 0
-    assert "made with JAX 0.11.2" in capsys.readouterr().err
+    assert "made with JAX 0.11.9" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["\x1b[2J", "[" * 100_000, "\x00", "1" * 5000])
