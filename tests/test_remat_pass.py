@@ -89,6 +89,7 @@ def test_the_limit_says_what_the_step_takes(sizes):
     assert sizes[60] < sizes[None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [pytest.param("compiler_options", marks=pytest.mark.slow), "compiling"]
 )

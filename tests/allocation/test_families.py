@@ -48,6 +48,7 @@ def _overlaps(placed):
     return int(np.triu(clash, 1).sum())
 
 
+@pytest.mark.slow
 def test_families_are_packings_of_the_capacity(published):
     first, second = published[0], published[2]
     for placed in (

@@ -32,6 +32,7 @@ def test_measured_gains_are_added_to_those_by_the_same_card_only(tmp_path):
     assert measured_gain._programs_of(file, result | {"device": "H100"}) == {}
 
 
+@pytest.mark.slow
 def test_gains_are_looked_at_until_what_is_chosen_has_settled(search):
     looked = []
     settle = lambda rows: looked.append(rows) or len(looked) < 3

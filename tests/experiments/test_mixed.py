@@ -27,6 +27,7 @@ def search():
     return Searching(problem, rr.target("h100:1"), unroll=False)
 
 
+@pytest.mark.slow
 def test_each_way_alone_fits_and_takes_no_other(search):
     plain = search.baseline()
     budget = int(0.6 * plain.bytes)

@@ -5,6 +5,7 @@ import pytest
 from experiments.bench.report_speed import run
 
 
+@pytest.mark.slow
 def test_every_part_is_timed():
     figures = run(layers=2, target="cpu:1")
     assert min(figures.read_s, figures.text_s, figures.page_s) > 0

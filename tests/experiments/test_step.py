@@ -327,6 +327,7 @@ def test_every_experiment_is_a_problem_for_eight_cards_without_an_allocation(nam
     assert sum(array.nbytes for array in after) < 10_000
 
 
+@pytest.mark.slow
 def test_24_layers_compile_for_eight_cards_that_are_not_there():
     """Two replicas of four H100s: 4.9e9 parameters, moments and activations."""
     found = step.problem(configs.load("gpt_24"), rr.target("h100:8"))

@@ -22,6 +22,7 @@ from revremat.xla import load_card, with_changes
 CARD = {"launch_us": 0.5, "curves": {"matmul.float32": [[1e3, 1e10], [1e9, 1e11]]}}
 
 
+@pytest.mark.slow
 def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
     card = tmp_path / "card.json"
     card.write_text(json.dumps({"card": CARD}))

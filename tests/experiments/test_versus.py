@@ -87,6 +87,7 @@ def test_a_run_that_was_stopped_goes_on_and_writes_the_same(
     assert two.stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_searched_again_what_baselines_took_stays(whole, tmp_path, capsys):
     done, path = (whole.out / "small.json").read_text(), tmp_path / "small.json"
     before = json.loads(done)

@@ -133,6 +133,7 @@ def test_gradients_are_those_of_plain_autodiff(name, every_other):
     )
 
 
+@pytest.mark.every_commit("experts")
 @pytest.mark.parametrize(
     "name",
     [

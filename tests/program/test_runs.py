@@ -127,6 +127,7 @@ def one_long_loop(n):
     return loss, spec(8, 8), spec(8, 8)
 
 
+@pytest.mark.every_commit("one_long_loop")
 @pytest.mark.parametrize("program", [all_different, many_small_loops, one_long_loop])
 def test_eight_times_as_many_operations_take_not_much_more_than_eight_times(program):
     """By the quadratic searches for loops of before: 64 times."""

@@ -55,6 +55,7 @@ def test_the_first_example_of_the_docs_comes_back_with_its_gradients():
     assert jnp.linalg.norm(inverted - plain) < 1e-5 * jnp.linalg.norm(plain)
 
 
+@pytest.mark.slow
 def test_bfloat16_drifts_and_the_grid_does_not():
     """Functions in bfloat16: recomputed streams drift, but not on a grid."""
     half = jnp.bfloat16

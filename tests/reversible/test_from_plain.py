@@ -271,6 +271,7 @@ class Dense(nnx.Module):
         return x + self.down(jnp.tanh(self.up(x)))
 
 
+@pytest.mark.slow
 def test_a_trained_network_goes_on_training_as_a_reversible_one():
     x = normal(64, 8)
     wanted = jnp.sin(2 * x @ normal(8, 8, seed=1))

@@ -54,6 +54,7 @@ def variant(request):
     return request.param, model
 
 
+@pytest.mark.slow
 def test_parameters_and_macs_equal_the_published_ones(variant):
     name, model = variant
     graph, state = nnx.split(model)

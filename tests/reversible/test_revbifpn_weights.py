@@ -78,6 +78,7 @@ def without(arrays, *prefixes):
     return {k: v for k, v in arrays.items() if not k.startswith(prefixes)}
 
 
+@pytest.mark.slow
 def test_a_pyramid_takes_what_is_left_of_a_classifier(arrays):
     pyramid = abstract(num_classes=None, neck=False)
     state = revbifpn_state(without(arrays, "head.", "rev_stack.recomp_op."), pyramid)
@@ -125,6 +126,7 @@ def test_parts_that_the_model_lacks_are_named(arrays):
         revbifpn_state(arrays, abstract(num_classes=None))
 
 
+@pytest.mark.slow
 def test_another_variant_is_told(arrays):
     wider = nnx.eval_shape(lambda: RevBiFPN(REVBIFPN["S1"], rngs=nnx.Rngs(0)))
     with pytest.raises(rr.UserError, match="misshaped"):

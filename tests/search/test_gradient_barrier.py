@@ -97,6 +97,7 @@ def test_over_microbatches_gradients_are_held_together_where_they_were_put_off()
     assert without_barrier(state.but(bound_us=1.0), ask).bound_us == 1.0
 
 
+@pytest.mark.slow
 def test_a_plain_step_is_left_to_the_compiler():
     state, ask = made_of()
     assert not gradient_barrier(state, ask).gradient_barrier

@@ -366,6 +366,7 @@ def test_loops_of_unrolled_layers_are_all_alike_beside_an_action_of_the_layers()
             graph.plan({"repeat_0": layers, "scan_0": loops})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "both",
     [

@@ -163,6 +163,7 @@ def test_what_is_kept_outside_of_units_is_told_where_it_does_not_fit(is_marked):
     assert "of all units" not in holders(written, rr.trace(loss, *problem.specs), 1.0)
 
 
+@pytest.mark.slow
 def test_what_several_losses_keep_in_their_units_is_not_told_to_be_outside():
     layer = lambda w, x: x + jnp.tanh(x @ w["up"]) @ w["down"]
     loss = lambda w, x: jnp.square(rr.stack(layer, w, x)).mean()

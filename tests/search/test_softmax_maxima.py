@@ -48,6 +48,7 @@ def test_maxima_are_found_again_where_that_is_faster(length):
         assert (f"{c.name} (unrolled)" in costs.candidates) != faster
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("most", "slower"),
     [(6, set()), pytest.param(50, {"reduce_max_0"}, marks=pytest.mark.slow)],
