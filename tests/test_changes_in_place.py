@@ -113,10 +113,7 @@ ACTIONS = {
 )
 @pytest.mark.parametrize(
     "actions",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "offload" else ())
-        for name in ACTIONS
-    ],
+    [name for name in ACTIONS],
 )
 @pytest.mark.parametrize("make", [Listed, Scanned])
 def test_five_steps_are_those_without_a_plan(make, actions, x):

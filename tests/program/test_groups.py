@@ -136,10 +136,7 @@ def test_gradients_are_those_of_plain_autodiff(name, every_other):
 @pytest.mark.every_commit("experts")
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "images" else ())
-        for name in PROGRAMS
-    ],
+    [name for name in PROGRAMS],
 )
 def test_recomputed_layers_take_what_checkpointed_ones_do(name):
     loss, _, _ = PROGRAMS[name]

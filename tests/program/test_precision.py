@@ -37,12 +37,7 @@ def distance(a, b):
 @pytest.mark.parametrize(
     ("network", "form"),
     [
-        pytest.param(
-            network,
-            form,
-            id=f"{network.__name__}-{form}",
-            marks=() if form == "scan" and network in FAST else pytest.mark.slow,
-        )
+        pytest.param(network, form, id=f"{network.__name__}-{form}")
         for network in NETWORKS
         for form in FORMS
     ],

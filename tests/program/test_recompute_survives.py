@@ -82,8 +82,8 @@ def count_products(module):
         (unrolled, "cpu:1"),
         (blocks, "cpu:1"),
         (scanned, "h100:1"),
-        pytest.param(unrolled, "h100:1", marks=pytest.mark.slow),
-        pytest.param(blocks, "h100:1", marks=pytest.mark.slow),
+        (unrolled, "h100:1"),
+        (blocks, "h100:1"),
     ],
 )
 def test_the_compiled_program_recomputes_what_the_plan_says(loss, target):

@@ -227,10 +227,7 @@ def test_a_deep_network_agrees_to_first_order_in_what_blocks_add(float64):
 @pytest.mark.every_commit("by branches")
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "transformer" else ())
-        for name in MODELS
-    ],
+    [name for name in MODELS],
 )
 def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     make, blocks, shape = MODELS[name]

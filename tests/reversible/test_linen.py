@@ -108,10 +108,7 @@ def step(model, variables, x, key):
 @pytest.mark.every_commit("scan", "block")
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "sequence" else ())
-        for name in MODELS
-    ],
+    [name for name in MODELS],
 )
 def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     model = MODELS[name]()

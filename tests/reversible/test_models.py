@@ -67,14 +67,7 @@ def loss_of(graph):
 
 
 @pytest.mark.every_commit("RevGPT")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "RevNet",
-        "RevGPT",
-        pytest.param("RevViT", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", ["RevNet", "RevGPT", "RevViT"])
 def test_gradients_and_state_are_those_of_the_plain_counterpart(name, float64):
     make, config, inputs = MODELS[name]
 

@@ -99,10 +99,7 @@ MODELS = {
 @pytest.mark.every_commit("scan")
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "mixed" else ())
-        for name in MODELS
-    ],
+    [name for name in MODELS],
 )
 def test_gradients_and_state_are_those_of_plain_autodiff(name, float64):
     x = (jax.random.normal(jax.random.key(5), (8, 4)),)

@@ -233,7 +233,7 @@ def test_where_neither_level_fits_both_are_decided():
 @pytest.mark.every_commit("9-200MiB")
 @pytest.mark.parametrize(
     ("most", "budget"),
-    [(9, "200MiB"), pytest.param(14, "500MiB", marks=pytest.mark.slow)],
+    [(9, "200MiB"), (14, "500MiB")],
 )
 def test_no_more_is_compiled_than_allowed_at_all_levels_together(most, budget):
     found = rr.fit(

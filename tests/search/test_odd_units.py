@@ -139,9 +139,7 @@ def test_a_scan_of_no_layers_is_left_alone():
 
 
 @pytest.mark.every_commit("False")
-@pytest.mark.parametrize(
-    "is_marked", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("is_marked", [False, True])
 def test_what_is_kept_outside_of_units_is_told_where_it_does_not_fit(is_marked):
     def outside(x, w):
         for bend in (jnp.tanh, jnp.sin, jnp.cos, jax.nn.sigmoid, jnp.arctan):

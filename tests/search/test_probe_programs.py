@@ -70,10 +70,7 @@ def units_of(loss, args):
 )
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.slow if kind == "optimizer inside" else ())
-        for kind in PLAIN
-    ],
+    [kind for kind in PLAIN],
 )
 def test_gradients_of_layers_alone_do_not_depend_on_what_they_keep(kind):
     with jax.enable_x64(True):
@@ -214,8 +211,8 @@ def twice(loss, specs):
     [
         (None, True),
         (accumulated, False),
-        pytest.param(ensemble, False, marks=pytest.mark.slow),
-        pytest.param(twice, False, marks=pytest.mark.slow),
+        (ensemble, False),
+        (twice, False),
     ],
 )
 def test_steps_that_run_the_loss_several_times_are_compiled_whole(kind, is_alone):

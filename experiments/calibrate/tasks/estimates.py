@@ -63,7 +63,9 @@ def card(job: Job) -> None:
         job.cards.mkdir(parents=True, exist_ok=True)
         _unpack_tuning(job, job.cards / f"{note['card']}.tuning")
         place = write_whole(job.cards / f"{note['card']}.json", text)
-        job.tell("note", what=f"reports use these figures from now on: {place}")
+        # Its folder is this machine's, and records name none.
+        what = f"reports use {place.name} from now on, among the measured cards"
+        job.tell("note", what=what)
 
 
 def _unpack_tuning(job: Job, place: Path) -> None:
