@@ -28,7 +28,7 @@ PHASES = (
 )
 """Where in a training step a buffer comes from, in the order reports list them."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 def categories(rules: Mapping[str, str]) -> Callable[[str, str, str, str], str]:
@@ -295,13 +295,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Time:
-    """Estimated time of one step on one device, in microseconds.
+    """Time of one step on one device, in microseconds: an estimate, unless it was run.
 
     The estimate is a roofline per scheduled instruction on a compute stream, with
     asynchronous collectives and host transfers on streams of their own.
 
     Attributes:
-      step_us: From first to last instruction.
+      step_us: From first to last instruction, or as it was measured.
       compute_us: On the compute stream, recompute included.
       recompute_us: Forward work done a second time for the backward pass.
       hidden_recompute_us: The part of it that runs while a collective is in flight.
@@ -316,6 +316,8 @@ class Time:
         no order of the schedule is faster.
       compiler_us: What XLA's own cost model says of the same instructions, without
         overlap; None where it notes nothing.
+      measured: The program was run, and `step_us` is what it took; all else is an
+        estimate.
 
     Example:
       >>> import revremat as rr
@@ -337,6 +339,7 @@ class Time:
     spans: tuple[Span, ...] = ()
     critical_path_us: float = 0.0
     compiler_us: float | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True)

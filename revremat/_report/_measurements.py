@@ -70,7 +70,8 @@ def _(result: Measurement, console: Console) -> None:
         console.print()
     if memory.what_if is not None:
         print_what_if(memory.what_if, console)
-    note(console, f"time is an estimate from {basis} rates")
+    of = "its parts are estimates" if time.measured else "time is an estimate"
+    note(console, f"{'the step was measured; ' * time.measured}{of} from {basis} rates")
     if time.compiler_us is not None:
         note(
             console,

@@ -102,10 +102,22 @@ class Lowered:
         if tuning:
             made = self._tuned(tuning)
         else:
-            made = (self._untiled() if cache else None) or self._tiled()
+            made = (self._untiled() if cache else None) or self._tiled()[0]
         if cache:
             write(key, made)
         return self._marked(made, tuning)
+
+    def compile_to_run(self) -> tuple[Artifact, Any]:
+        """Compiles it for devices of this machine, kernels included.
+
+        Returns:
+          What `compile` returns, and the `jax.stages.Compiled`.
+
+        Raises:
+          DoesNotFit: As `compile` does.
+        """
+        made, compiled = self._tiled(to_run=True)
+        return self._marked(made, None), compiled
 
     def _marked(self, made: Artifact, tuning: Tuning | None) -> Artifact:
         return replace(
@@ -145,24 +157,30 @@ class Lowered:
         kernels = untiled(made.hlo)
         if kernels is not None and kernels <= seen_tiled(self.target, self.options):
             return made
-        whole = self._tiled()
+        whole, _ = self._tiled()
         same = dict(whole.stats) == dict(made.stats)
         if kernels and same and not whole.remarks:
             remember(kernels, self.target, self.options)
         return replace(whole, seconds=made.seconds + whole.seconds)
 
-    def _tiled(self) -> Artifact:
+    def _tiled(self, to_run: bool = False) -> tuple[Artifact, Any]:
         try:
-            return self._compiled(self.options)
+            return self._made(self.options, to_run)
         except jax.errors.JaxRuntimeError as error:
             changes, remark = way_around(error, self.options)
             if not changes:
                 raise
-            made = self._compiled({**self.options, **changes})
-            return replace(made, remarks=(remark,))
+            made, compiled = self._made({**self.options, **changes}, to_run)
+            return replace(made, remarks=(remark,)), compiled
 
     def _compiled(self, options: Mapping[str, Any]) -> Artifact:
-        return _compile(self.program, self.target, options, self.remat_pass)
+        return self._made(options)[0]
+
+    def _made(
+        self, options: Mapping[str, Any], to_run: bool = False
+    ) -> tuple[Artifact, Any]:
+        with scratch_folder() as folder:
+            return _compile_in(folder, self, options, to_run)
 
 
 def lower_step(
@@ -365,29 +383,20 @@ def _default_options(target: Target) -> dict[str, Any]:
     return {}
 
 
-def _compile(
-    lowered: Any, target: Target, options: Mapping[str, Any], remat_pass: bool
-) -> Artifact:
-    with scratch_folder() as folder:
-        return _compile_in(folder, lowered, target, options, remat_pass)
-
-
 def _compile_in(
-    folder: str,
-    lowered: Any,
-    target: Target,
-    options: Mapping[str, Any],
-    remat_pass: bool,
-) -> Artifact:
+    folder: str, lowered: Lowered, options: Mapping[str, Any], to_run: bool
+) -> tuple[Artifact, Any]:
+    """What can be read from the compiler's dumps, and what it returned, if anything."""
+    program, target, remat_pass = lowered.program, lowered.target, lowered.remat_pass
     elsewhere = target.platform == "cuda" and not target.present
     if elsewhere:
-        forget_callbacks(lowered)
+        forget_callbacks(program)
     if DISABLED_PASSES in options and not remat_pass:
         # Takes the place of what JAX says by its setting.
         passes = f"{options[DISABLED_PASSES]},{REMAT_PASS}"
         options = {**options, DISABLED_PASSES: passes}
     options = {
-        **(quick_kernels() if target.platform == "cpu" else {}),
+        **(quick_kernels() if target.platform == "cpu" and not to_run else {}),
         **options,
         **(no_kernels(Path(folder)) if elsewhere else {}),
         "xla_dump_to": folder,
@@ -396,11 +405,12 @@ def _compile_in(
         "xla_dump_hlo_module_re": ".*",
         "xla_dump_compress_protos": False,
     }
-    start, remarks = time.perf_counter(), ()
+    start, remarks, compiled = time.perf_counter(), (), None
     try:
         with use_remat_pass(remat_pass), without_compilation_cache():
             try:
-                stats = _stats(lowered.compile(compiler_options=options))
+                compiled = program.compile(compiler_options=options)
+                stats = _stats(compiled)
             except jax.errors.JaxRuntimeError as error:
                 refused = target.platform == "tpu" and _NO_ROOM in str(error)
                 if not (elsewhere or refused):
@@ -421,7 +431,8 @@ def _compile_in(
                 f"the compiler of {target.spec} refuses the program: {reason}"
             ) from None
         raise
-    return Artifact(without_literals(hlo), stats, seconds, False, versions(), remarks)
+    made = Artifact(without_literals(hlo), stats, seconds, False, versions(), remarks)
+    return made, compiled
 
 
 def _largest_dump(folder: str) -> bytes:

@@ -53,6 +53,11 @@ class Target:
         return self.card.platform
 
     @property
+    def runs_here(self) -> bool:
+        """Whether programs for it can be run on this machine."""
+        return self.present or self.platform == "cpu"
+
+    @property
     def num_devices(self) -> int:
         """Devices in all."""
         return self.num_hosts * self.devices_per_host
