@@ -43,7 +43,9 @@ def test_every_program_was_run_and_the_fastest_that_fits_is_chosen():
     text = rr.render(fit)
     assert "steps were measured on this machine" in text
     assert "steps are estimates" not in text
-    assert "the step was measured; its parts are estimates" in rr.render(fit.measurement)
+    assert "the step was measured; its parts are estimates" in rr.render(
+        fit.measurement
+    )
 
 
 def test_its_bytes_are_those_of_a_compile_that_is_not_run():
@@ -106,7 +108,10 @@ def test_arrays_that_are_there_are_taken_and_never_donated():
     ("about", "says"),
     [
         ({"target": "h100:1"}, "timed=True runs programs, and h100:1 is not this mach"),
-        ({"oracle": rr.measure}, "an oracle, which has times of its own: leave out one"),
+        (
+            {"oracle": rr.measure},
+            "an oracle, which has times of its own: leave out one",
+        ),
     ],
 )
 def test_what_cannot_be_timed_is_refused(about, says):
