@@ -54,6 +54,7 @@ def test_its_bytes_are_those_of_a_compile_that_is_not_run():
     assert dict(artifact.stats) == dict(with_fast_kernels.stats)
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers:UserWarning")
 @pytest.mark.parametrize("donate", [(), (0,), (0, 1)])
 def test_a_step_that_donates_runs_again_and_again(donate):
     def step(w, x):
