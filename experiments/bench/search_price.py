@@ -22,13 +22,28 @@ from typing import Any, Literal
 import tyro
 
 import revremat as rr
-from experiments.configs import gpt_24
+from experiments.configs import gpt, gpt_24
 from experiments.files import write_whole
 from revremat import format_bytes, format_us
 
 RESULT = Path(__file__).parents[1] / "results" / "search-price.json"
-CASES = {"gpt_6": ("h100:1", 6, 8), "gpt_24": ("h100:8", 24, 16)}
-"""From case to target, layers and batch."""
+CASES: dict[str, tuple[str, Any, dict[str, int]]] = {
+    "gpt_6": (
+        "h100:1",
+        gpt,
+        {
+            "num_layers": 6,
+            "width": 1024,
+            "mlp_width": 4096,
+            "num_heads": 16,
+            "vocab_size": 32_768,
+            "seq_len": 1024,
+            "batch_size": 16,
+        },
+    ),
+    "gpt_24": ("h100:8", gpt_24, {"batch_size": 16}),
+}
+"""From case to target, experiment and what is set there."""
 
 Part = Literal["plain", "quick", "normal", "all"]
 
@@ -90,9 +105,9 @@ def _in_a_process(
 
 
 def _part(case: str, options: Options) -> dict[str, Any]:
-    spec, layers, batch = CASES[case]
+    spec, config, sizes = CASES[case]
     target = rr.target(spec)
-    problem = gpt_24.problem(target, batch_size=batch, num_layers=layers)
+    problem = config.problem(target, **sizes)
     target.devices  # noqa: B018, made once in any case
     if options.part == "plain":
         return _timed(lambda: rr.measure(problem, target=target))
