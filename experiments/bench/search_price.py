@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,9 +91,7 @@ def main(options: Options) -> int:
     return 0
 
 
-def _in_a_process(
-    case: str, part: str, options: Options, plain: int
-) -> dict[str, Any]:
+def _in_a_process(case: str, part: str, options: Options, plain: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "experiments.bench.search_price"]
     command += ["--cases", case, "--part", part, "--plain", str(plain)]
     command += ["--share", str(options.share), "--second", str(options.second)]
@@ -121,22 +120,19 @@ def _part(case: str, options: Options) -> dict[str, Any]:
     return found
 
 
-def _timed(what: Any) -> dict[str, Any]:
+def _timed(what: Callable[[], rr.Fit | rr.Measurement]) -> dict[str, Any]:
     wall, own = time.perf_counter(), time.process_time()
     done = what()
-    about = {
+    about: dict[str, Any] = {
         "seconds": round(time.perf_counter() - wall, 2),
         "processor_seconds": round(time.process_time() - own, 2),
     }
-    fit = done if isinstance(done, rr.Fit) else None
-    measured = done if fit is None else fit.measurement
-    about["bytes"] = measured.memory.total_bytes
-    about["step_us"] = measured.time.step_us
-    if fit is not None:
-        about["compiles"] = fit.num_compiles
-        about["fits"] = fit.plan.fits
-        about["plan"] = [str(unit) for unit in fit.plan.units]
-    return about
+    if isinstance(done, rr.Fit):
+        about["compiles"] = done.num_compiles
+        about["fits"] = done.plan.fits
+        about["plan"] = [str(unit) for unit in done.plan.units]
+        done = done.measurement
+    return {**about, "bytes": done.memory.total_bytes, "step_us": done.time.step_us}
 
 
 def line(case: str, part: str, parts: dict[str, Any]) -> str:

@@ -175,7 +175,7 @@ def _budget(problem: rr.Problem, target: rr.Target) -> int:
 
 def _race(problem: rr.Problem, options: Options) -> None:
     """Runs the plan in turn with whatever fits, on one thread by its own time."""
-    plan = rr.load(options.folder / "plan.json")
+    plan = rr.Plan.from_json((options.folder / "plan.json").read_text())
     budget = _read(options.folder / "search.json")["budget_bytes"]
     losses = {_PLAN: rr.apply(problem.loss, plan), "as it is": problem.loss}
     if has_loops(problem.loss, problem.specs):
@@ -210,7 +210,7 @@ def _race(problem: rr.Problem, options: Options) -> None:
 # ---- What is told --------------------------------------------------------------------
 
 
-def summary(found: dict[str, Any]) -> dict[str, float | str | None]:
+def summary(found: dict[str, Any]) -> dict[str, Any]:
     """The plan against the fastest of the others, and one search against the other."""
     by_name = {one["name"]: one["measured_us"] for one in found["raced"]}
     plan_us = by_name.pop(_PLAN, math.inf)

@@ -20,6 +20,7 @@ def compiler(
     oracle: Oracle | None = None,
     *,
     keep_checkpoints: bool = False,
+    exact: bool = True,
 ) -> CompilerOracle:
     """The target's own compiler, or an oracle in its place, for one problem.
 
@@ -27,7 +28,7 @@ def compiler(
       UserError: The loss is another program each time it is traced.
     """
     graph, traced = traced_twice(problem, target, keep_checkpoints=keep_checkpoints)
-    found = CompilerOracle(problem, traced, graph, target, oracle)
+    found = CompilerOracle(problem, traced, graph, target, oracle, exact)
     if oracle is not None:
         found.check_uses_loss()
     return found
@@ -39,6 +40,7 @@ def begin(
     *,
     oracle: Oracle | None = None,
     timed: bool = False,
+    exact: bool = True,
     heuristics: Heuristics | None = None,
     effort: Effort = "exhaustive",
     most_compiles: int | None = None,
@@ -53,6 +55,7 @@ def begin(
       target: Where it would run.
       oracle: Says what steps take; by default the target's compiler does.
       timed: Whether programs are run on the target, which is this machine.
+      exact: As `CompilerOracle` has it.
       heuristics: Numbers that decide.
       effort: How long it goes on, where `most_compiles` does not say.
       most_compiles: How many programs may be measured; None for as many as it takes.
@@ -65,7 +68,8 @@ def begin(
     """
     if timed:
         _check_timed(target, oracle)
-    known = compiler(problem, target, oracle, keep_checkpoints=keep_checkpoints)
+    about = {"keep_checkpoints": keep_checkpoints, "exact": exact}
+    known = compiler(problem, target, oracle, **about)
     state = state_of(
         problem,
         target,
@@ -114,6 +118,7 @@ def run(
         target,
         oracle=oracle,
         timed=timed,
+        exact=not target.is_elsewhere,
         heuristics=heuristics,
         effort=effort,
         most_compiles=most_compiles,
@@ -122,6 +127,6 @@ def run(
         progress=progress,
     )
     state = decide(state.within(budget_bytes), ask)
-    if isinstance(ask.oracle, TimedOracle):
-        state = ask.oracle.decided(state)
+    if isinstance(ask.oracle, CompilerOracle | TimedOracle):
+        state = ask.oracle.confirmed(state)
     return answer(state, problem.loss)

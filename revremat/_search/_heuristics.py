@@ -78,7 +78,7 @@ class Heuristics:
         what is around them.
     """
 
-    more_quick: int = 4
+    more_quick: int = 3
     more_normal: int = 18
     most_candidates: int = 12
     fewest_candidates: int = 3

@@ -10,7 +10,15 @@ from revremat._action import RECOMPUTE
 from revremat._apply import apply_quietly
 from revremat._errors import UserError
 from revremat._graph import Graph
-from revremat._measure import Compiles, Failure, Oracle, Step, ask_each, read_step
+from revremat._measure import (
+    Compiles,
+    Failure,
+    Oracle,
+    Step,
+    ask_each,
+    read_step,
+    read_untiled,
+)
 from revremat._measurement import Measurement
 from revremat._problem import Problem
 from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
@@ -44,6 +52,8 @@ class CompilerOracle:
       graph: Its units.
       target: Where it would run.
       oracle: Is asked about steps; None compiles them.
+      exact: Whether each compile finds out if XLA can tile its products. Else what is
+        chosen has to be confirmed.
     """
 
     problem: Problem
@@ -51,13 +61,32 @@ class CompilerOracle:
     graph: Graph
     target: Target
     oracle: Oracle | None = None
+    exact: bool = True
 
     def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
         """Compiles programs, as many at a time as there are cores."""
         if self.oracle is not None:
             made = (self.step(request.key) for request in requests)
             return list(ask_each(made, self.oracle))
-        return [found for _, found in self.compile(requests, read_step)]
+        finish = read_step if self.exact else read_untiled
+        return [found for _, found in self.compile(requests, finish)]
+
+    def confirmed(self, state: State) -> State:
+        """The same, where the best program takes what an exact compile says.
+
+        Where XLA cannot tile a product, the program is another one and may not be the
+        best any longer: then the next one has to be confirmed.
+        """
+        known: set[ProgramKey] = set()
+        if self.exact or self.oracle is not None:
+            return state
+        while (key := state.key_of_row(state.best)) not in known:
+            known.add(key)
+            request = Request(key, state.trials[key].label)
+            ((_, outcome),) = self.compile([request], read_step)
+            trial = dataclasses.replace(state.trials[key], outcome=outcome)
+            state = state.but(trials={**state.trials, key: trial})
+        return state
 
     def compile[T](
         self,

@@ -80,7 +80,7 @@ class TimedOracle:
         if few:
             yield few
 
-    def decided(self, state: State) -> State:
+    def confirmed(self, state: State) -> State:
         """The same, the fastest programs that fit timed once more, in turn.
 
         Of many that are about as fast, the first choice is the one whose first time

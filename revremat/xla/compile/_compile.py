@@ -85,27 +85,38 @@ class Lowered:
         ]
         return bool(found) and all(s and s.is_fully_replicated for s in found)
 
-    def compile(self, *, cache: bool = True) -> Artifact:
+    def compile(self, *, cache: bool = True, exact: bool = True) -> Artifact:
         """Compiles it, or reads an identical compile from the disk.
+
+        Args:
+          cache: Read and write the disk's.
+          exact: Find out whether XLA has a way to tile each of its products, which
+            takes longer than all else. Without, that is taken for granted: hardly any
+            product has none.
 
         Raises:
           DoesNotFit: The compiler ran out of memory before it had laid it out.
         """
-        target = self.target
-        tuning = tuning_of(target, self.options)
-        asked: dict[str, Any] = {"remat_pass": True} if self.remat_pass else {}
-        if tuning:
-            asked["tuning"] = tuning.digest
-        key = fingerprint(self.program, target, {**self.options, **asked}, self.placed)
+        tuning = tuning_of(self.target, self.options)
+        key = self._key(tuning=tuning.digest) if tuning else self._key()
         if cache and (found := read(key)) is not None:
             return self._marked(found, tuning)
+        is_exact = True
         if tuning:
             made = self._tuned(tuning)
+        elif cache:
+            made, is_exact = self._untiled(exact)
         else:
-            made = (self._untiled() if cache else None) or self._tiled()[0]
-        if cache:
+            made, _ = self._tiled()
+        if cache and is_exact:
             write(key, made)
         return self._marked(made, tuning)
+
+    def _key(self, **how: Any) -> str:
+        if self.remat_pass:
+            how["remat_pass"] = True
+        options = {**self.options, **how}
+        return fingerprint(self.program, self.target, options, self.placed)
 
     def compile_to_run(self) -> tuple[Artifact, Any]:
         """Compiles it for devices of this machine, kernels included.
@@ -145,23 +156,30 @@ class Lowered:
             made = replace(made, remarks=(way,))
         return replace(made, remarks=(remark, *made.remarks))
 
-    def _untiled(self) -> Artifact | None:
-        """The program without tiles; None where it takes tiling to know it."""
+    def _untiled(self, exact: bool) -> tuple[Artifact, bool]:
+        """The program without tiles, where that is known to be the same.
+
+        Args:
+          exact: Else it is if it may be, which the second result tells apart.
+        """
         if not may_leave_out(self.target, self.options):
-            return None
-        options = {**self.options, **without_tiling()}
-        try:
-            made = self._compiled(options)
-        except jax.errors.JaxRuntimeError:
-            return None
+            return self._tiled()[0], True
+        key = self._key(tiling=False)
+        if (made := read(key)) is None:
+            try:
+                made = self._compiled({**self.options, **without_tiling()})
+            except jax.errors.JaxRuntimeError:
+                return self._tiled()[0], True
+            write(key, made)
         kernels = untiled(made.hlo)
-        if kernels is not None and kernels <= seen_tiled(self.target, self.options):
-            return made
+        seen = seen_tiled(self.target, self.options)
+        if kernels is not None and (not exact or kernels <= seen):
+            return made, kernels <= seen
         whole, _ = self._tiled()
         same = dict(whole.stats) == dict(made.stats)
         if kernels and same and not whole.remarks:
             remember(kernels, self.target, self.options)
-        return replace(whole, seconds=made.seconds + whole.seconds)
+        return replace(whole, seconds=made.seconds + whole.seconds), True
 
     def _tiled(self, to_run: bool = False) -> tuple[Artifact, Any]:
         try:
@@ -378,7 +396,7 @@ def read_compiled(compiled: Any) -> Artifact:
 
 
 def _default_options(target: Target) -> dict[str, Any]:
-    if target.platform == "cuda" and not target.present:
+    if target.is_elsewhere:
         return {"xla_gpu_autotune_level": 0}  # nothing to tune on
     return {}
 
@@ -388,7 +406,7 @@ def _compile_in(
 ) -> tuple[Artifact, Any]:
     """What can be read from the compiler's dumps, and what it returned, if anything."""
     program, target, remat_pass = lowered.program, lowered.target, lowered.remat_pass
-    elsewhere = target.platform == "cuda" and not target.present
+    elsewhere = target.is_elsewhere
     if elsewhere:
         forget_callbacks(program)
     if DISABLED_PASSES in options and not remat_pass:

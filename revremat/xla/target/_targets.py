@@ -53,6 +53,11 @@ class Target:
         return self.card.platform
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is a GPU for which programs are compiled ahead of time."""
+        return self.platform == "cuda" and not self.present
+
+    @property
     def runs_here(self) -> bool:
         """Whether programs for it can be run on this machine."""
         return self.present or self.platform == "cpu"
