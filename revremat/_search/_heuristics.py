@@ -52,6 +52,10 @@ class Heuristics:
         with one step to an iteration, 324 with 4 and 263 with 16.
       short_layer_us: Time of a layer up to which that is tried of loops that can be
         unrolled whole: an iteration itself takes some tens of microseconds.
+      least_layers_for_slots: Layers of a loop from where binomial schedules are tried:
+        with fewer, segments keep about as little.
+      most_numbers_of_slots: Of those schedules that are compiled for one budget. The
+        first compile tells how many slots fit, the second one most often fits.
       off_difference: How far off costs may be, as a share of a difference.
       off_whole: How far off costs may be, as a share of the whole.
       most_schedules: Schedules of segments that are compiled for one budget.
@@ -92,6 +96,8 @@ class Heuristics:
     most_unrolled_operations: int = 15_000
     unrolled_by: tuple[int, ...] = (4, 16)
     short_layer_us: float = 500.0
+    least_layers_for_slots: int = 64
+    most_numbers_of_slots: int = 3
     off_difference: float = 0.25
     off_whole: float = 0.02
     most_schedules: int = 24
