@@ -81,6 +81,9 @@ def _ways(unit: Unit, target: Target) -> tuple[Way, ...]:
     for one in others:
         if cost(one) < cost(chosen[-1]) - _LEAST_GAIN * abs(most_us):
             chosen.append(one)
+    dots = policies.preset(unit, "dots")
+    if dots.action not in {c.action for c in chosen}:
+        chosen.append(dots)
     return tuple(_way(unit, pool, c, cost(c)) for c in (plain, *chosen))
 
 

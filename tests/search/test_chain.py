@@ -114,9 +114,11 @@ def test_a_segment_stays_as_it_is_or_recomputes_what_costs_least_to_keep():
         RECOMPUTE(save=["j"]),
         RECOMPUTE(save=["i", "j"]),
         RECOMPUTE(save=["h", "j"]),
+        RECOMPUTE(save=["h", "i", "j"]),  # all products, whatever that gains
     ]
-    assert [way.kept_bytes for way in others] == [0, 16, 64]
-    assert [way.working_bytes for way in others] == [64 + 16 + 64, 64 + 64, 16 + 64]
+    assert [way.kept_bytes for way in others] == [0, 16, 64, 64 + 16]
+    working = [64 + 16 + 64, 64 + 64, 16 + 64, 64]
+    assert [way.working_bytes for way in others] == working
     assert all(way.kept == {5, 7} for way in others)
     # Each product less takes as many bytes' time as it has flops for.
     saved_us = recompute.time_us - others[0].time_us
