@@ -10,6 +10,7 @@ from revremat._search._schedules import products_kept, request_of, uniform
 from revremat._search.passes._baseline import recompute_all
 from revremat._search.passes._schedules import _is_same
 from revremat.policies import Chain, Group, Segment, Way
+from tests.search.world import unit_of
 
 TAGGED = RECOMPUTE(save=["a"])
 WAY = Way(RECOMPUTE, frozenset(), 0, 60, 5)
@@ -39,9 +40,8 @@ def test_everything_is_recomputed_first_in_every_way(chain, found):
 )
 def test_products_are_kept_in_groups_and_in_segments(chain, found):
     graph: Any = {name: unit_of(name, 1, kind="segment") for name in "abcg"}
-    assert [sorted(few) for few in products_kept(chain, graph)] == list(
-        map(sorted, found)
-    )
+    schedules = products_kept(chain, graph)
+    assert ["".join(sorted(few)) for few in schedules] == found
 
 
 @pytest.mark.parametrize(
