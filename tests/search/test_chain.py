@@ -167,3 +167,12 @@ def test_segments_of_one_unit_are_a_group_that_may_be_recomputed_as_one():
     assert [part.name for part in alone.segments] == ["alone"]
     assert (alone.name, alone.ways, alone.given) == ("", (), frozenset())
     assert found.sizes == {1: 8, 2: 32, 3: 16, 4: 64}
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 4), (64, 8, 8), (4, 4, 4, 4)])
+def test_every_segment_may_recompute_all(sizes):
+    """Even where another action keeps as little, or less."""
+    (group,) = chain(segment("a", sizes, (5, 7))).groups
+    actions = [way.action for way in group.segments[0].ways]
+    assert actions[:2] == [None, RECOMPUTE]
+    assert len(actions) == len(set(actions))
