@@ -40,6 +40,10 @@ class Action:
         run forward once more, and the rest of the action says what its layers keep from
         there on (Chen et al., 2016: of N layers, segments of sqrt(N)). 1 means that
         there are no segments.
+      slots: For a loop, with RECOMPUTE: of neighbouring layers of this action, the
+        inputs of so many are kept at a time, the first one's included, and one more
+        while layers are run on. Layers run again as few times as that allows (Griewank
+        and Walther, 2000, revolve). 0 keeps all inputs.
       unroll: For a stack: its layers are unrolled one after the other, where they
         would be iterations of a loop. What they keep then lies where it was made and is
         not copied into a stack of all layers' values and out of it again; the program
@@ -54,6 +58,7 @@ class Action:
     chunks: int = 1
     segment_length: int = 1
     unroll: bool | int = False
+    slots: int = 0
 
     def __post_init__(self):
         if not is_unroll(self.unroll):
@@ -78,6 +83,11 @@ class Action:
                 f"segment_length={self.segment_length} forms no segments: write 1 for "
                 "none, or how many layers a segment has"
             )
+        if type(self.slots) is not int or self.slots < 0:
+            raise UserError(
+                f"slots={self.slots!r} is no number of inputs: write 0 to keep all, or "
+                "how many are kept at a time"
+            )
 
     def __call__(
         self,
@@ -87,6 +97,7 @@ class Action:
         chunks: int | None = None,
         segment_length: int | None = None,
         unroll: bool | int | None = None,
+        slots: int | None = None,
     ) -> "Action":
         """This action, with these values treated otherwise (names are sorted)."""
         return replace(
@@ -99,6 +110,7 @@ class Action:
             if segment_length is None
             else segment_length,
             unroll=self.unroll if unroll is None else unroll,
+            slots=self.slots if slots is None else slots,
         )
 
     def only(self, names: Collection[str]) -> "Action":
@@ -141,7 +153,8 @@ class Action:
     @property
     def can_unroll(self) -> bool:
         """Whether unrolling layers of this action can gain anything."""
-        return not self.ahead and self.segment_length == 1 and self.chunks == 1
+        alone = self.segment_length == 1 and not self.slots
+        return not self.ahead and alone and self.chunks == 1
 
     def refused_by(self, facts: "Facts") -> str | None:
         """Why layers of a unit cannot take this action; None if they can.
@@ -169,6 +182,8 @@ class Action:
             listed.append(f"chunks={self.chunks}")
         if self.segment_length != 1:
             listed.append(f"segment_length={self.segment_length}")
+        if self.slots:
+            listed.append(f"slots={self.slots}")
         if self.unroll:
             listed.append(f"unroll={self.unroll}")
         return self.kind.upper() + (f"({', '.join(listed)})" if listed else "")
@@ -199,12 +214,20 @@ def read_action(data: dict[str, Any]) -> Action:
     for key, number in (("chunks", chunks), ("segment_length", segment_length)):
         if type(number) is not int or number < 1:
             raise ValueError(f"{key!r} is {number!r}")
+    slots = data.get("slots", 0)
+    if type(slots) is not int or slots < 0:
+        raise ValueError(f"'slots' is {slots!r}")
     listed = {key: names(data, key) for key in ("save", "offload", "ahead")}
     unroll = data.get("unroll", False)
     if not is_unroll(unroll):
         raise ValueError(f"'unroll' is {unroll!r}")
     return Action(
-        kind, chunks=chunks, segment_length=segment_length, unroll=unroll, **listed
+        kind,
+        chunks=chunks,
+        segment_length=segment_length,
+        unroll=unroll,
+        slots=slots,
+        **listed,
     )
 
 
@@ -274,6 +297,16 @@ def _reasons(action: Action, facts: Facts) -> Iterator[str]:
             yield (
                 "it cannot be run twice, as `segment_length` would: "
                 f"{facts.unrepeatable}; leave `segment_length` away"
+            )
+    if action.slots:
+        if not facts.is_loop:
+            yield "it is no loop, of which few inputs could be kept; leave `slots` away"
+        if action(slots=0) != RECOMPUTE:
+            yield "`slots` goes with RECOMPUTE alone; write `RECOMPUTE(slots=...)`"
+        if facts.unrepeatable:
+            yield (
+                f"it cannot be run twice, as `slots` would: {facts.unrepeatable}; "
+                "leave `slots` away"
             )
     if action.unroll and not facts.is_loop:
         yield "it is no loop, so there is nothing to unroll; leave `unroll` away"

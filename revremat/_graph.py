@@ -4,12 +4,14 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from revremat import _resolve
 from revremat._action import Action, Facts, check_actions, check_names
+from revremat._binomial import least_again
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._json import parse_json, renamed_keys, schema_of
@@ -276,21 +278,32 @@ class Unit:
         names = lambda ks: tuple(self.values[k].name for k in sorted(ks))
         size = lambda ks: sum(self.values[k].num_bytes for k in ks)
         recomputed, device_bytes = (*found.early, *found.late), size(found.saved)
-        if (
-            action.segment_length > 1
-        ):  # of each segment its input is kept, and it is run again
+        flops = sum(op.num_flops for op in recomputed)
+        if action.segment_length > 1 or action.slots:  # layers are run on from those
+            kept, times = self._inputs_kept(action)
             recomputed = (*self.operations, *recomputed)
-            device_bytes = -(-size(self._flow.inputs) // action.segment_length)
+            flops += round(times * sum(op.num_flops for op in self.operations))
+            device_bytes = -(
+                -size(self._flow.inputs) * kept.numerator // kept.denominator
+            )
         return Kept(
             saved=names(found.saved),
             offloaded=names(found.offloaded),
             ahead=names(found.ahead),
             device_bytes=device_bytes,
             host_bytes=size(found.offloaded),
-            recompute_flops=sum(op.num_flops for op in recomputed),
+            recompute_flops=flops,
             recomputed=tuple(op.kind for op in recomputed),
             unused=names({self.position[name] for name in action.names} - found.used),
         )
+
+    def _inputs_kept(self, action: Action) -> tuple[Fraction, Fraction]:
+        """Of each layer, inputs that are kept, and how often it runs again for them."""
+        number = self.num_layers
+        if not action.slots:
+            return Fraction(1, action.segment_length), Fraction(1)
+        slots = min(action.slots, number)
+        return Fraction(slots + 1, number), Fraction(least_again(number, slots), number)
 
     @cached_property
     def _flow(self) -> Flow[int, Operation]:

@@ -27,7 +27,7 @@ from revremat._io._json import flag, names, parse_json, renamed_keys, schema_of,
 from revremat._io._notebook import InNotebooks
 from revremat._printable import printable, sentence
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 _KNOWS_BARRIER = 4
 _KNOWS_REMAT_PASS = 6
 _OLD_KEYS = {"in_order": "gradient_barrier", "every": "segment_length"}

@@ -92,6 +92,10 @@ KEEPS_RESULT = frozenset(_having("keeps result"))
 CALLS = frozenset(_having("call"))
 CHECKPOINTS = frozenset(_having("checkpoint"))
 
+ITERATIONS = "iterations_"
+"""What the scope of a loop is called that runs as often as a table says, with the mean
+of that behind it, in thousandths."""
+
 PRODUCTS = tuple(_having("product", _FAMILIES))
 """How the names of products begin."""
 MATMULS = tuple(_having("matmul", _FAMILIES))

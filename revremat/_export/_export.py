@@ -233,6 +233,11 @@ def _note_lost(places: Places, action: Action, names: list[str], lost: Lost) -> 
             "checkpointed scans, or use `rr.apply`",
             unit,
         )
+    if action.slots:
+        lost.add(
+            f"a binomial schedule for {action.slots} layers' inputs; use `rr.apply`",
+            unit,
+        )
     if action.unroll:
         lost.add(f"unrolling; give `unroll={action.unroll}` to its jax.lax.scan", unit)
     for name in () if _saves_all(action) else names:

@@ -72,15 +72,19 @@ def _ways(unit: Unit, target: Target) -> tuple[Way, ...]:
     pool = Pool(unit, rates_of(target))
     plain = Candidate("save all", SAVE)
     few: Sequence[Candidate] = pool.worth_compiling(most=_MOST_WAYS)
-    few = [c for c in few if c.action.kind == "recompute"]
+    recompute = policies.preset(unit, "recompute all")
+    few = [c for c in few if c.action.kind == "recompute" and c.action != RECOMPUTE]
     us = 1e6 / target.card.stream_bandwidth
     least = pool.cost(plain).traffic
     cost = lambda c: us * (pool.cost(c).traffic - least)
-    recompute, *others = sorted(few, key=lambda c: (pool.kept(c).device_bytes, c.name))
+    others = sorted(few, key=lambda c: (pool.kept(c).device_bytes, c.name))
     chosen, most_us = [recompute], cost(recompute)
     for one in others:
         if cost(one) < cost(chosen[-1]) - _LEAST_GAIN * abs(most_us):
             chosen.append(one)
+    dots = policies.preset(unit, "dots")
+    if dots.action not in {c.action for c in chosen}:
+        chosen.append(dots)
     return tuple(_way(unit, pool, c, cost(c)) for c in (plain, *chosen))
 
 

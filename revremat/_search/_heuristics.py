@@ -64,6 +64,10 @@ class Heuristics:
         unrolled whole: an iteration itself takes some tens of microseconds.
       least_gain_inside: Share of a step that several layers to an iteration of loops
         inside have to gain for these to be decided before what is around them.
+      least_layers_for_slots: Layers of a loop from where binomial schedules are tried:
+        with fewer, segments keep about as little.
+      most_numbers_of_slots: Of those schedules that are compiled for one budget. The
+        first compile tells how many slots fit, the second one most often fits.
       off_difference: How far off costs may be, as a share of a difference.
       off_whole: How far off costs may be, as a share of the whole.
       most_schedules: Schedules of segments that are compiled for one budget.
@@ -108,6 +112,8 @@ class Heuristics:
     unrolled_by: tuple[int, ...] = (4, 16)
     short_layer_us: float = 500.0
     least_gain_inside: float = 0.05
+    least_layers_for_slots: int = 64
+    most_numbers_of_slots: int = 3
     off_difference: float = 0.25
     off_whole: float = 0.02
     most_schedules: int = 24

@@ -19,6 +19,7 @@ from revremat._search.passes._profile import profile_layers
 from revremat._search.passes._remat_pass import remat_pass
 from revremat._search.passes._runners_up import runners_up
 from revremat._search.passes._schedules import schedules
+from revremat._search.passes._slots import slots
 from revremat._search.passes._smallest import smallest
 from revremat._search.passes._softmax_maxima import softmax_maxima
 from revremat._search.passes._solve import (
@@ -66,6 +67,7 @@ DECIDE: tuple[Pass, ...] = (
     hedge("unroll"),  # after everything that has unrolled layers was measured
     hedge("on_host"),
     remat_pass,  # other unrolled programs by now, which are too large by themselves
+    slots,  # only for long loops, where segments fit at best
     smallest,  # only where nothing above has fitted
     local_search,  # from the best of all, so after all that starts anew
     bound,  # by the estimated costs of plans in loops; peeling then corrects it

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from revremat._action import RECOMPUTE, Action
+from revremat._graph import Graph
 from revremat._search._keys import Request
 from revremat._search._state import State
-from revremat.policies import Chain
+from revremat.policies import Chain, preset
 
 
 def uniform(chain: Chain) -> list[Mapping[str, Action]]:
@@ -18,6 +19,16 @@ def uniform(chain: Chain) -> list[Mapping[str, Action]]:
     found = [segments, outer, [*outer, *segments]]
     found += [outer[:k] for k in range(1, len(outer))]
     return [dict.fromkeys(names, RECOMPUTE) for names in found if names]
+
+
+def products_kept(chain: Chain, graph: Graph) -> list[Mapping[str, Action]]:
+    """Schedules that keep products in all groups, or in all segments, and no more."""
+    segments = [s.name for group in chain.groups for s in group.segments]
+    outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
+    return [
+        {name: preset(graph[name], "dots").action for name in names}
+        for names in (outer, segments)
+    ]
 
 
 def request_of(

@@ -193,6 +193,7 @@ def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
             action.inverts,
             action.chunks,
             action.segment_length,
+            action.slots,
         )
         if key not in seen:
             seen.add(key)

@@ -20,6 +20,10 @@ from revremat.policies._quiet import without_lines
 
 _MOST_NODES = 2_000
 _MOST_ROUNDS = 4
+_ROUNDS_OF_TIMES = 24
+"""Each halves what is left over, or nearly."""
+_NO_TIME = 1e-3
+"""Of what the slowest choice takes: by schedules that take none."""
 _LESS_ELSEWHERE = 0.3
 """Of what the peak counts: the mean over all moments, of which any may be the peak."""
 
@@ -122,6 +126,7 @@ class Chain:
       corrections: From a unit, and the group that is recomputed around it ("" if none
         is), to bytes that are there beside while it is differentiated, more than ways
         say. Less, where that is negative.
+      times_us: What choices take more than keeping all, where ways say otherwise.
 
     Example:
       >>> import revremat as rr
@@ -137,6 +142,7 @@ class Chain:
     groups: tuple[Group, ...]
     sizes: Mapping[int, float] = field(default_factory=dict)
     corrections: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    times_us: Mapping["_Key", float] = field(default_factory=dict)
 
     def schedule(
         self,
@@ -207,6 +213,32 @@ class Chain:
                     corrections[key] = corrections.get(key, 0.0) + lacking
         return replace(self, corrections=corrections)
 
+    def timed(self, known: Sequence[tuple[Mapping[str, Action], float]]) -> "Chain":
+        """The same, set right by how long schedules really take.
+
+        What a schedule chooses is taken to be off by the same factor, all of it, until
+        another schedule says more of a part. So one that keeps all products and takes
+        no longer than the baseline says that none of its choices takes long.
+
+        Args:
+          known: Schedules with what they take more than keeping all.
+        """
+        rows = _Rows(replace(self, times_us={}))
+        times = {one.key: one.way.time_us for one in rows.choices}
+        least = _NO_TIME * max(map(abs, times.values()), default=0.0)
+        taken = [
+            ([c.key for c in rows.chosen(actions) if c.way.time_us > 0], max(least, us))
+            for actions, us in known
+        ]
+        for _ in range(_ROUNDS_OF_TIMES):
+            for keys, us in taken:
+                total = sum(times[key] for key in keys)
+                times |= {key: times[key] * us / total for key in keys if total}
+        return replace(self, times_us=times)
+
+
+_Key = tuple[str, Action | None, str, str]
+
 
 @dataclass(frozen=True)
 class _Choice:
@@ -220,6 +252,11 @@ class _Choice:
     covers: tuple[int, ...] = ()
     opens: str = ""
 
+    @property
+    def key(self) -> _Key:
+        """Which one it is."""
+        return self.unit, self.way.action, self.within, self.opens
+
 
 class _Rows:
     """Variables and constraints of the integer program."""
@@ -231,6 +268,12 @@ class _Rows:
         self.group_of: list[str] = []
         for group in chain.groups:
             self._enter(group)
+        self.choices = [
+            replace(c, way=replace(c.way, time_us=chain.times_us[c.key]))
+            if c.key in chain.times_us
+            else c
+            for c in self.choices
+        ]
         self.size = len(self.choices)
 
     def _enter(self, group: Group) -> None:

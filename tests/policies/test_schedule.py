@@ -205,3 +205,38 @@ def test_of_schedules_as_small_it_is_the_faster(faster):
     chain = Chain((Group((Segment("a", ways, 5, 0),)),))
     assert chain.schedule(None).actions == {"a": actions[faster]}
     assert chain.schedule(1000).actions == {"a": actions[faster]}
+
+
+def two_parts():
+    """Two segments that may recompute, each for 2 and 6 us by what is expected."""
+    keep = Way(None, frozenset(), 64.0, 0.0, 0.0)
+    again = lambda us: Way(RECOMPUTE, frozenset(), 0.0, 0.0, us)
+    parts = {"a": 2.0, "b": 6.0}
+    segments = [Segment(k, (keep, again(us)), us, 0.0) for k, us in parts.items()]
+    return Chain(tuple(Group((segment,)) for segment in segments))
+
+
+A, B = {"a": RECOMPUTE}, {"b": RECOMPUTE}
+
+
+@pytest.mark.parametrize(
+    ("known", "times"),
+    [
+        ([], (2, 6)),
+        ([(A, 4.0)], (4, 6)),
+        ([(A | B, 4.0)], (1, 3)),  # both are off by the same factor
+        ([(A | B, 4.0), (A, 3.0)], (3, 1)),  # until one of them is known
+        ([({}, 7.0)], (2, 6)),
+        ([(A, 0.0), (B, -1.0)], (0.006, 0.006)),
+    ],
+)
+def test_times_are_set_right_by_what_schedules_take(known, times):
+    chain = two_parts().timed(known)
+    found = [chain.predict(actions)[1] for actions in (A, B)]
+    assert found == pytest.approx(times, rel=0.02)
+
+
+def test_what_takes_less_than_expected_is_chosen():
+    chain = two_parts()
+    assert chain.schedule(64.0).actions == A
+    assert chain.timed([(A, 5.0), (B, 1.0)]).schedule(64.0).actions == B

@@ -162,3 +162,31 @@ def test_random_programs_are_mostly_cut_into_segments():
         loss, *args = make_net(seed)
         kinds.append({u.kind for u in rr.trace(loss, *args).units})
     assert kinds.count({"segment"}) >= 3
+
+
+def with_wide_middles(ws, x):
+    """Blocks whose inside is much wider than what they hand on."""
+    for up, down in zip(ws[::2], ws[1::2], strict=True):
+        x = jnp.tanh(jax.nn.silu(x @ up) @ down)
+    return (x**2).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "widths", "products"),
+    [
+        # Cut in the middle, the first part would hand on all that it makes.
+        (with_wide_middles, (8, 64, 9, 72, 10, 80, 11, 88, 12), [2, 2, 2, 2]),
+        (with_wide_middles, (9, 40, 8, 48, 10, 36, 11, 60, 7), [2, 2, 2, 2]),
+        # Where all hand on little, each product is a segment.
+        (chain, (8, 9, 10, 11, 12), [1, 1, 1, 1]),
+    ],
+)
+def test_no_cut_is_made_that_gives_nothing_back(loss, widths, products):
+    graph = rr.trace(loss, *specs(widths))
+    outer = {u.enclosing for u in graph.units}
+    found = [
+        sum(op.kind == "dot_general" for op in u.operations)
+        for u in graph.units
+        if u.name not in outer
+    ]
+    assert found == products

@@ -114,9 +114,11 @@ def test_a_segment_stays_as_it_is_or_recomputes_what_costs_least_to_keep():
         RECOMPUTE(save=["j"]),
         RECOMPUTE(save=["i", "j"]),
         RECOMPUTE(save=["h", "j"]),
+        RECOMPUTE(save=["h", "i", "j"]),  # all products, whatever that gains
     ]
-    assert [way.kept_bytes for way in others] == [0, 16, 64]
-    assert [way.working_bytes for way in others] == [64 + 16 + 64, 64 + 64, 16 + 64]
+    assert [way.kept_bytes for way in others] == [0, 16, 64, 64 + 16]
+    working = [64 + 16 + 64, 64 + 64, 16 + 64, 64]
+    assert [way.working_bytes for way in others] == working
     assert all(way.kept == {5, 7} for way in others)
     # Each product less takes as many bytes' time as it has flops for.
     saved_us = recompute.time_us - others[0].time_us
@@ -165,3 +167,12 @@ def test_segments_of_one_unit_are_a_group_that_may_be_recomputed_as_one():
     assert [part.name for part in alone.segments] == ["alone"]
     assert (alone.name, alone.ways, alone.given) == ("", (), frozenset())
     assert found.sizes == {1: 8, 2: 32, 3: 16, 4: 64}
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (8, 4), (64, 8, 8), (4, 4, 4, 4)])
+def test_every_segment_may_recompute_all(sizes):
+    """Even where another action keeps as little, or less."""
+    (group,) = chain(segment("a", sizes, (5, 7))).groups
+    actions = [way.action for way in group.segments[0].ways]
+    assert actions[:2] == [None, RECOMPUTE]
+    assert len(actions) == len(set(actions))

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from revremat import RECOMPUTE
-from revremat._search._schedules import request_of, uniform
+from revremat._search._schedules import products_kept, request_of, uniform
 from revremat._search.passes._baseline import recompute_all
 from revremat._search.passes._schedules import _is_same
 from revremat.policies import Chain, Group, Segment, Way
+from tests.search.world import unit_of
 
 TAGGED = RECOMPUTE(save=["a"])
 WAY = Way(RECOMPUTE, frozenset(), 0, 60, 5)
@@ -32,6 +33,15 @@ def state_of(chain=None) -> Any:
 )
 def test_everything_is_recomputed_first_in_every_way(chain, found):
     assert uniform(chain) == [dict.fromkeys(names, RECOMPUTE) for names in found]
+
+
+@pytest.mark.parametrize(
+    ("chain", "found"), [(ALONE, ["abc", "abc"]), (GROUPED, ["ag", "abc"])]
+)
+def test_products_are_kept_in_groups_and_in_segments(chain, found):
+    graph: Any = {name: unit_of(name, 1, kind="segment") for name in "abcg"}
+    schedules = products_kept(chain, graph)
+    assert ["".join(sorted(few)) for few in schedules] == found
 
 
 @pytest.mark.parametrize(

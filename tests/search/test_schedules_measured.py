@@ -41,6 +41,9 @@ class Liked:
         self.known.append(known)
         return self
 
+    def timed(self, known):
+        return self
+
     def schedule(self, limit, excluded, near=None):
         number = len(self.known) - 1
         self.limits.append(limit)

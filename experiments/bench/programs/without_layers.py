@@ -1,4 +1,4 @@
-"""Eight programs of plain functions, no two of whose layers are equal.
+"""Nine programs of plain functions, no two of whose layers are equal.
 
 Each says where a person would write `jax.checkpoint`: around its blocks, and around a
 larger region of several.
@@ -387,6 +387,65 @@ def _dense() -> Program:
     return Program("dense", make, (params, _spec(images, size, size, 3, dtype=F32)))
 
 
+def _chain() -> Program:
+    """Six small blocks of different kinds, each of another width than the others."""
+    batch, length, widths = 64, 128, (32, 64, 96, 80, 48, 112, 40)
+
+    def convolve(p, x):
+        y = jax.lax.conv_general_dilated(
+            x, p["w"], (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+        return jax.nn.gelu(y)
+
+    def expand(p, x):
+        return jax.nn.silu(x @ p["up"]) @ p["down"]
+
+    def attend(p, x):
+        q, k, v = (x @ p[n] for n in "qkv")
+        scores = jnp.einsum("btd,bsd->bts", q, k) / q.shape[-1] ** 0.5
+        return jax.nn.softmax(scores) @ v
+
+    def gate(p, x):
+        y = _norm(x, p["scale"])
+        return (y @ p["a"]) * jax.nn.sigmoid(y @ p["b"])
+
+    def over_time(p, x):
+        y = jnp.tanh(jnp.einsum("btd,ts->bsd", x, p["t"]))
+        return y @ p["out"]
+
+    def wave(p, x):
+        y = jnp.sin(x @ p["in"]) * jnp.cos(x @ p["in"] + 1.0)
+        return jnp.tanh(y @ p["out"])
+
+    order = (convolve, expand, attend, gate, over_time, wave)
+
+    def make(block, region):
+        def first(ps, x):
+            for kind, p in zip(order[:3], ps, strict=True):
+                x = block(kind)(p, x)
+            return x
+
+        def loss(ps, x):
+            x = region(first)(ps[:3], x)
+            for kind, p in zip(order[3:], ps[3:], strict=True):
+                x = block(kind)(p, x)
+            return jnp.square(x).mean()
+
+        return loss
+
+    a, b, c, d, e, f, g = widths
+    spec = partial(_spec, dtype=F32)
+    params = [
+        {"w": spec(5, a, b)},
+        {"up": spec(b, 3 * c), "down": spec(3 * c, c)},
+        {"q": spec(c, d), "k": spec(c, d), "v": spec(c, d)},
+        {"scale": spec(d), "a": spec(d, e), "b": spec(d, e)},
+        {"t": spec(length, length), "out": spec(e, f)},
+        {"in": spec(f, 2 * g), "out": spec(2 * g, g)},
+    ]
+    return Program("chain of kinds", make, (params, spec(batch, length, a)))
+
+
 def _plain(f: Callable[..., Any]) -> Callable[..., Any]:
     return f
 
@@ -400,7 +459,8 @@ PROGRAMS = (
     _kinds(),
     _huge(),
     _dense(),
+    _chain(),
 )
-"""The eight of them."""
+"""The nine of them."""
 plain = _plain
 """Nothing put around a part."""

@@ -8,7 +8,7 @@ from revremat._action import Action
 from revremat._search._keys import ProgramKey
 from revremat._search._pass import Ask
 from revremat._search._result import Row
-from revremat._search._schedules import request_of, uniform
+from revremat._search._schedules import products_kept, request_of, uniform
 from revremat._search._state import State
 
 _Actions = Mapping[str, Action]
@@ -27,18 +27,23 @@ def schedules(state: State, ask: Ask) -> State:
     heuristics = state.space.heuristics
     memory = state.baseline.measurement.memory
     fixed = memory.total_bytes - memory.temp_bytes
+    plain_us = state.baseline.time_us
     known: dict[Any, tuple[_Actions, Row | None]] = {}
     excluded: list[tuple[_Actions, int]] = []
     failures, over = 0, heuristics.most_over_budget
     waiting = uniform(chain)
+    for products in products_kept(chain, state.space.graph):
+        if products not in waiting:
+            waiting.append(products)
     for _ in range(heuristics.most_schedules):
         mode = 0 if waiting else len(known) % 3
         if waiting:
             actions = waiting.pop(0)
             expected = None
         else:
-            rows = [(a, r.bytes - fixed) for a, r in known.values() if r is not None]
-            model = chain.fitted(rows)
+            rows = [(a, r) for a, r in known.values() if r is not None]
+            model = chain.fitted([(a, r.bytes - fixed) for a, r in rows])
+            model = model.timed([(a, r.time_us - plain_us) for a, r in rows])
             limit = budget - fixed + (over * budget if mode else 0.0)
             near = None
             best_key = state.key_of_row(state.best)

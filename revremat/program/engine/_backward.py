@@ -20,7 +20,7 @@ from revremat.program.arrays._buffers import (
     take,
 )
 from revremat.program.arrays._host import fetch
-from revremat.program.engine import _layer
+from revremat.program.engine import _layer, _slots
 from revremat.program.engine._engine import Engine
 from revremat.program.engine._keep import Kept
 from revremat.program.engine._segments import Segment
@@ -131,6 +131,10 @@ class _Backward:
     def segment(self, segment: Segment, kept, waiting, state: _Gradients):
         if self.engine.kept[segment.pattern[0]].ahead:
             return self._ahead(segment, kept, state)
+        if segment.slots:
+            ((slots, _),) = kept
+            given = self.engine, segment, self.consts, self.xs, slots
+            return _slots.backward(*given, self._back, state)
         iterations = range(segment.repeats)
         if segment.group:
             step = partial(self._group, segment, kept)
@@ -298,14 +302,20 @@ class _Backward:
 
         def back(state, j):
             index = self.engine.index(segment, t, j)
-            env = self._recall(plan, index, at_all(saved, j))
-            cotangents = state.carry
-            if isinstance(j, int):
-                cotangents = self.engine.lay(cotangents)
-                cotangents = _layer.tie(env, plan.late, cotangents)
-            return self._differentiate(plan, index, env, cotangents, state), None
+            own = at_all(saved, j)
+            return self._back(plan, index, own, state, isinstance(j, int)), None
 
         return self.engine.loop(segment, back, state, iterations, reverse=True)
+
+    def _back(
+        self, plan: Kept, index, saved, state: _Gradients, unrolled: bool = False
+    ):
+        """Differentiate one layer by what it keeps."""
+        env, cotangents = self._recall(plan, index, saved), state.carry
+        if unrolled:
+            cotangents = self.engine.lay(cotangents)
+            cotangents = _layer.tie(env, plan.late, cotangents)
+        return self._differentiate(plan, index, env, cotangents, state)
 
     def _recall(self, plan: Kept, index, saved) -> dict[Value, Any]:
         held = dict(zip(self.engine.const_values, self.consts, strict=True))

@@ -9,13 +9,11 @@ from jax import lax
 from revremat.program.arrays import _avals
 from revremat.program.arrays._buffers import barrier, put, put_rows, take
 from revremat.program.arrays._host import to_host
-from revremat.program.engine import _layer
+from revremat.program.engine import _layer, _slots
 from revremat.program.engine._engine import Engine
-from revremat.program.engine._keep import Kept
+from revremat.program.engine._keep import NOTHING
 from revremat.program.engine._segments import Segment
 from revremat.program.ir._ops import Value
-
-NOTHING = Kept((), (), (), (), (), (), ())
 
 
 def forward(engine: Engine, consts, init, xs):
@@ -27,6 +25,10 @@ def forward(engine: Engine, consts, init, xs):
     for segment in engine.segments:
         if not engine.is_unrolled(segment, segment.repeats):
             carry, sent = _layer.wait_for(sent, carry), []
+        if segment.slots:
+            carry, ys, slots = _slots.forward(engine, segment, consts, xs, carry, ys)
+            saved.append(([(slots, [])], None))
+            continue
         step = _group if segment.group else _step
         iteration = partial(step, engine, segment, consts, xs)
         first = (carry, ys, _room(engine, segment), sent)
@@ -138,7 +140,7 @@ def only_used(engine: Engine, consts, xs):
         for op in (*kept.early, *kept.late):
             used.update(op.inputs)
     for action, kept in engine.kept.items():
-        if action.segment_length > 1:
+        if action.segment_length > 1 or action.slots:
             for op in _layer.advancing(engine.layer, kept):
                 used.update(op.inputs)
             used.update(a for a in engine.layer.carried_out if isinstance(a, Value))

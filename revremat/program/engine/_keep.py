@@ -147,6 +147,10 @@ class Kept:
         return replace(self, saved=(*self.saved, *self.offloaded), offloaded=())
 
 
+NOTHING = Kept((), (), (), (), (), (), ())
+"""Of a layer that is only run forward."""
+
+
 def name_values(
     passes: Linearized,
     held: Sequence[Value],

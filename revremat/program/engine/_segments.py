@@ -14,7 +14,7 @@ class Segment:
     """Layers from `start` on: the pattern, repeated.
 
     With `group`, the pattern is one action, each iteration is so many of its layers,
-    and only what the first one is given is kept.
+    and only what the first one is given is kept. With `slots` there is one iteration.
     """
 
     start: int
@@ -38,6 +38,11 @@ class Segment:
         return not self.group and self.pattern[0].layers_per_iteration > 1
 
     @property
+    def slots(self) -> int:
+        """How many of its layers' inputs are kept at a time; 0 for all."""
+        return self.pattern[0].slots if self.group else 0
+
+    @property
     def num_layers(self) -> int:
         return self.repeats * self.iteration
 
@@ -49,7 +54,8 @@ def segments(actions: Sequence[Action], *, loops: bool = True) -> tuple[Segment,
     over a pattern of two. Layers that hand something from one to the next in the
     backward pass (INVERT, `ahead`) only form patterns of one. Equal neighbours with
     `segment_length` are cut into groups of that size and a smaller one that runs last;
-    those that are unrolled form no patterns, and without `loops` all are.
+    those that are unrolled form no patterns, and without `loops` all are. Equal
+    neighbours with `slots` are one group.
     """
     actions = tuple(actions)
     alike = {period: _alike(actions, period) for period in _PERIODS}
@@ -85,6 +91,11 @@ def _first(
         grouped = _grouped(actions[start], start, 1 + alike[1][start])
         yield len(grouped), grouped
         return
+    if actions[start].slots:
+        number = 1 + alike[1][start]
+        group = number if number > 1 else 0
+        yield 2, (Segment(start, 1, actions[start : start + 1], group),)
+        return
     for period in _PERIODS:
         pattern = actions[start : start + period]
         alone = not loops or any(map(_chained, pattern))
@@ -112,4 +123,4 @@ def _grouped(action: Action, start: int, number: int) -> tuple[Segment, ...]:
 
 def _chained(action: Action) -> bool:
     linked = action.inverts or bool(action.ahead) or action.segment_length > 1
-    return linked or bool(action.unroll)
+    return linked or bool(action.unroll) or bool(action.slots)

@@ -3,10 +3,13 @@
 A program's operations are cut in two where the least of what is made before is used
 after, then the larger part again, and so on (Chen et al., 2016, cut a chain so). Values
 that pass over a whole part, as a U-Net's skips do, count for no cut within it: they are
-there anyway. The first few cuts make groups, all of them make segments.
+there anyway. The first few cuts make groups, all of them make segments. A cut has to
+give something back: where most of what is made before it is passed on, or more than is
+made after it, both parts are better computed again together.
 """
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float
@@ -27,6 +30,8 @@ _MIDDLE = 0.2
 
 Part = tuple[int, int]
 """From which operation of a stretch on, up to which."""
+Allowed = Callable[[float, float, float], bool]
+"""Whether to cut, by bytes: those made before, passed on of these, and made after."""
 
 
 def find_segments(stretch: Stretch) -> list[list[Part]]:
@@ -39,6 +44,23 @@ def find_segments(stretch: Stretch) -> list[list[Part]]:
       Parts that follow one another from the first operation to the last; nothing where
       they would be too few.
     """
+    steps = _cuts(stretch, _gives_back)
+    if len(steps) < _FEWEST_SEGMENTS:
+        steps = _cuts(stretch, lambda before, passed_on, after: True)
+    parts = steps[-1]
+    if len(parts) < _FEWEST_SEGMENTS:
+        return []
+    groups = steps[math.isqrt(len(parts) - 1)]
+    return [[part for part in parts if begin <= part[0] < end] for begin, end in groups]
+
+
+def _gives_back(before: float, passed_on: float, after: float) -> bool:
+    """Whether parts before and after a cut are worth recomputing apart, by bytes."""
+    return 2 * passed_on <= before and passed_on <= after
+
+
+def _cuts(stretch: Stretch, allowed: Allowed) -> list[list[Part]]:
+    """One part, then two, and so on, each time with the largest one cut in two."""
     parts = [(0, len(stretch))]
     whole: set[Part] = set()
     steps = [parts]
@@ -47,7 +69,7 @@ def find_segments(stretch: Stretch) -> list[list[Part]]:
         if not waiting:
             break
         largest = max(waiting, key=lambda part: _made(stretch, part))
-        place = _narrowest(stretch, *largest)
+        place = _narrowest(stretch, *largest, allowed)
         if place is None:
             whole.add(largest)
             continue
@@ -55,10 +77,7 @@ def find_segments(stretch: Stretch) -> list[list[Part]]:
         begin, end = largest
         parts = [*parts[:k], (begin, place), (place, end), *parts[k + 1 :]]
         steps.append(parts)
-    if len(parts) < _FEWEST_SEGMENTS:
-        return []
-    groups = steps[math.isqrt(len(parts) - 1)]
-    return [[part for part in parts if begin <= part[0] < end] for begin, end in groups]
+    return steps
 
 
 def _made(stretch: Stretch, part: Part) -> float:
@@ -66,7 +85,7 @@ def _made(stretch: Stretch, part: Part) -> float:
     return float(stretch.made[end] - stretch.made[begin])
 
 
-def _narrowest(stretch: Stretch, begin: int, end: int) -> int | None:
+def _narrowest(stretch: Stretch, begin: int, end: int, allowed: Allowed) -> int | None:
     """The operation before which the least is passed on within a part."""
     made = stretch.made[begin : end + 1] - stretch.made[begin]
     crossing = _crossing(stretch, begin, end)
@@ -76,6 +95,8 @@ def _narrowest(stretch: Stretch, begin: int, end: int) -> int | None:
             _is_enough(stretch, begin, begin + k)
             and _is_enough(stretch, begin + k, end)
         ):
+            continue
+        if not allowed(made[k], crossing[k], made[-1] - made[k]):
             continue
         share = float(made[k] / made[-1])
         is_central = _MIDDLE <= share <= 1 - _MIDDLE

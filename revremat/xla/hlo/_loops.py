@@ -1,17 +1,22 @@
 """How often a loop runs: as the compiler notes it, or read off its counter."""
 
+import re
 from typing import Any
 
+from revremat._primitives import ITERATIONS
 from revremat.xla.hlo._hlo import Computation, Module, backend_config
 from revremat.xla.hlo._opcodes import COUNTER
 
+_MEAN = re.compile(rf"{ITERATIONS}(\d+)/while$")
 
-def trip_count(loop: Any, module: Module) -> int:
+
+def trip_count(loop: Any, module: Module) -> float:
     """Iterations of a `while`.
 
     XLA notes them for CPUs and GPUs (`known_trip_count`). Its TPU compiler does not:
     there the loop's counter is looked for, an element of the loop's state that starts
-    at a constant, grows by a constant, and is compared with a constant.
+    at a constant, grows by a constant, and is compared with a constant. A loop that
+    runs as often as a table says has the mean of that in the name of its scope.
 
     Returns:
       The number, or 1 where nothing says it.
@@ -19,6 +24,8 @@ def trip_count(loop: Any, module: Module) -> int:
     noted = backend_config(loop).get("known_trip_count", {}).get("n")
     if noted is not None:
         return int(noted)
+    if mean := _MEAN.search(loop.metadata.op_name):
+        return int(mean[1]) / 1000
     called = module.called(loop)
     if len(called) != 2 or not loop.operand_ids:
         return 1

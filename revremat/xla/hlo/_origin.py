@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
+from revremat._primitives import ITERATIONS
 from revremat._sources import begins_program, is_users
 from revremat.xla.hlo._hlo import Module
 from revremat.xla.hlo._opcodes import FILLS, PASSES_ON, SLICES
@@ -221,7 +222,9 @@ def split_op_name(op_name: str) -> tuple[list[str], str]:
         while match := _TRANSFORM.match(part):
             part = match[2]
         for piece in _split_outside_parentheses(part):
-            if piece in _PLUMBING or _CALL.match(piece) or _BRANCH.match(piece):
+            if piece in _PLUMBING or piece.startswith(ITERATIONS):
+                continue
+            if _CALL.match(piece) or _BRANCH.match(piece):
                 continue
             if "->" in piece:  # an einsum's equation
                 continue

@@ -89,7 +89,7 @@ def _times(
         if i.opcode in CALLS and clock.measured_us(i) is None:
             trips = trip_count(i, module) if i.opcode == "while" else 1
             for called in clock.played(i):
-                yield from _times(called, runs * trips, clock)
+                yield from _times(called, round(runs * trips), clock)
             continue
         cost = clock.cost(i)
         yield InstructionTime(i, cost.stream, cost.us, runs)

@@ -49,7 +49,7 @@ class _Sums:
     compiler: float = 0.0
     products: float = 0.0
 
-    def add(self, other: "_Sums", times: int = 1) -> None:
+    def add(self, other: "_Sums", times: float = 1) -> None:
         for f in fields(self):
             value = getattr(self, f.name) + times * getattr(other, f.name)
             setattr(self, f.name, value)
@@ -78,7 +78,7 @@ class _Pass:
     sums: _Sums = field(default_factory=_Sums)
     events: list[Event] = field(default_factory=list)
 
-    def then(self, other: "_Pass", trips: int = 1) -> None:
+    def then(self, other: "_Pass", trips: float = 1) -> None:
         """Appends another, so many times."""
         start = self.sums.step
         self.events += [e.repeated(start, trips) for e in other.events]

@@ -25,7 +25,7 @@ class Event:
     exposed_us: float = 0.0
     times: int = 1
 
-    def repeated(self, start_us: float, trips: int) -> "Event":
+    def repeated(self, start_us: float, trips: float) -> "Event":
         """The same event as part of a loop that starts then and runs so often.
 
         All trips of one instruction are drawn as one: the body is stretched, so that
@@ -39,7 +39,7 @@ class Event:
             start_us + trips * self.start_us,
             trips * self.duration_us,
             trips * self.exposed_us,
-            trips * self.times,
+            round(trips * self.times),
         )
 
 

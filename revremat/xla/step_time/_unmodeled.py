@@ -74,7 +74,7 @@ def unmodeled_calls(module: Module, card: Card) -> dict[str, int]:
                 times = trip_count(i, module) if i.opcode == "while" else 1
                 for inner in module.called(i):
                     for name, count in runs_of(inner).items():
-                        found[name] += times * count
+                        found[name] += round(times * count)
         done[computation.id] = found
         return found
 
