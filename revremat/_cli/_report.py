@@ -36,7 +36,7 @@ from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._files import check_place, write_text
 from revremat._largest import largest
-from revremat._measure import Step, measure
+from revremat._measure import Step, measure, with_unexpected
 from revremat._measurement import Measurement, categories
 from revremat._plan import Plan
 from revremat._printable import say
@@ -178,6 +178,7 @@ class Report:
                     what_if=self.what_if,
                     rules=rules,
                 )
+                m = with_unexpected(m, problem.layout)
                 told += _fixed_units(problem, target)
                 return dataclasses.replace(m, notes=(*m.notes, *told))
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from revremat._format import format_bytes, format_us
-from revremat._measurement import PHASES, Buffer, Measurement
+from revremat._measurement import PHASES, Buffer, Collective, Measurement
 from revremat._report._text import WIDTH, line, new_table, note, print_result
 from revremat._report._what_if import print_what_if
 
@@ -67,6 +67,9 @@ def _(result: Measurement, console: Console) -> None:
             console.print(_by_rule(result))
             console.print()
         console.print(_largest(memory.buffers))
+        console.print()
+    if result.collectives:
+        console.print(_exchanged(result.collectives))
         console.print()
     if memory.what_if is not None:
         print_what_if(memory.what_if, console)
@@ -200,6 +203,33 @@ def _largest(buffers: Sequence[Buffer], count: int = 10) -> Table:
             Text(made_by if len(made_by) <= max(12, left) else cut),
             Text(at),
         )
+    return table
+
+
+def _exchanged(collectives: Sequence[Collective], most: int = 12) -> Table:
+    """What devices exchange, those that take longest."""
+    table = new_table("collective", "phase", title="collectives", no_wrap=True)
+    table.add_column("made by", overflow="ellipsis", max_width=28)
+    for name in ("bytes", "count", "iterations", "all"):
+        table.add_column(name, justify="right")
+    table.add_column("at", no_wrap=True)
+    slowest = sorted(collectives, key=lambda one: -one.times * one.us)
+    shown = [one for one in collectives if one in slowest[:most]]
+    for one in shown:
+        table.add_row(
+            one.kind,
+            one.phase,
+            Text(one.argument or one.scope),
+            format_bytes(one.bytes),
+            str(one.count),
+            str(one.iterations) if one.iterations > 1 else "",
+            format_us(one.times * one.us),
+            Text(_short(one.source)),
+        )
+    if rest := slowest[most:]:
+        us = format_us(sum(one.times * one.us for one in rest))
+        label = Text(f"{len(rest)} more kinds", style="dim")
+        table.add_row(label, "", "", "", "", "", us, "")
     return table
 
 
