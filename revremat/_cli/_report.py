@@ -294,7 +294,7 @@ def _fixed_units(problem: Problem, target: Target) -> list[str]:
             format_bytes(sum(getattr(c, key) for c in alike))
             for key in ("kept_bytes", "plain_bytes")
         )
-        where = ", on all devices together" if target.num_devices > 1 else ""
+        where = " on each device" if target.num_devices > 1 else ""
         runs = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
         lines.append(
             f"{label}: {runs} keeps {kept} of its layers' activations where plain "

@@ -188,49 +188,51 @@ def _largest(buffers: Sequence[Buffer], count: int = 10) -> Table:
         )
         for b in buffers[:count]
     ]
-    # The width that is left goes to the module path, which is cut from the left.
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(5)]
-    left = WIDTH - sum(widths) + widths[3] - 3 * 4
     title = f"the {min(count, len(buffers))} largest buffers"
-    columns = ("bytes", "array", "phase", "made by", "at")
+    return _places(("bytes", "array", "phase", "made by", "at"), rows, title)
+
+
+def _places(
+    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], title: str
+) -> Table:
+    """A table of which one column is "made by"; long module paths are cut from left."""
+    at = columns.index("made by")
+    widths = [
+        max(map(len, (name, *(row[i] for row in rows))))
+        for i, name in enumerate(columns)
+    ]
+    # The width that is left goes to the module path.
+    left = max(12, WIDTH - sum(widths) + widths[at] - 3 * (len(columns) - 1))
     table = new_table(*columns, title=title, no_wrap=True)
-    for size, array, phase, made_by, at in rows:
-        cut = "…" + made_by[len(made_by) - max(12, left) + 1 :]
-        table.add_row(
-            size,
-            Text(array),
-            phase,
-            Text(made_by if len(made_by) <= max(12, left) else cut),
-            Text(at),
-        )
+    for row in rows:
+        made_by = row[at]
+        if len(made_by) > left:
+            made_by = "…" + made_by[len(made_by) - left + 1 :]
+        table.add_row(*map(Text, (*row[:at], made_by, *row[at + 1 :])))
     return table
 
 
 def _exchanged(collectives: Sequence[Collective], most: int = 12) -> Table:
     """What devices exchange, those that take longest."""
-    table = new_table("collective", "phase", title="collectives", no_wrap=True)
-    table.add_column("made by", overflow="ellipsis", max_width=28)
-    for name in ("bytes", "count", "iterations", "all"):
-        table.add_column(name, justify="right")
-    table.add_column("at", no_wrap=True)
     slowest = sorted(collectives, key=lambda one: -one.times * one.us)
-    shown = [one for one in collectives if one in slowest[:most]]
-    for one in shown:
-        table.add_row(
+    rows = [
+        (
             one.kind,
             one.phase,
-            Text(one.argument or one.scope),
+            one.argument or one.scope,
             format_bytes(one.bytes),
-            str(one.count),
-            str(one.iterations) if one.iterations > 1 else "",
+            f"{one.count} x {one.iterations}" if one.iterations > 1 else str(one.count),
             format_us(one.times * one.us),
-            Text(_short(one.source)),
+            _short(one.source),
         )
+        for one in collectives
+        if one in slowest[:most]
+    ]
     if rest := slowest[most:]:
         us = format_us(sum(one.times * one.us for one in rest))
-        label = Text(f"{len(rest)} more kinds", style="dim")
-        table.add_row(label, "", "", "", "", "", us, "")
-    return table
+        rows.append((f"{len(rest)} more", "", "", "", "", us, ""))
+    columns = ("collective", "phase", "made by", "bytes", "count", "step", "at")
+    return _places(columns, rows, "collectives, and what they take of a step")
 
 
 _DTYPE = {
