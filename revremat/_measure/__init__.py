@@ -2,6 +2,7 @@
 
 from revremat._measure._measure import assert_fits as assert_fits
 from revremat._measure._measure import measure as measure
+from revremat._measure._measure import with_unexpected as with_unexpected
 from revremat._measure._read import REMAT_PASS_OFF as REMAT_PASS_OFF
 from revremat._measure._read import read_artifact as read_artifact
 from revremat._measure._read import remarks as remarks

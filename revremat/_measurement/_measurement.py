@@ -13,6 +13,7 @@ from revremat._format import format_bytes, format_us
 from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
 from revremat._io._types import check_types
+from revremat._measurement._collectives import Collective
 from revremat._measurement._history import Curve, Span
 from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
 from revremat._printable import printable
@@ -359,6 +360,7 @@ class Measurement(InNotebooks):
       cached: Read from the compile cache.
       versions: Of what compiled it.
       notes: What a reader must know to believe the figures.
+      collectives: What devices exchange, in the order of the schedule.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -381,6 +383,7 @@ class Measurement(InNotebooks):
     cached: bool = False
     versions: str = ""
     notes: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
     def __repr__(self) -> str:
         size, took = self.memory.total_bytes, self.time.step_us
@@ -430,6 +433,7 @@ class Measurement(InNotebooks):
                 curve = renamed_keys(curve, {"holes_bytes": "fragmentation_bytes"})
             changes = memory.pop("what_if", None)
             rules = _tuples(memory.pop("rules", []))
+            exchanged = (Collective(**_tuples(c)) for c in data.pop("collectives", ()))
             time = data.pop("time")
             spans = tuple(Span(**span) for span in time.pop("spans", ()))
             buffers = tuple(
@@ -439,6 +443,7 @@ class Measurement(InNotebooks):
             found = Measurement(
                 **{**data, "notes": tuple(data["notes"])}
                 | {
+                    "collectives": tuple(exchanged),
                     "memory": Memory(
                         **memory,
                         buffers=buffers,
