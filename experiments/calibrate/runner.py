@@ -214,7 +214,8 @@ class _Workplace:
             return True
         if share is not None:
             environment["XLA_CLIENT_MEM_FRACTION"] = f"{share:.4f}"
-        write("begun", limit_s=round(limit_s, 1), memory_fraction=share)
+        about = {"revision": job.revision, "memory_fraction": share}
+        write("begun", limit_s=round(limit_s, 1), **about)
         print(f"{job.name} (at most {limit_s:.0f} s)", flush=True)
         command = [
             *(sys.executable, "-m", JOB_MODULE, job.kind),
@@ -274,10 +275,15 @@ class _Workplace:
         made = plan_files.read(job.subject, self.options.scale)
         variant = plan_files.to_fit(made)
         needed = variant["bytes"] if variant else None
-        # What this compiler said here comes before what was said ahead of time.
+        # What this compiler said here comes before what was said ahead of time, where
+        # that is of the same plan.
+        is_same = False
         for r in found.get(f"race {job.subject}", []):
-            if r.kind == "compiled" and variant and r["variant"] == variant["name"]:
-                needed = r["bytes"]
+            if variant and r.get("variant") == variant["name"]:
+                if r.kind == "predicted":
+                    is_same = r["bytes"] == variant["bytes"]
+                elif r.kind == "compiled" and is_same:
+                    needed = r["bytes"]
         if not total or needed is None:
             raise LookupError(f"no plan of {job.subject} says how many bytes it takes")
         return fraction(needed, total[-1]["total_bytes"], job.room)

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.calibrate import runner, schedule
-from experiments.calibrate.records import latest, read, state_of
+from experiments.calibrate.records import Writer, latest, read, state_of
 from experiments.calibrate.runner import Options, environment_of, fraction
 from experiments.calibrate.schedule import Job
 
@@ -144,6 +145,19 @@ def test_a_run_that_goes_on_does_what_is_left_and_failures_last(start, tmp_path)
     assert [r.attempt for r in results(tmp_path) if r.job == "exact"][-1] == 2
 
 
+def test_what_was_changed_since_is_run_once_more(start, tmp_path, monkeypatch):
+    start()
+    changed = [replace(job, revision=1 + (job.kind == "offload")) for job in JOBS]
+    monkeypatch.setattr(schedule, "jobs", lambda platform: changed)
+    for jobs in (["doctor", "offload", "card"], ["doctor", "card"]):
+        before = len(results(tmp_path))
+        start()
+        begun = [r for r in results(tmp_path)[before:] if r.kind == "begun"]
+        assert [r.job for r in begun] == jobs
+        revisions = {r.job: r["revision"] for r in begun}
+        assert revisions.get("offload", 2) == 2
+
+
 def test_results_of_two_machines_are_never_mixed(start, tmp_path, capsys):
     start(machine="H100, jax 0.11.2, card sizes", only=["exact"])
     code, states = start(machine="A100, jax 0.11.2, card sizes")
@@ -253,17 +267,30 @@ def test_a_plan_gets_its_bytes_in_four_digits_and_never_less(plan):
     assert fraction(plan, CARD, "less") <= fraction(plan * 95 // 100, CARD, "plan")
 
 
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        (None, 0.25),  # no race yet: what was said ahead of time
+        (20 * 2**30, 0.3),  # what the compiler said here of this plan
+        (19 * 2**30, 0.25),  # and of another plan of that name
+    ],
+)
 def test_the_share_is_of_what_the_compiler_said_here_then_of_what_was_said(
-    start, tmp_path, monkeypatch
+    start, tmp_path, monkeypatch, said, share
 ):
     fit = Job("fit", "gpt2_xl_24", 20, room="plan")
     monkeypatch.setattr(schedule, "jobs", lambda platform: [fit])
     searched = {"name": "searched 24GiB", "bytes": 20 * 2**30, "plan": {}}
     made = {"variants": [searched]}
     monkeypatch.setattr(runner.plan_files, "read", lambda program, scale: made)
+    if said:
+        race = Writer(tmp_path / "results.jsonl", "race gpt2_xl_24", 1)
+        race("predicted", variant="searched 24GiB", bytes=said)
+        race("compiled", variant="searched 24GiB", bytes=24 * 2**30)
+        race("compiled", variant="baseline", bytes=2**30)
     start(platform="gpu")
     (begun,) = [r for r in results(tmp_path) if r.job == fit.name and r.kind == "begun"]
-    assert begun["memory_fraction"] == 0.25
+    assert begun["memory_fraction"] == share
 
 
 def test_a_plan_of_unknown_size_is_skipped_and_told(start, tmp_path, monkeypatch):
