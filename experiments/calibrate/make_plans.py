@@ -56,6 +56,9 @@ their bytes stand without a prediction. Named on the command line they are made.
 IN_A_RACE = ("gpt2_xl_24", "tiny_matmuls", "t5_large", "vit_l_384", "efficientnet_b7")
 """Those that have plans. Of all others the baseline's bytes alone are predicted."""
 
+_MOST_UNITS = 2
+"""Of a program that has plans in the tiny scale."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Makes the files; 1 where a program failed."""
@@ -197,12 +200,14 @@ def _plans(
     if graph is None:
         return
     units = [unit for unit in graph.units if not unit.enclosing]
+    # A dry run compiles few variants, and those of many units take long.
+    if scale == "quick" and len(units) > _MOST_UNITS:
+        return
     ways: dict[str, Any] = {
         label: {unit.name: preset(unit, label).action for unit in units}
         for label in PRESETS
         if label != "save all" and (scale == "card" or label == "recompute all")
     }
-    # A dry run compiles few variants, and those of many loops take long.
     if scale == "quick" and len(units) > 1:
         units = []
     ways["unrolled"] = {u.name: rr.SAVE(unroll=True) for u in units if u.is_loop}
