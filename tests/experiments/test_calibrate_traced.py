@@ -74,6 +74,7 @@ def test_a_figure_that_is_in_no_record_is_found(figure, other, told):
 def test_what_is_refuted_and_the_head_name_the_lines_they_are_of(run):
     text, lines = stored(run)
     head = re.search(r"^(.*), ([\d.]+) GiB; .* \[line (\d+)\]$", text, re.MULTILINE)
+    assert head is not None
     note = json.loads(lines[int(head[3]) - 1])
     assert (head[1], head[2]) == (note["device"], f"{note['total_bytes'] / 2**30:.1f}")
     sentences = re.findall(r"^- (.*) \[lines ([\d ]+)\]$", text, re.MULTILINE)
