@@ -431,8 +431,9 @@ def _card(found: dict[str, list[Record]]) -> Table:
         for record in found.get("card", [])
         if record.kind == "derived"
     ]
-    columns = ("fact of the card", "data sheet", "measured")
-    return Table("The card's file, made of the kernels above.", columns, tuple(rows))
+    columns = ("fact of the card", "without it", "measured")
+    title = "The card's file, made of the kernels above, and what stands without it."
+    return Table(title, columns, tuple(rows))
 
 
 def _value(value: Any) -> str:

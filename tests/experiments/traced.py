@@ -73,7 +73,7 @@ COLUMNS: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {
     "pool": (MEASURED, ("pool_bytes",)),
     "in use": (MEASURED, ("bytes_in_use",)),
     "fact of the card": (frozenset({"derived"}), ()),
-    "data sheet": (frozenset({"derived"}), ("data_sheet",)),
+    "without it": (frozenset({"derived"}), ("data_sheet",)),
     "measured": (frozenset({"derived"}), ("value",)),
 }
 """The kinds of records that a column is made of, and by which names its figures stand
