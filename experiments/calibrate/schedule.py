@@ -129,7 +129,7 @@ def _left(job: Job, attempt: list[Record]) -> Left | None:
         return Left(job, "what it measures was changed since")
     if state == "done":
         return None
-    had_its_time = begun.get("limit_s", 0) >= job.limit_s
+    had_its_time = not begun.get("is_rest") and begun.get("limit_s", 0) >= job.limit_s
     is_late = state == "failed" or (state == "stopped" and had_its_time)
     return Left(job, error_of(attempt), is_late)
 

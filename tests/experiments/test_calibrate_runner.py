@@ -120,11 +120,24 @@ def test_a_job_is_stopped_at_its_limit_and_what_it_wrote_counts(
     assert code == 1
     assert states == dict.fromkeys(states, "done") | {"exact": "stopped"}
     assert ended(tmp_path, "exact")["error"] == "stopped after 4 s"
+    begun = [r["is_rest"] for r in results(tmp_path) if r.kind == "begun"]
+    assert not any(begun)
     assert [
         r["median_s"]
         for r in results(tmp_path)
         if r.job == "exact" and "median_s" in r.data
     ] == [0.5]
+
+
+def test_a_job_that_the_end_of_the_run_stops_is_the_next_runs_first(
+    start, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(schedule, "jobs", lambda platform: JOBS[:2])
+    monkeypatch.setattr(runner, "CLOSING_S", 0.0)
+    _, states = start(seconds=7.5, exact="hang")
+    assert states["exact"] == "stopped"
+    left = schedule.next_jobs(JOBS[:2], results(tmp_path))
+    assert [job.kind for job in left] == ["exact", "offload"]
 
 
 def test_jobs_for_which_no_time_is_left_are_skipped_and_told(start, tmp_path):

@@ -372,6 +372,11 @@ JOB = schedule.Job("exact", limit_s=60, revision=2)
         ([[("begun", {"revision": 2}), BAD]], "ValueError: no", True),
         ([[("begun", {"revision": 2, "limit_s": 9}), CUT]], "stopped after 9 s", False),
         ([[("begun", {"revision": 2, "limit_s": 60}), CUT]], "stopped after 9 s", True),
+        (
+            [[("begun", {"revision": 2, "limit_s": 99, "is_rest": True}), CUT]],
+            "stopped after 9 s",
+            False,
+        ),
         ([[("begun", {"revision": 2})]], "the run was stopped while it ran", False),
         ([[BEGUN, GOOD], [("begun", {"revision": 2}), GOOD]], None, False),
     ],
