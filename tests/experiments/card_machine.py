@@ -85,6 +85,16 @@ def make(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def alone() -> list[str]:
+    """Words before a command that leave it no network, where the system can do that."""
+    words = ["unshare", "--map-root-user", "--net"]
+    try:
+        done = subprocess.run([*words, "true"], capture_output=True)
+    except FileNotFoundError:
+        return []
+    return [] if done.returncode else words
+
+
 def wheels(folder: Path) -> Path:
     """A folder of wheels that are carried along."""
     folder.mkdir()

@@ -44,8 +44,15 @@ def start(machine, tree, tmp_path):
     environment["PYTHONPATH"] = str(wheels)
 
     def run(*words):
-        command = [str(python), "-m", "experiments.calibrate", "--quick"]
-        command += ["--platform", "cpu", "--out", str(tmp_path / "out"), *words]
+        command = [*card_machine.alone(), str(python), "-m", "experiments.calibrate"]
+        command += [
+            "--quick",
+            "--platform",
+            "cpu",
+            "--out",
+            str(tmp_path / "out"),
+            *words,
+        ]
         return subprocess.Popen(
             command, cwd=tree, env=environment, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
@@ -73,6 +80,14 @@ def test_the_machine_lacks_what_it_lacks(machine, name):
 def test_the_machine_has_no_network(machine, call):
     command = [str(machine[0]), "-c", f"import socket; {call}"]
     assert b"there is no network" in subprocess.run(command, capture_output=True).stderr
+
+
+def test_where_the_system_can_there_is_no_network_at_all():
+    if not (words := card_machine.alone()):
+        pytest.skip("network namespaces are not allowed here")
+    command = [*words, "cat", "/proc/net/dev"]
+    found = subprocess.run(command, capture_output=True, text=True).stdout
+    assert re.findall(r"^ *(\S+):", found, re.MULTILINE) == ["lo"]
 
 
 def test_a_whole_dry_run_ends_in_time_with_all_jobs_and_files(start, tmp_path):
