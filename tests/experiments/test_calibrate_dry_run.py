@@ -45,14 +45,8 @@ def start(machine, tree, tmp_path):
 
     def run(*words):
         command = [*card_machine.alone(), str(python), "-m", "experiments.calibrate"]
-        command += [
-            "--quick",
-            "--platform",
-            "cpu",
-            "--out",
-            str(tmp_path / "out"),
-            *words,
-        ]
+        command += ["--platform", "cpu", "--quick", "--out", str(tmp_path / "out")]
+        command += words
         return subprocess.Popen(
             command, cwd=tree, env=environment, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,

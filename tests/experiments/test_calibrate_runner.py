@@ -49,6 +49,8 @@ def ended(folder, job):
     [
         ("fail", "ValueError: no kernel"),
         ("crash", "ended with exit code -6: the last word"),
+        ("killed", "ended with exit code -9: it said nothing"),
+        ("exit", "ended with exit code 3: it said nothing"),
     ],
 )
 def test_a_job_that_fails_is_one_line_and_the_others_go_on(start, tmp_path, end, error):
