@@ -223,7 +223,8 @@ u: 8 x x                                                                  droppe
 - 1.00 GiB of the budget are left: no similar plan that uses them is faster, as compiled or as
   estimated
 - 12 of 20 programs compiled or read from the cache
-- the limit of compiles cut the search's pass 'peel' short, which needs at least 3 more
+- the limit of compiles cut the search's pass 'peel' short, which needs at least 3 more: more effort
+  goes on from there
 - could not be compiled, so that their actions were dropped: 1 of the programs above
 - 2 units with less than 0.5 % of all residual bytes were left unchanged
 - the compiler leaves 1.00 GiB on the device of what the plan offloads to the host

@@ -3,7 +3,7 @@
     python -m experiments.bench.timed [--programs vit_l_384 recurrence]
 
 Of each program, in sizes for one core, within one budget: half of the way, by ratio,
-from what the program takes as it is written to what it takes with everything
+from what its baseline takes to what it takes with everything
 recomputed. A first process searches, without running anything and with `timed=True`,
 both from an empty cache. A fresh one runs the plan in turn with each of JAX's presets
 that fits, on the loop, with 4 and 16 layers to an iteration, unrolled and as a Python
@@ -177,7 +177,7 @@ def _race(problem: rr.Problem, options: Options) -> None:
     """Runs the plan in turn with whatever fits, on one thread by its own time."""
     plan = rr.Plan.from_json((options.folder / "plan.json").read_text())
     budget = _read(options.folder / "search.json")["budget_bytes"]
-    losses = {_PLAN: rr.apply(problem.loss, plan), "as it is": problem.loss}
+    losses = {_PLAN: rr.apply(problem.loss, plan), "baseline": problem.loss}
     if has_loops(problem.loss, problem.specs):
         for form in FORMS:
             for policy in POLICIES:
@@ -218,7 +218,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     timed, estimated = found["timed_search"], found["estimated_search"]
     seconds = "processor_seconds"
     return {
-        "rival": best,
+        "fastest_other": best,
         "gain": None if best is None else by_name[best] / plan_us,
         "search_ratio": timed[seconds] / max(estimated[seconds], 1e-9),
     }
@@ -245,7 +245,7 @@ def verdict(programs: dict[str, Any]) -> str:
     found = {name: summary(one) for name, one in programs.items()}
     gains = {n: s["gain"] for n, s in found.items() if s["gain"] is not None}
     lines = [
-        f"{name}: {gain:.3f} over {found[name]['rival']}; the search took "
+        f"{name}: {gain:.3f} over {found[name]['other']}; the search took "
         f"{found[name]['search_ratio']:.2f} times as long"
         for name, gain in gains.items()
     ]

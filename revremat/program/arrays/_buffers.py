@@ -97,7 +97,7 @@ def put_rows(buffers: Sequence[Any], rows: Sequence[Any], first: int) -> list[An
 
 
 def _put_one(buffer: Any, item: Any, index: Any) -> Any:
-    if buffer is None:  # no place: it is handed on
+    if buffer is None:  # no place: it is what the loop's iteration gives out
         return item
     if isinstance(buffer, Each):
         return Each((*buffer.items[:index], item, *buffer.items[index + 1 :]))

@@ -1,12 +1,12 @@
 """What an answer costs, against one plain trace and compile of the same step.
 
-    python -m experiments.bench.search_price
+    python -m experiments.bench.search_cost
 
 A GPT of 6 layers on `h100:1` and one of 24 on `h100:8`, each part in a process of its
 own with an empty cache: the plain step, a quick search, a normal one, and a second
 budget after the normal one. Prints seconds on the wall, processor seconds, compiles,
 and what the plan takes; the wall's ratio is only good on an idle machine. Writes
-`experiments/results/search-price.json`.
+`experiments/results/search-cost.json`.
 """
 
 import json
@@ -27,7 +27,7 @@ from experiments.configs import gpt, gpt_24
 from experiments.files import write_whole
 from revremat import format_bytes, format_us
 
-RESULT = Path(__file__).parents[1] / "results" / "search-price.json"
+RESULT = Path(__file__).parents[1] / "results" / "search-cost.json"
 CASES: dict[str, tuple[str, Any, dict[str, int]]] = {
     "gpt_6": (
         "h100:1",
@@ -92,7 +92,7 @@ def main(options: Options) -> int:
 
 
 def _in_a_process(case: str, part: str, options: Options, plain: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "experiments.bench.search_price"]
+    command = [sys.executable, "-m", "experiments.bench.search_cost"]
     command += ["--cases", case, "--part", part, "--plain", str(plain)]
     command += ["--share", str(options.share), "--second", str(options.second)]
     with tempfile.TemporaryDirectory() as folder:
