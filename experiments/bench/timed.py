@@ -245,7 +245,7 @@ def verdict(programs: dict[str, Any]) -> str:
     found = {name: summary(one) for name, one in programs.items()}
     gains = {n: s["gain"] for n, s in found.items() if s["gain"] is not None}
     lines = [
-        f"{name}: {gain:.3f} over {found[name]['other']}; the search took "
+        f"{name}: {gain:.3f} over {found[name]['fastest_other']}; the search took "
         f"{found[name]['search_ratio']:.2f} times as long"
         for name, gain in gains.items()
     ]
