@@ -1,9 +1,11 @@
 """Unrolled layers, not iterations of a loop: same gradients, other programs."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -103,6 +105,57 @@ def test_inverted_layers_are_unrolled(unroll):
         args = (weights["a"] / 4, x)
         inverted = lambda w, x: loss(w, x, INVERT(unroll=unroll))
         assert_equal(gradients(inverted, *args), gradients(loss, *args))
+
+
+def over_time(reverse, w, xs):
+    """A recurrence whose every step has an input and a result of its own."""
+
+    def step(h, x):
+        h = jnp.tanh(h @ w["a"] + x)
+        return h @ w["b"], jnp.sin(h)
+
+    h, ys = jax.lax.scan(
+        step, jnp.zeros_like(xs[0] @ w["a"] @ w["b"]), xs, None, reverse
+    )
+    return (h**2).sum() + (ys * jnp.arange(ys.size).reshape(ys.shape)).sum()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "actions",
+    [
+        RECOMPUTE(unroll=4),
+        (RECOMPUTE(unroll=4),) + (SAVE,) * 10,
+        (SAVE,) * 2 + (RECOMPUTE(unroll=3),) * 8 + (RECOMPUTE(save=[]),),
+        (RECOMPUTE(unroll=2),) * 4 + (SAVE(unroll=5),) * 7,
+    ],
+    ids=["all", "one alone", "in the middle", "two kinds"],
+)
+def test_what_each_layer_is_given_and_gives_lies_in_its_place(actions, reverse):
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        make = lambda *shape: jnp.asarray(random.normal(size=shape) / 2)
+        args = {"a": make(4, 4), "b": make(4, 4)}, make(11, 3, 4)
+        loss = partial(over_time, reverse)
+        plan = rr.trace(loss, *args).plan({"scan_0": actions})
+        assert_equal(gradients(rr.apply(loss, plan), *args), gradients(loss, *args))
+
+
+def test_results_of_an_iteration_s_layers_are_written_at_once():
+    w, xs = jnp.ones((8, 8)), jnp.ones((16, 2, 8))
+
+    def loss(w, xs):
+        step = lambda h, x: (jnp.tanh((h + x) @ w), jnp.sin(h + x))
+        h, ys = jax.lax.scan(step, jnp.ones((2, 8)), xs)
+        return (h**2).sum() + (ys**2).sum()
+
+    def writes(actions):
+        plan = rr.trace(loss, w, xs).plan({"scan_0": actions})
+        gradient = jax.grad(rr.apply(loss, plan), argnums=(0, 1))
+        return str(jax.make_jaxpr(gradient)(w, xs)).count("dynamic_update_slice")
+
+    assert writes(RECOMPUTE) > 0
+    assert writes(RECOMPUTE(unroll=4)) == 0
 
 
 @pytest.mark.parametrize("action", [SAVE, RECOMPUTE, RECOMPUTE(save=["hidden"])])

@@ -35,7 +35,8 @@ class Segment:
     @property
     def is_unrolled_in_part(self) -> bool:
         """Whether it is a loop with several layers to an iteration."""
-        return not self.group and self.pattern[0].layers_per_iteration > 1
+        is_loop = self.repeats > 1 and not self.group
+        return is_loop and self.pattern[0].layers_per_iteration > 1
 
     @property
     def slots(self) -> int:
