@@ -44,6 +44,7 @@ from revremat._measure import assert_fits as assert_fits
 from revremat._measure import measure as measure
 from revremat._measure import measure_each as measure_each
 from revremat._measurement import Buffer as Buffer
+from revremat._measurement import Collective as Collective
 from revremat._measurement import Measurement as Measurement
 from revremat._measurement import Memory as Memory
 from revremat._measurement import Time as Time

@@ -314,8 +314,8 @@ def _reasons(action: Action, facts: Facts) -> Iterator[str]:
         yield f"it has only {facts.num_layers} layers; write `unroll=True` for them all"
     if action.layers_per_iteration > action.segment_length and action.on_host:
         yield (
-            f"with `unroll={action.unroll}` XLA puts together on the host what an "
-            "iteration's layers send there; write `unroll=True`, or leave it away"
+            f"its `unroll={action.unroll}` layers send values that XLA puts together "
+            "on the host; write `unroll=True`, or leave it away"
         )
     if action.ahead:
         if not facts.is_stack:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 from jax._src import ad_util, compiler, config, mesh, source_info_util
-from jax._src.core import JaxprEqn, Tracer
+from jax._src.core import JaxprEqn, NamedAxisEffect, Tracer
 from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
 from jax._src.interpreters import mlir
@@ -51,6 +51,26 @@ def entered_mesh() -> Any:
     """The mesh of the older `with mesh:`, None outside of one."""
     found = mesh.thread_resources.env.physical_mesh
     return None if found.empty else found
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The manual mesh axes along which a value differs, within `jax.shard_map`."""
+    return frozenset(jax.typeof(x).mat.varying)
+
+
+def varying_like(tree: Any, x: Any) -> Any:
+    """Values of which types say that they differ along the axes along which `x` does.
+
+    A loop's carry needs it from the start.
+    """
+    axes = tuple(sorted(varying_axes(x)))
+    cast = lambda one: jax.lax.pcast(one, axes, to="varying") if axes else one
+    return jax.tree.map(cast, tree)
+
+
+def knows_varying_axes() -> bool:
+    """Whether types say that, within the `jax.shard_map` that is being traced."""
+    return bool(config._check_vma.value)
 
 
 @dataclass(frozen=True)
@@ -239,6 +259,14 @@ def scan_counts(eqn: JaxprEqn) -> tuple[int, int]:
         return eqn.params["num_consts"], eqn.params["num_carry"]
     consts, carry, _ = eqn.params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+def side_effects(eqn: JaxprEqn) -> list[Any]:
+    """What an equation does beside computing its results.
+
+    That a collective within `jax.shard_map` needs its mesh axis is no such thing.
+    """
+    return [e for e in eqn.effects if not isinstance(e, NamedAxisEffect)]
 
 
 def is_tracer(x: Any) -> bool:

@@ -11,6 +11,7 @@ from revremat._frontier import Frontier, Point
 from revremat._measure import Oracle
 from revremat._plan import Plan
 from revremat._problem import Problem
+from revremat._search import Effort as Effort
 from revremat._search import Fit as Fit
 from revremat._search import Progress as Progress
 from revremat._search import Row as Row
@@ -23,11 +24,13 @@ def search(
     budget: int | str,
     target: str | Target,
     strict: bool = False,
+    effort: Effort = "normal",
     most_compiles: int | None = None,
     unroll: bool = True,
     keep_checkpoints: bool = False,
     progress: Progress | None = None,
     oracle: Oracle | None = None,
+    timed: bool = False,
 ) -> Plan:
     """A plan that stays within a budget, proven by the target's own compiler.
 
@@ -38,8 +41,11 @@ def search(
       target: Where it will run.
       strict: Raise where no plan fits; else the smallest found is returned, whose
         `fits` is False and whose `held_by` says what holds the memory.
-      most_compiles: Compile no more than so many programs, shortened ones included:
-        the search ends there with the best plan so far, which with more is never worse.
+      effort: How long to search: `"quick"` compiles a handful of programs, `"normal"`
+        two or three times as many, `"exhaustive"` as many as still promise to gain.
+        Each begins as the one before, so more effort never gives a worse plan.
+      most_compiles: Compile no more than so many programs, shortened ones included,
+        whatever the effort.
       unroll: Whether layers of a loop may be unrolled, all or several to an iteration,
         which is often faster; a long program takes longer to compile, here and there.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions, and loops
@@ -47,13 +53,15 @@ def search(
       progress: Called before each compile.
       oracle: Says what steps take, in place of the target's own compiler: a table, or
         times of this machine; see `Oracle`. The budget still is one of the target.
+      timed: Run the programs that are compiled, on the devices of this machine, and
+        choose by what they took. Arguments that are no arrays yet get made up numbers.
 
     Returns:
       A `Plan`, for `revremat.apply`.
 
     Raises:
-      UserError: The budget is no number of bytes, there is nothing to decide, or
-        `most_compiles` is less than any search needs.
+      UserError: The budget is no number of bytes, there is nothing to decide, the
+        effort is none of the three, or `most_compiles` is less than any search needs.
       DoesNotFit: With `strict`.
 
     Example:
@@ -73,11 +81,13 @@ def search(
         budget=budget,
         target=target,
         strict=strict,
+        effort=effort,
         most_compiles=most_compiles,
         unroll=unroll,
         keep_checkpoints=keep_checkpoints,
         progress=progress,
         oracle=oracle,
+        timed=timed,
     ).plan
 
 
@@ -87,11 +97,13 @@ def fit(
     budget: int | str,
     target: str | Target,
     strict: bool = False,
+    effort: Effort = "normal",
     most_compiles: int | None = None,
     unroll: bool = True,
     keep_checkpoints: bool = False,
     progress: Progress | None = None,
     oracle: Oracle | None = None,
+    timed: bool = False,
 ) -> Fit:
     """Search, and apply what was found.
 
@@ -103,12 +115,14 @@ def fit(
       budget: Bytes on each device: an int, `"60GiB"`, or `"75%"` of what is usable.
       target: Where it will run.
       strict: Raise where no plan fits.
-      most_compiles: Compile no more than so many programs.
+      effort: How long to search: `"quick"`, `"normal"` or `"exhaustive"`.
+      most_compiles: Compile no more than so many programs, whatever the effort.
       unroll: Whether layers of a loop may be unrolled.
       keep_checkpoints: As for `search`.
       progress: Called before each compile: with what, how many are done, and of how
         many.
       oracle: Says what steps take; see `search`.
+      timed: Run what is compiled; see `search`.
 
     Returns:
       A `Fit`: the loss to train with, its plan, what the compiler says of it, and all
@@ -137,11 +151,13 @@ def fit(
         problem,
         wanted,
         limit,
+        effort=effort,
         most_compiles=most_compiles,
         unroll=unroll,
         keep_checkpoints=keep_checkpoints,
         progress=progress,
         oracle=oracle,
+        timed=timed,
     )
     if strict and not found.plan.fits:
         raise DoesNotFit(_search.why_it_does_not_fit(found))

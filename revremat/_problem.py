@@ -33,6 +33,8 @@ class Problem:
         step may change the modules that it is given, as one under `nnx.jit` does.
       donate: Positions among the step's arguments whose buffers it may reuse.
       name: What reports call it.
+      layout: The `sharding.Layout` of its activations, where there is one: reports name
+        the collectives that its rules do not explain.
 
     Example:
       >>> import jax, jax.numpy as jnp, revremat as rr
@@ -51,6 +53,7 @@ class Problem:
     step: Callable[[Loss], tuple[Step, tuple[Any, ...]]] | None = None
     donate: tuple[int, ...] = ()
     name: str = field(default="", kw_only=True)
+    layout: Any = field(default=None, kw_only=True)
 
     def __post_init__(self):
         if not isinstance(self.specs, tuple | list):

@@ -1,6 +1,7 @@
 """Trace: what there is to decide in a program; never compiles."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +17,14 @@ from revremat.program._undecided import undecided
 from revremat.program.engine._keep import Layer, cannot_recompute
 from revremat.program.ir import _costs
 from revremat.program.ir._ops import Value as ProgramValue
+from revremat.program.ir._placement import (
+    Cut,
+    Placement,
+    cut_of,
+    moves_data,
+    parts_of,
+)
+from revremat.program.units._placed import cuts_in, layer_placement
 from revremat.program.units._sites import SEGMENT
 from revremat.program.units._units import FoundUnit
 
@@ -26,7 +35,7 @@ BytesOf = Callable[[Any], int]
 def trace(
     loss: Callable[..., Any] | Problem,
     *specs: Any,
-    bytes_of: BytesOf = _costs.num_bytes,
+    bytes_of: BytesOf | None = None,
     keep_checkpoints: bool = False,
 ) -> Graph:
     """Find a program's units of decision and their residuals.
@@ -41,8 +50,9 @@ def trace(
       loss: `loss(*specs) -> scalar`, or `(scalar, auxiliary)`; differentiated in its
         first argument. Or an `rr.Problem`, which has its own arguments.
       *specs: The loss's arguments, as arrays or `jax.ShapeDtypeStruct`s.
-      bytes_of: The size per device of one array of the forward pass; by default its
-        whole size, as on one device.
+      bytes_of: The size per device of one array of the forward pass. By default an
+        array is cut as the shardings of arguments, the constraints of the program and
+        its `jax.shard_map`s say, and whole where they say nothing.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions, and loops
         with one inside, stay as they are: no units are in them. For regions
         whose policy sends values to the host, say, and is not to be undone.
@@ -65,27 +75,49 @@ def trace(
             raise UserError("a Problem has its own specs: write no arguments beside it")
         loss, specs = loss.loss, loss.specs
     traced = trace_loss(loss, specs, keep_checkpoints=keep_checkpoints)
+    sizes = _Sizes.of(traced, bytes_of)
     numbers = {v: k for k, v in enumerate(_made_in_order(traced))}
     return Graph(
-        units=tuple(_unit(found, bytes_of, numbers) for found in traced.units),
+        units=tuple(_unit(found, sizes, numbers) for found in traced.units),
         fingerprint=traced.fingerprint,
         jax_version=_compat.jax_version(),
-        fixed_units=_fixed_units(traced, bytes_of),
+        fixed_units=_fixed_units(traced, sizes),
         keep_checkpoints=keep_checkpoints,
-        undecided=undecided(traced.found, bytes_of),
+        undecided=undecided(traced.found, bytes_of or _costs.num_bytes),
     )
 
 
-def fixed_units(
-    loss: Callable[..., Any], *specs: Any, bytes_of: BytesOf = _costs.num_bytes
-) -> tuple[FixedUnit, ...]:
+def fixed_units(loss: Callable[..., Any], *specs: Any) -> tuple[FixedUnit, ...]:
     """What a program has decided by itself: a part of what `trace` finds."""
-    return _fixed_units(trace_loss(loss, specs), bytes_of)
+    traced = trace_loss(loss, specs)
+    return _fixed_units(traced, _Sizes.of(traced, None))
 
 
-def _fixed_units(traced: TracedLoss, bytes_of: BytesOf) -> tuple[FixedUnit, ...]:
+@dataclass(frozen=True)
+class _Sizes:
+    """What is known of sizes on one device: a function of the user's, or placements."""
+
+    bytes_of: BytesOf | None
+    cuts: Mapping[ProgramValue, Cut]
+
+    @staticmethod
+    def of(traced: TracedLoss, bytes_of: BytesOf | None) -> "_Sizes":
+        inputs, values = traced.found.program.inputs, traced.arguments.values
+        given = {
+            v: cut_of(getattr(x, "sharding", None), len(v.aval.shape))
+            for v, x in zip(inputs, values, strict=True)
+        }
+        return _Sizes(bytes_of, cuts_in(traced.found, given))
+
+    def num_bytes(self, value: ProgramValue, placed: Placement) -> int:
+        if self.bytes_of is not None:
+            return self.bytes_of(value.aval)
+        return _costs.num_bytes(value.aval) // parts_of(placed.cuts.get(value))
+
+
+def _fixed_units(traced: TracedLoss, sizes: _Sizes) -> tuple[FixedUnit, ...]:
     return tuple(
-        FixedUnit(_unit(found.unit, bytes_of), found.actions)
+        FixedUnit(_unit(found.unit, sizes), found.actions)
         for found in traced.fixed_units
     )
 
@@ -120,13 +152,15 @@ def _crossing(
 
 def _unit(
     found: FoundUnit,
-    bytes_of: BytesOf,
+    sizes: _Sizes,
     numbers: Mapping[ProgramValue, int] = MappingProxyType({}),
 ) -> Unit:
     site = found.sites[0]
     with loops_told(f"unit {found.name!r}"):
         layer = site.linearized(f"unit {found.name!r}")
     forward = layer.passes.forward
+    placed = layer_placement(site, forward, sizes.cuts)
+    num_bytes = lambda value: sizes.num_bytes(value, placed)
     order = [*forward.inputs, *(out for op in forward.ops for out in op.outputs)]
     position = {value: k for k, value in enumerate(order)}
     at = lambda atoms: tuple(position[a] for a in atoms if isinstance(a, ProgramValue))
@@ -137,14 +171,14 @@ def _unit(
         kind=found.kind,
         fingerprint=found.fingerprint,
         num_layers=found.num_layers,
-        values=tuple(_value(layer, v, bytes_of) for v in order),
+        values=tuple(_value(layer, v, num_bytes(v)) for v in order),
         operations=tuple(
             Operation(
                 kind=op.kind,
                 inputs=at(op.inputs),
                 outputs=at(op.outputs),
                 num_flops=_costs.num_flops(op),
-                compute_intensive=is_intensive(op.kind),
+                compute_intensive=is_intensive(op.kind) or moves_data(op, placed),
                 effectful=cannot_recompute(op) or "",
                 source=source_line(op),
                 batch_dims=_costs.num_batch_dims(op),
@@ -152,7 +186,7 @@ def _unit(
             for op in forward.ops
         ),
         residuals_of=tuple(dict.fromkeys(at(layer.passes.residuals))),
-        weight_bytes=sum(bytes_of(v.aval) for v in forward.inputs if v in layer.held),
+        weight_bytes=sum(num_bytes(v) for v in forward.inputs if v in layer.held),
         forward_flops=_costs.program_flops(forward),
         backward_flops=_costs.program_flops(layer.passes.backward),
         invertible=facts.is_stack and facts.has_inverse,
@@ -169,7 +203,7 @@ def _unit(
     )
 
 
-def _value(layer: Layer, value: ProgramValue, bytes_of: BytesOf) -> Value:
+def _value(layer: Layer, value: ProgramValue, num_bytes: int) -> Value:
     name = layer.called.get(value, "")
     role = "made"
     if value in layer.held:
@@ -183,6 +217,6 @@ def _value(layer: Layer, value: ProgramValue, bytes_of: BytesOf) -> Value:
         given=name in layer.given,
         shape=tuple(value.aval.shape),
         dtype=str(value.aval.dtype),
-        num_bytes=bytes_of(value.aval),
+        num_bytes=num_bytes,
         role=role,
     )

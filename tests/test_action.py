@@ -87,7 +87,7 @@ UNNAMED = dataclasses.replace(STACK, names=None)
         (SAVE(unroll=4), STACK, None),
         (SAVE(unroll=4), CHAIN, "it is no loop"),
         (SAVE(unroll=5), STACK, "it has only 4 layers; write `unroll=True`"),
-        (OFFLOAD(unroll=2), STACK, "XLA puts together on the host"),
+        (OFFLOAD(unroll=2), STACK, "that XLA puts together on the host"),
         (SAVE(offload=["h"], unroll=2), STACK, "XLA puts together on the host"),
         (OFFLOAD(unroll=True), STACK, None),
         (RECOMPUTE(ahead=["h"]), CHAIN, None),

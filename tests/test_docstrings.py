@@ -21,7 +21,7 @@ from public_names import public_names  # noqa: E402
 
 MODULES = (
     *("", ".reversible", ".reversible.linen", ".sharding", ".policies"),
-    *(".allocation", ".xla"),
+    *(".allocation", ".layers", ".xla"),
 )
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

@@ -186,6 +186,12 @@ def test_a_report_of_schema_1_is_still_read():
     assert rr.Measurement.from_json(json.dumps(older)) == MEASUREMENT
 
 
+def test_no_report_of_schema_3_was_of_a_step_that_was_run():
+    older = json.loads(MEASUREMENT.to_json()) | {"schema": 3}
+    del older["time"]["measured"]
+    assert rr.Measurement.from_json(json.dumps(older)) == MEASUREMENT
+
+
 def test_schema_2_had_another_word_for_fragmentation():
     curve = rr.Curve((0, 4), (("forward", (8, 16)),), fragmentation_bytes=(0, 2))
     memory = dataclasses.replace(MEMORY, curve=curve)

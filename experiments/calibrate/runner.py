@@ -123,7 +123,7 @@ def _run(options: Options, place: "_Workplace", end: float) -> int:
             continue
         # Limits are of a card's time; tiny sizes run on whatever machine there is.
         limit_s = job.limit_s * (3 if options.quick else 1)
-        good &= place.perform(job, min(limit_s, rest))
+        good &= place.perform(job, min(limit_s, rest), is_rest=rest < limit_s)
     place.perform(schedule.CARD, schedule.CARD.limit_s)
     return 0 if good else 1
 
@@ -203,8 +203,14 @@ class _Workplace:
             return []
         return ["--cards", os.environ.get("REVREMAT_CARDS", "")]
 
-    def perform(self, job: Job, limit_s: float) -> bool:
-        """Runs one job to its end or its limit; whether it ended well."""
+    def perform(self, job: Job, limit_s: float, is_rest: bool = False) -> bool:
+        """Runs one job to its end or its limit; whether it ended well.
+
+        Args:
+          job: The job.
+          limit_s: After which it is stopped.
+          is_rest: That is what is left of the run, and less than the job's own limit.
+        """
         write = self.writer(job)
         environment = environment_of(job, self.options, self.tuning)
         try:
@@ -214,7 +220,8 @@ class _Workplace:
             return True
         if share is not None:
             environment["XLA_CLIENT_MEM_FRACTION"] = f"{share:.4f}"
-        write("begun", limit_s=round(limit_s, 1), memory_fraction=share)
+        about = {"is_rest": is_rest, "revision": job.revision, "memory_fraction": share}
+        write("begun", limit_s=round(limit_s, 1), **about)
         print(f"{job.name} (at most {limit_s:.0f} s)", flush=True)
         command = [
             *(sys.executable, "-m", JOB_MODULE, job.kind),
@@ -274,10 +281,15 @@ class _Workplace:
         made = plan_files.read(job.subject, self.options.scale)
         variant = plan_files.to_fit(made)
         needed = variant["bytes"] if variant else None
-        # What this compiler said here comes before what was said ahead of time.
+        # What this compiler said here comes before what was said ahead of time, where
+        # that is of the same plan.
+        is_same = False
         for r in found.get(f"race {job.subject}", []):
-            if r.kind == "compiled" and variant and r["variant"] == variant["name"]:
-                needed = r["bytes"]
+            if variant and r.get("variant") == variant["name"]:
+                if r.kind == "predicted":
+                    is_same = r["bytes"] == variant["bytes"]
+                elif r.kind == "compiled" and is_same:
+                    needed = r["bytes"]
         if not total or needed is None:
             raise LookupError(f"no plan of {job.subject} says how many bytes it takes")
         return fraction(needed, total[-1]["total_bytes"], job.room)

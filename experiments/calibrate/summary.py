@@ -150,7 +150,7 @@ def _races(found: dict[str, list[Record]]) -> Table:
                     _estimate(again.get(variant, []), timed),
                     _bytes(compiled, "bytes"),
                     _bytes(said, "bytes"),
-                    _peak(timed),
+                    _peak(timed, records),
                     _bad(timed),
                 )
             )
@@ -245,12 +245,23 @@ def _bytes(records: list[Record], name: str) -> Cell:
     return Cell(size(records[-1][name]), (records[-1],))
 
 
-def _peak(timed: list[Record]) -> Cell:
-    """Of the first round: in the second the peak is that of all variants."""
-    if not timed:
+def _peak(timed: list[Record], records: list[Record]) -> Cell:
+    """Of the first round: in the second the peak is that of all variants.
+
+    It is the process's and only grows. Where a variant did not raise it, it is another
+    one's or that of autotuning, and this one took no more.
+    """
+    if not timed or (peak := _peak_of(timed[0])) is None:
         return Cell(_NONE)
-    peak = (timed[0].get("memory") or {}).get("allocator", {}).get("peak_bytes_in_use")
-    return Cell(_NONE) if peak is None else Cell(size(peak), (timed[0],))
+    before = [r for r in records if r.line < timed[0].line and _peak_of(r) == peak]
+    if before:
+        return Cell(f"at most {size(peak)}", (before[0], timed[0]))
+    return Cell(size(peak), (timed[0],))
+
+
+def _peak_of(record: Record) -> int | None:
+    memory = record.get("memory") or {}
+    return memory.get("allocator", {}).get("peak_bytes_in_use")
 
 
 def _bad(timed: list[Record]) -> Cell:
@@ -420,8 +431,9 @@ def _card(found: dict[str, list[Record]]) -> Table:
         for record in found.get("card", [])
         if record.kind == "derived"
     ]
-    columns = ("fact of the card", "data sheet", "measured")
-    return Table("The card's file, made of the kernels above.", columns, tuple(rows))
+    columns = ("fact of the card", "without it", "measured")
+    title = "The card's file, made of the kernels above, and what stands without it."
+    return Table(title, columns, tuple(rows))
 
 
 def _value(value: Any) -> str:

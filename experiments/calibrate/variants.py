@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import revremat as rr
+from experiments.calibrate import plan_files
 from experiments.calibrate.plan_files import Json
 
 
@@ -20,7 +21,8 @@ class Variant:
     Attributes:
       name: What tables call it.
       loss: The program's loss with the plan applied.
-      predicted: Of the file: `bytes` and `estimate_us`; empty without one.
+      predicted: Of the file: `bytes`, `estimate_us` and `tuning`, which says in words
+        what the compile knew of it; empty without one.
     """
 
     name: str
@@ -50,8 +52,7 @@ def variants(
     """
     if made is None:
         return [Variant("baseline", problem.loss, {})]
-    # Without a plan there is nothing to hold to the program but its bytes.
-    here = fingerprint(problem) if made["fingerprint"] else None
+    here = fingerprint(problem)
     if here != made["fingerprint"]:
         raise Mismatch(
             f"the plans are of a program with the fingerprint {made['fingerprint']}, "
@@ -65,6 +66,7 @@ def variants(
         if one["plan"] is not None:
             loss = rr.apply(loss, rr.Plan.from_json(json.dumps(one["plan"])))
         predicted = {key: one[key] for key in ("bytes", "estimate_us")}
+        predicted["tuning"] = plan_files.how(made["tuning"], one["untuned"])
         found.append(Variant(one["name"], loss, predicted))
     return found
 

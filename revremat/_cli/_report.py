@@ -36,7 +36,7 @@ from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._files import check_place, write_text
 from revremat._largest import largest
-from revremat._measure import Step, measure
+from revremat._measure import Step, measure, with_unexpected
 from revremat._measurement import Measurement, categories
 from revremat._plan import Plan
 from revremat._printable import say
@@ -178,6 +178,7 @@ class Report:
                     what_if=self.what_if,
                     rules=rules,
                 )
+                m = with_unexpected(m, problem.layout)
                 told += _fixed_units(problem, target)
                 return dataclasses.replace(m, notes=(*m.notes, *told))
 
@@ -293,7 +294,7 @@ def _fixed_units(problem: Problem, target: Target) -> list[str]:
             format_bytes(sum(getattr(c, key) for c in alike))
             for key in ("kept_bytes", "plain_bytes")
         )
-        where = ", on all devices together" if target.num_devices > 1 else ""
+        where = " on each device" if target.num_devices > 1 else ""
         runs = ", ".join(f"{n} x {kind}" for kind, n in counts.items())
         lines.append(
             f"{label}: {runs} keeps {kept} of its layers' activations where plain "

@@ -22,7 +22,7 @@ from revremat._cli._options import (
 from revremat._cli._program import load, read_override, start_targets, users_errors
 from revremat._cli._progress import Report, progress
 from revremat._errors import UserError
-from revremat._fit import Fit, Row, fit, frontier, presets
+from revremat._fit import Effort, Fit, Row, fit, frontier, presets
 from revremat._format import format_bytes, format_us, parse_bytes
 from revremat._io._files import check_place
 from revremat._printable import say
@@ -51,8 +51,12 @@ class Search:
     """Search at eight budgets; draw (`*.html`) or write (`*.json`) all plans."""
     out: OptionalFile = None
     """Write the plan to this file, for `--plan`, `export` and `rr.load`."""
+    effort: Effort = "normal"
+    """How long to search; what quicker ones compile, the others compile first."""
     compiles: OptionalCount = None
-    """Compile at most so many programs; 12 are enough for one kind of layer."""
+    """Compile at most so many programs, whatever the effort."""
+    timed: bool = False
+    """Run the programs on this machine, and choose by what they took."""
     unroll: bool = True
     """Whether layers of a loop may be unrolled, which takes longer to compile."""
     keep_checkpoints: bool = False
@@ -78,10 +82,12 @@ class Search:
                 problem,
                 budget=self.budget,
                 target=target,
+                effort=self.effort,
                 most_compiles=self.compiles,
                 unroll=self.unroll,
                 keep_checkpoints=self.keep_checkpoints,
                 progress=report,
+                timed=self.timed,
             )
         sys.stdout.write(render(found, color=sys.stdout.isatty()))
         if self.out is not None:
@@ -95,11 +101,13 @@ class Search:
             "--budget": self.budget or None,
             "--out": self.out,
             "--compiles": self.compiles,
+            "--timed": self.timed or None,
         }
         if given := [flag for flag, value in taken.items() if value is not None]:
             raise UserError(
-                "--pareto has budgets of its own, takes as many compiles as they need "
-                f"and writes its plans to *.json: leave out {' and '.join(given)}"
+                "--pareto has budgets of its own, takes as many compiles as they need, "
+                "goes by estimates and writes its plans to *.json: leave out "
+                f"{' and '.join(given)}"
             )
         if path.suffix not in (".html", ".json"):
             raise UserError(f"cannot write {str(path)!r}: write *.html or *.json")

@@ -1,11 +1,12 @@
 """measure: compile a step for a target and say what it takes."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 
-from revremat import xla
+from revremat import sharding, xla
 from revremat._arguments import modules_are_arguments
 from revremat._errors import DoesNotFit, UserError
 from revremat._format import format_bytes, parse_bytes
@@ -72,6 +73,7 @@ def measure(
       1310720
     """
     wanted = xla.target(target)
+    layout = step.layout if isinstance(step, Problem) else None
     if isinstance(step, Problem | Step):
         if specs or donate:
             what = type(step).__name__.lower()
@@ -107,7 +109,7 @@ def measure(
             f"a step is a function, a jitted one or a Problem; this is a "
             f"{type(step).__name__}"
         )
-    return read_artifact(
+    found = read_artifact(
         artifact,
         wanted,
         name or name_of(step),
@@ -115,6 +117,21 @@ def measure(
         what_if=what_if,
         rules=rules,
     )
+    return with_unexpected(found, layout)
+
+
+def with_unexpected(found: Measurement, layout: sharding.Layout | None) -> Measurement:
+    """A measurement that notes the collectives which a layout does not explain."""
+    if layout is None:
+        return found
+    notes = []
+    for one, why in sharding.unexpected(found.collectives, layout):
+        at = f" at {one.source}" if one.source else ""
+        notes.append(
+            f"unexpected {one.kind} of {format_bytes(one.bytes)} in {one.phase}{at}, "
+            f"{one.times} a step: {why}"
+        )
+    return dataclasses.replace(found, notes=(*found.notes, *notes))
 
 
 def _measured_stage(

@@ -38,10 +38,10 @@ def read_artifact(
     """What a compile says, as a `Measurement`."""
     module = xla.Module.from_bytes(artifact.hlo)
     stats = artifact.stats
+    origins = xla.Origins(module)
     buffers, fragmentation, packed, curve, changes = (), 0, None, None, None
     if module.proto.buffer_assignment.buffer_allocations:
         memory = xla.liveness(module)
-        origins = xla.Origins(module)
         buffers = xla.peak_buffers(module, memory, origins)
         curve = xla.memory_curve(module, memory, origins, rules=rules)
         changes = xla.what_if(module, memory, origins) if what_if else None
@@ -87,6 +87,7 @@ def read_artifact(
             *(_OPAQUE,) * xla.has_opaque_kernels(module),
             *_unmodeled(xla.unmodeled_calls(module, target.card)),
         ),
+        collectives=xla.collectives_of(module, target, origins),
     )
 
 

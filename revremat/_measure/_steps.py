@@ -13,6 +13,7 @@ import jax
 from revremat import xla
 from revremat._errors import UserError
 from revremat._measure._read import read_artifact
+from revremat._measure._stopwatch import Runnable
 from revremat._measurement import Measurement
 from revremat._plan import Plan
 from revremat.xla import Target
@@ -177,13 +178,13 @@ def try_each(
     Yields:
       What comes of each, in order.
     """
-    with Compiles(target) as compiles:
+    with Compiles(target, read_step) as compiles:
         for step in steps:
             yield from compiles.start(step)
         yield from compiles.rest()
 
 
-class Compiles:
+class Compiles[T]:
     """Compiles under way, as many at a time as there are cores.
 
     Steps are traced here, one after the other, where a mesh or a configuration of the
@@ -191,12 +192,16 @@ class Compiles:
 
     Args:
       target: Where the steps would run.
+      finish: Makes a result of a lowered step and its name: `read_step`, `step_to_run`.
     """
 
-    def __init__(self, target: str | Target):
+    def __init__(
+        self, target: str | Target, finish: Callable[[xla.Lowered, str], T | Failure]
+    ):
         self.target = xla.target(target)
+        self._finish = finish
         self._workers = min(_MOST_WORKERS, os.cpu_count() or 1)
-        self._running: deque[Callable[[], Measurement | Failure]] = deque()
+        self._running: deque[Callable[[], T | Failure]] = deque()
 
     def __enter__(self) -> Self:
         self._pool = ThreadPoolExecutor(self._workers).__enter__()
@@ -205,7 +210,7 @@ class Compiles:
     def __exit__(self, *error: Any) -> None:
         self._pool.__exit__(*error)
 
-    def start(self, step: Step) -> Iterator[Measurement | Failure]:
+    def start(self, step: Step) -> Iterator[T | Failure]:
         """Traces a step and starts its compile.
 
         Args:
@@ -227,20 +232,41 @@ class Compiles:
             self._running.append(lambda: failure)
         else:
             name = step.name or name_of(step.function)
-            compiled = self._pool.submit(_finish, lowered, self.target, name)
+            compiled = self._pool.submit(self._finish, lowered, name)
             self._running.append(compiled.result)
         if len(self._running) >= self._workers:
             yield self._running.popleft()()
 
-    def rest(self) -> Iterator[Measurement | Failure]:
+    def rest(self) -> Iterator[T | Failure]:
         """All results that are not handed out yet, in order."""
         while self._running:
             yield self._running.popleft()()
 
 
-def _finish(lowered: xla.Lowered, target: Target, name: str) -> Measurement | Failure:
+def read_step(lowered: xla.Lowered, name: str) -> Measurement | Failure:
+    """Compiles a step, or reads it from the disk, and says what it takes."""
     try:
-        return read_artifact(lowered.compile(), target, name)
+        return read_artifact(lowered.compile(), lowered.target, name)
+    except Exception as error:
+        return Failure(error)
+
+
+def read_untiled(lowered: xla.Lowered, name: str) -> Measurement | Failure:
+    """The same, without asking whether XLA can tile each product."""
+    try:
+        found = lowered.compile(exact=False)
+        return read_artifact(found, lowered.target, name)
+    except Exception as error:
+        return Failure(error)
+
+
+def step_to_run(
+    lowered: xla.Lowered, name: str
+) -> tuple[Measurement, Runnable] | Failure:
+    """Compiles a step for devices of this machine, to be run."""
+    try:
+        made, compiled = lowered.compile_to_run()
+        return read_artifact(made, lowered.target, name), Runnable(compiled)
     except Exception as error:
         return Failure(error)
 

@@ -1,5 +1,6 @@
 """Measurement: what the target's compiler says of a program."""
 
+from revremat._measurement._collectives import Collective as Collective
 from revremat._measurement._measurement import PHASES as PHASES
 from revremat._measurement._measurement import Buffer as Buffer
 from revremat._measurement._measurement import Buffers as Buffers

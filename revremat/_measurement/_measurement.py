@@ -13,6 +13,7 @@ from revremat._format import format_bytes, format_us
 from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
 from revremat._io._types import check_types
+from revremat._measurement._collectives import Collective
 from revremat._measurement._history import Curve, Span
 from revremat._measurement._what_if import Checkpoint, Donation, Residual, WhatIf
 from revremat._printable import printable
@@ -28,7 +29,7 @@ PHASES = (
 )
 """Where in a training step a buffer comes from, in the order reports list them."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 def categories(rules: Mapping[str, str]) -> Callable[[str, str, str, str], str]:
@@ -295,13 +296,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Time:
-    """Estimated time of one step on one device, in microseconds.
+    """Time of one step on one device, in microseconds: an estimate, unless it was run.
 
     The estimate is a roofline per scheduled instruction on a compute stream, with
     asynchronous collectives and host transfers on streams of their own.
 
     Attributes:
-      step_us: From first to last instruction.
+      step_us: From first to last instruction, or as it was measured.
       compute_us: On the compute stream, recompute included.
       recompute_us: Forward work done a second time for the backward pass.
       hidden_recompute_us: The part of it that runs while a collective is in flight.
@@ -316,6 +317,8 @@ class Time:
         no order of the schedule is faster.
       compiler_us: What XLA's own cost model says of the same instructions, without
         overlap; None where it notes nothing.
+      measured: The program was run, and `step_us` is what it took; all else is an
+        estimate.
 
     Example:
       >>> import revremat as rr
@@ -337,6 +340,7 @@ class Time:
     spans: tuple[Span, ...] = ()
     critical_path_us: float = 0.0
     compiler_us: float | None = None
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -356,6 +360,7 @@ class Measurement(InNotebooks):
       cached: Read from the compile cache.
       versions: Of what compiled it.
       notes: What a reader must know to believe the figures.
+      collectives: What devices exchange, in the order of the schedule.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -378,6 +383,7 @@ class Measurement(InNotebooks):
     cached: bool = False
     versions: str = ""
     notes: tuple[str, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
     def __repr__(self) -> str:
         size, took = self.memory.total_bytes, self.time.step_us
@@ -427,6 +433,7 @@ class Measurement(InNotebooks):
                 curve = renamed_keys(curve, {"holes_bytes": "fragmentation_bytes"})
             changes = memory.pop("what_if", None)
             rules = _tuples(memory.pop("rules", []))
+            exchanged = (Collective(**_tuples(c)) for c in data.pop("collectives", ()))
             time = data.pop("time")
             spans = tuple(Span(**span) for span in time.pop("spans", ()))
             buffers = tuple(
@@ -436,6 +443,7 @@ class Measurement(InNotebooks):
             found = Measurement(
                 **{**data, "notes": tuple(data["notes"])}
                 | {
+                    "collectives": tuple(exchanged),
                     "memory": Memory(
                         **memory,
                         buffers=buffers,

@@ -16,6 +16,7 @@ from revremat._search import Fit, Heuristics, why_it_does_not_fit
 
 _NEGLIGIBLE = Heuristics().negligible_budget
 ESTIMATES = "bytes are per device; steps are estimates"
+_MEASURED = "bytes are per device; steps were measured on this machine"
 
 
 @print_result.register
@@ -45,8 +46,9 @@ def _(result: Fit, console: Console) -> None:
         table.add_row(Text(one.name), "", "", "", "dropped", Text(one.reason))
     console.print(table)
     console.print()
+    what = _MEASURED if best.time.measured else ESTIMATES
     for remark in (
-        f"{ESTIMATES}; predicted: from per-layer costs, before the whole was compiled",
+        f"{what}; predicted: from per-layer costs, before the whole was compiled",
         *_how_good(result),
         *_what_was_left_out(result),
     ):
@@ -97,7 +99,7 @@ def _what_was_left_out(result: Fit) -> Iterator[str]:
     for one in result.skipped:
         yield (
             f"the limit of compiles cut the search's pass {one.what!r} short, which "
-            f"needs at least {one.num_compiles} more"
+            f"needs at least {one.num_compiles} more: more effort goes on from there"
         )
     if result.dropped:
         yield (

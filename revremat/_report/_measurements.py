@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from revremat._format import format_bytes, format_us
-from revremat._measurement import PHASES, Buffer, Measurement
+from revremat._measurement import PHASES, Buffer, Collective, Measurement
 from revremat._report._text import WIDTH, line, new_table, note, print_result
 from revremat._report._what_if import print_what_if
 
@@ -68,9 +68,13 @@ def _(result: Measurement, console: Console) -> None:
             console.print()
         console.print(_largest(memory.buffers))
         console.print()
+    if result.collectives:
+        console.print(_exchanged(result.collectives))
+        console.print()
     if memory.what_if is not None:
         print_what_if(memory.what_if, console)
-    note(console, f"time is an estimate from {basis} rates")
+    of = "its parts are estimates" if time.measured else "time is an estimate"
+    note(console, f"{'the step was measured; ' * time.measured}{of} from {basis} rates")
     if time.compiler_us is not None:
         note(
             console,
@@ -185,22 +189,51 @@ def _largest(buffers: Sequence[Buffer], count: int = 10) -> Table:
         )
         for b in buffers[:count]
     ]
-    # The width that is left goes to the module path, which is cut from the left.
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(5)]
-    left = WIDTH - sum(widths) + widths[3] - 3 * 4
     title = f"the {min(count, len(buffers))} largest buffers"
-    columns = ("bytes", "array", "phase", "made by", "at")
+    return _places(("bytes", "array", "phase", "made by", "at"), rows, title)
+
+
+def _places(
+    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], title: str
+) -> Table:
+    """A table of which one column is "made by"; long module paths are cut from left."""
+    at = columns.index("made by")
+    widths = [
+        max(map(len, (name, *(row[i] for row in rows))))
+        for i, name in enumerate(columns)
+    ]
+    # The width that is left goes to the module path.
+    left = max(12, WIDTH - sum(widths) + widths[at] - 3 * (len(columns) - 1))
     table = new_table(*columns, title=title, no_wrap=True)
-    for size, array, phase, made_by, at in rows:
-        cut = "…" + made_by[len(made_by) - max(12, left) + 1 :]
-        table.add_row(
-            size,
-            Text(array),
-            phase,
-            Text(made_by if len(made_by) <= max(12, left) else cut),
-            Text(at),
-        )
+    for row in rows:
+        made_by = row[at]
+        if len(made_by) > left:
+            made_by = "…" + made_by[len(made_by) - left + 1 :]
+        table.add_row(*map(Text, (*row[:at], made_by, *row[at + 1 :])))
     return table
+
+
+def _exchanged(collectives: Sequence[Collective], most: int = 12) -> Table:
+    """What devices exchange, those that take longest."""
+    slowest = sorted(collectives, key=lambda one: -one.times * one.us)
+    rows = [
+        (
+            one.kind,
+            one.phase,
+            one.argument or one.scope,
+            format_bytes(one.bytes),
+            f"{one.count} x {one.iterations}" if one.iterations > 1 else str(one.count),
+            format_us(one.times * one.us),
+            _short(one.source),
+        )
+        for one in collectives
+        if one in slowest[:most]
+    ]
+    if rest := slowest[most:]:
+        us = format_us(sum(one.times * one.us for one in rest))
+        rows.append((f"{len(rest)} more", "", "", "", "", us, ""))
+    columns = ("collective", "phase", "made by", "bytes", "count", "step", "at")
+    return _places(columns, rows, "collectives, and what they take of a step")
 
 
 _DTYPE = {

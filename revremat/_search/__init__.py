@@ -9,6 +9,7 @@ from revremat._search._answer import answer as answer
 from revremat._search._begin import begin as begin
 from revremat._search._begin import compiler as compiler
 from revremat._search._begin import run as run
+from revremat._search._heuristics import Effort as Effort
 from revremat._search._heuristics import Heuristics as Heuristics
 from revremat._search._keys import BASELINE as BASELINE
 from revremat._search._keys import ProbeKey as ProbeKey
@@ -26,6 +27,7 @@ from revremat._search._result import Fit as Fit
 from revremat._search._result import Row as Row
 from revremat._search._result import why_it_does_not_fit as why_it_does_not_fit
 from revremat._search._run import DECIDE as DECIDE
+from revremat._search._run import FIRST as FIRST
 from revremat._search._run import PROFILE as PROFILE
 from revremat._search._run import REQUIRED as REQUIRED
 from revremat._search._run import decide as decide

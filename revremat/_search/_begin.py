@@ -1,14 +1,16 @@
 """Begin and run: a search from a problem to a `Fit`."""
 
+from revremat._errors import UserError
 from revremat._measure import Oracle
 from revremat._problem import Problem
 from revremat._search._answer import answer
-from revremat._search._heuristics import Heuristics
+from revremat._search._heuristics import Effort, Heuristics
 from revremat._search._oracle import Asking, CompilerOracle, Progress
 from revremat._search._result import Fit
 from revremat._search._run import decide
 from revremat._search._start import expected_compiles, state_of, traced_twice
 from revremat._search._state import State
+from revremat._search._timed import TimedOracle
 from revremat.xla import Target
 
 
@@ -18,6 +20,7 @@ def compiler(
     oracle: Oracle | None = None,
     *,
     keep_checkpoints: bool = False,
+    exact: bool = True,
 ) -> CompilerOracle:
     """The target's own compiler, or an oracle in its place, for one problem.
 
@@ -25,7 +28,7 @@ def compiler(
       UserError: The loss is another program each time it is traced.
     """
     graph, traced = traced_twice(problem, target, keep_checkpoints=keep_checkpoints)
-    found = CompilerOracle(problem, traced, graph, target, oracle)
+    found = CompilerOracle(problem, traced, graph, target, oracle, exact)
     if oracle is not None:
         found.check_uses_loss()
     return found
@@ -36,7 +39,10 @@ def begin(
     target: Target,
     *,
     oracle: Oracle | None = None,
+    timed: bool = False,
+    exact: bool = True,
     heuristics: Heuristics | None = None,
+    effort: Effort = "exhaustive",
     most_compiles: int | None = None,
     unroll: bool = True,
     keep_checkpoints: bool = False,
@@ -48,7 +54,10 @@ def begin(
       problem: The program.
       target: Where it would run.
       oracle: Says what steps take; by default the target's compiler does.
+      timed: Whether programs are run on the target, which is this machine.
+      exact: As `CompilerOracle` has it.
       heuristics: Numbers that decide.
+      effort: How long it goes on, where `most_compiles` does not say.
       most_compiles: How many programs may be measured; None for as many as it takes.
       unroll: Whether layers of loops may be unrolled.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay.
@@ -57,18 +66,36 @@ def begin(
     Raises:
       UserError: As `rr.search` does.
     """
-    known = compiler(problem, target, oracle, keep_checkpoints=keep_checkpoints)
+    if timed:
+        _check_timed(target, oracle)
+    about = {"keep_checkpoints": keep_checkpoints, "exact": exact}
+    known = compiler(problem, target, oracle, **about)
     state = state_of(
         problem,
         target,
         known.graph,
         known.traced,
+        effort=effort,
         most_compiles=most_compiles,
         unroll=unroll,
         heuristics=heuristics,
     )
-    asking = Asking(known, expected_compiles(state), progress)
+    measuring = TimedOracle(known) if timed else known
+    asking = Asking(measuring, expected_compiles(state), progress)
     return state, asking
+
+
+def _check_timed(target: Target, oracle: Oracle | None) -> None:
+    if oracle is not None:
+        raise UserError(
+            "timed=True was given with an oracle, which has times of its own: leave "
+            "out one of them"
+        )
+    if not target.runs_here:
+        raise UserError(
+            f"timed=True runs programs, and {target.spec} is not this machine: write "
+            "target='local', or leave timed=True out"
+        )
 
 
 def run(
@@ -77,7 +104,9 @@ def run(
     budget_bytes: int,
     *,
     oracle: Oracle | None = None,
+    timed: bool = False,
     heuristics: Heuristics | None = None,
+    effort: Effort = "exhaustive",
     most_compiles: int | None = None,
     unroll: bool = True,
     keep_checkpoints: bool = False,
@@ -88,10 +117,16 @@ def run(
         problem,
         target,
         oracle=oracle,
+        timed=timed,
+        exact=not target.is_elsewhere,
         heuristics=heuristics,
+        effort=effort,
         most_compiles=most_compiles,
         unroll=unroll,
         keep_checkpoints=keep_checkpoints,
         progress=progress,
     )
-    return answer(decide(state.within(budget_bytes), ask), problem.loss)
+    state = decide(state.within(budget_bytes), ask)
+    if isinstance(ask.oracle, CompilerOracle | TimedOracle):
+        state = ask.oracle.confirmed(state)
+    return answer(state, problem.loss)

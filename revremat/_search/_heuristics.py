@@ -1,6 +1,10 @@
 """Heuristics: every number that decides something in a search, with its reason."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Effort = Literal["quick", "normal", "exhaustive"]
+"""How long a search goes on; the quicker ones are the beginning of the others."""
 
 
 @dataclass(frozen=True)
@@ -11,6 +15,10 @@ class Heuristics:
     in `docs/benchmarks`.
 
     Attributes:
+      more_quick: Compiles beyond those without which nothing is known, of a quick
+        search: plain unrolled loops, and the first choices by costs.
+      more_normal: The same of a normal search: most of a gain is found by then, and on
+        two cores a GPT of 6 layers takes about fifteen times one compile.
       most_candidates: Candidates of a unit that get a cost at first. Twelve found the
         best of 256 sets within 1 % on three kinds of layers (benchmark `regret`).
       fewest_candidates: Candidates of a unit with which a search begins: recompute all,
@@ -26,6 +34,8 @@ class Heuristics:
       near_bytes: Bytes over budget up to which the smallest assignment is tried.
       near_time: Expected time over the best one up to which a runner-up may still win:
         whole programs differ from their layers' sum by about 2 %.
+      near_timed: Measured time over the fastest's up to which a program is timed once
+        more at the end: runs of one program differ by some percent.
       negligible_budget: Share of the budget that is not worth a compile.
       least_gain_local: Share of a step that a local change has to promise.
       least_gain_column: Share of a step that new candidates have to promise, for which
@@ -52,6 +62,8 @@ class Heuristics:
         with one step to an iteration, 324 with 4 and 263 with 16.
       short_layer_us: Time of a layer up to which that is tried of loops that can be
         unrolled whole: an iteration itself takes some tens of microseconds.
+      least_gain_inside: Share of a step that several layers to an iteration of loops
+        inside have to gain for these to be decided before what is around them.
       least_layers_for_slots: Layers of a loop from where binomial schedules are tried:
         with fewer, segments keep about as little.
       most_numbers_of_slots: Of those schedules that are compiled for one budget. The
@@ -70,6 +82,8 @@ class Heuristics:
         what is around them.
     """
 
+    more_quick: int = 3
+    more_normal: int = 18
     most_candidates: int = 12
     fewest_candidates: int = 3
     most_brief_tightenings: int = 2
@@ -79,6 +93,7 @@ class Heuristics:
     num_runners_up: int = 2
     near_bytes: float = 1.02
     near_time: float = 1.02
+    near_timed: float = 1.05
     negligible_budget: float = 0.003
     least_gain_local: float = 1e-3
     least_gain_column: float = 0.002
@@ -96,6 +111,7 @@ class Heuristics:
     most_unrolled_operations: int = 15_000
     unrolled_by: tuple[int, ...] = (4, 16)
     short_layer_us: float = 500.0
+    least_gain_inside: float = 0.05
     least_layers_for_slots: int = 64
     most_numbers_of_slots: int = 3
     off_difference: float = 0.25
@@ -107,3 +123,13 @@ class Heuristics:
     isolate_operations: int = 1000
     isolate_part: float = 1 / 2
     isolate_fused_time: float = 1 / 200
+
+    def most_compiles(self, effort: Effort, num_needed: int) -> int | None:
+        """How many programs a search may measure; None for as many as it takes.
+
+        Args:
+          effort: Of the search.
+          num_needed: Programs without which it knows of no plan.
+        """
+        more = {"quick": self.more_quick, "normal": self.more_normal}.get(effort)
+        return None if more is None else num_needed + more

@@ -10,14 +10,22 @@ from revremat._action import RECOMPUTE
 from revremat._apply import apply_quietly
 from revremat._errors import UserError
 from revremat._graph import Graph
-from revremat._measure import Compiles, Failure, Oracle, Step, ask_each
+from revremat._measure import (
+    Compiles,
+    Failure,
+    Oracle,
+    Step,
+    ask_each,
+    read_step,
+    read_untiled,
+)
 from revremat._measurement import Measurement
 from revremat._problem import Problem
 from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
 from revremat._search._probe_programs import isolate, shorten
 from revremat._search._state import OutOfCompiles, State
 from revremat.program._loss import TracedLoss
-from revremat.xla import Target, lower_step
+from revremat.xla import Lowered, Target, lower_step
 
 Progress = Callable[[str, int, int], None]
 """Told what is compiled next, how many compiles are done, and how many there may be."""
@@ -44,6 +52,8 @@ class CompilerOracle:
       graph: Its units.
       target: Where it would run.
       oracle: Is asked about steps; None compiles them.
+      exact: Whether each compile finds out if XLA can tile its products. Else what is
+        chosen has to be confirmed.
     """
 
     problem: Problem
@@ -51,20 +61,55 @@ class CompilerOracle:
     graph: Graph
     target: Target
     oracle: Oracle | None = None
+    exact: bool = True
 
     def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
         """Compiles programs, as many at a time as there are cores."""
         if self.oracle is not None:
             made = (self.step(request.key) for request in requests)
             return list(ask_each(made, self.oracle))
+        finish = read_step if self.exact else read_untiled
+        return [found for _, found in self.compile(requests, finish)]
+
+    def confirmed(self, state: State) -> State:
+        """The same, where the best program takes what an exact compile says.
+
+        Where XLA cannot tile a product, the program is another one and may not be the
+        best any longer: then the next one has to be confirmed.
+        """
+        known: set[ProgramKey] = set()
+        if self.exact or self.oracle is not None:
+            return state
+        while (key := state.key_of_row(state.best)) not in known:
+            known.add(key)
+            request = Request(key, state.trials[key].label)
+            ((_, outcome),) = self.compile([request], read_step)
+            trial = dataclasses.replace(state.trials[key], outcome=outcome)
+            state = state.but(trials={**state.trials, key: trial})
+        return state
+
+    def compile[T](
+        self,
+        requests: Iterable[Request],
+        finish: Callable[[Lowered, str], T | Failure],
+    ) -> list[tuple[Request, T | Failure]]:
+        """Compiles programs, as many at a time as there are cores.
+
+        Args:
+          requests: Which; the next is taken when its compile can start.
+          finish: What is made of each, as `Compiles` takes it.
+
+        Raises:
+          UserError: None of the plans changed anything.
+        """
         asked: list[Request] = []
         calls: list[bool] = []
-        found: list[Measurement | Failure] = []
+        found: list[T | Failure] = []
 
         def note(place: int) -> None:
             calls[place] = True
 
-        with Compiles(self.target) as compiles:
+        with Compiles(self.target, finish) as compiles:
             for place, request in enumerate(requests):
                 asked.append(request)
                 calls.append(False)
@@ -78,7 +123,7 @@ class CompilerOracle:
         ]
         if plans and not any(plans):
             raise UserError(_LOSS_UNUSED)
-        return found
+        return [*zip(asked, found, strict=True)]
 
     def check_uses_loss(self) -> None:
         """Refuses a step that would be the same under every plan.

@@ -12,7 +12,7 @@ from revremat._search.passes._column_generation import column_generation
 from revremat._search.passes._gradient_barrier import gradient_barrier, without_barrier
 from revremat._search.passes._hedge import hedge
 from revremat._search.passes._local_search import local_search
-from revremat._search.passes._nested import nested
+from revremat._search.passes._nested import nested, nested_first
 from revremat._search.passes._peel import peel
 from revremat._search.passes._plain_unroll import plain_unroll, settle
 from revremat._search.passes._profile import profile_layers
@@ -27,6 +27,7 @@ from revremat._search.passes._solve import (
     solve_briefly,
     unroll_chosen,
     unroll_partly,
+    unroll_partly_again,
 )
 from revremat._search.passes._unroll import unroll
 
@@ -35,6 +36,9 @@ def _inside(state: State, ask: Ask) -> State:
     return decide(state, ask)
 
 
+FIRST: tuple[Pass, ...] = (
+    nested_first(_inside),  # where it gains, it gains more than all that is around
+)
 PROFILE: tuple[Pass, ...] = (
     baseline,  # everything is held to it, and what it takes says what to isolate
     gradient_barrier,  # before any cost: with a barrier they are other ones
@@ -50,13 +54,14 @@ DECIDE: tuple[Pass, ...] = (
     plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
     settle,  # then nothing more need be asked
     solve_briefly,  # by few costs: a limit of compiles may leave no others
+    unroll_partly,  # of short layers alone, where nothing else gains as much
     remat_pass,  # JAX's default: worth its compiles once there is a plan to beat
     unroll_chosen,  # of all that could come next, this gains most
     candidates,
     solve_briefly,  # before as many costs again are asked for, of unrolled layers
     *COSTS[1:],
     solve,
-    unroll_partly,  # of what was chosen alone: each takes two costs more
+    unroll_partly_again,  # of what was chosen since: each takes two costs more
     runners_up,  # costs are off by some percent, so what is nearest may be better
     column_generation,  # its estimates need the costs of what was chosen
     hedge("unroll"),  # after everything that has unrolled layers was measured
@@ -119,6 +124,7 @@ def decide(state: State, ask: Ask) -> State:
         return run_all(state, ask, [recompute_all])
     if state.space.chain is not None:
         return run_all(state, ask, SEGMENTS)
+    state = run_all(state, ask, FIRST)
     state = profile(state, ask)
     passes = DECIDE if state.is_profiled and state.units else ()
     return run_all(state, ask, passes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from revremat import policies
 from revremat._action import OFFLOAD
@@ -53,3 +54,24 @@ class Space:
         """Whether layers may keep values on the host."""
         facts = self.graph.facts(unit.name, [u.name for u in self.enclosing])
         return self.target.platform != "cpu" and not OFFLOAD.refused_by(facts)
+
+    @cached_property
+    def first_alike(self) -> Mapping[str, Unit]:
+        """From unit to the first that computes the same, which has the same costs."""
+        first: dict[tuple[object, ...], Unit] = {}
+        return {u.name: first.setdefault(_costs_of(u, self), u) for u in self.units}
+
+
+def _costs_of(unit: Unit, space: Space) -> tuple[object, ...]:
+    """What has to be equal for layers of two units to cost the same."""
+    return (
+        unit.kind,
+        unit.fingerprint,
+        unit.num_layers,
+        unit.residuals_of,
+        unit.values,
+        unit.skippable,
+        unit.chained,
+        unit.enclosing and space.graph[unit.enclosing].fingerprint,
+        unit.name in space.small_units,
+    )

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from revremat import policies, xla
 from revremat._action import RECOMPUTE
@@ -9,7 +10,7 @@ from revremat._errors import UserError
 from revremat._graph import Graph, Unit
 from revremat._problem import Problem
 from revremat._search._chain import chain_of, rates_of
-from revremat._search._heuristics import Heuristics
+from revremat._search._heuristics import Effort, Heuristics
 from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL
 from revremat._search._probe_programs import share_of, small_units
 from revremat._search._probes import cuts, first_cuts, is_loop
@@ -63,6 +64,7 @@ def state_of(
     graph: Graph,
     traced: TracedLoss,
     *,
+    effort: Effort = "exhaustive",
     most_compiles: int | None = None,
     unroll: bool = True,
     heuristics: Heuristics | None = None,
@@ -70,9 +72,11 @@ def state_of(
     """The start of a search.
 
     Raises:
-      UserError: `most_compiles` is no number of compiles or too small, or nothing is to
-        be decided.
+      UserError: `effort` is none, `most_compiles` is no number of compiles or too
+        small, or nothing is to be decided.
     """
+    if effort not in (efforts := get_args(Effort)):
+        raise UserError(f"effort is {effort!r}: write one of {efforts}")
     if type(most_compiles) not in (int, type(None)):
         raise UserError(
             f"most_compiles is {most_compiles!r}, which is no number of compiles: "
@@ -94,6 +98,10 @@ def state_of(
             f"{most_compiles} compiles are too few for this program: a search needs "
             f"{state.num_needed} or more"
         )
+    if most_compiles is None:
+        most_compiles = heuristics.most_compiles(effort, state.num_needed)
+        space = dataclasses.replace(state.space, most_compiles=most_compiles)
+        state = state.but(space=space)
     return state
 
 

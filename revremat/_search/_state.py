@@ -256,7 +256,8 @@ class State:
         return ProgramKey.of({name: taken[name] for name in units}, gradient_barrier)
 
     def probe_key(self, unit: Unit, actions: tuple[Action, ...]) -> ProbeKey:
-        """A shortened program of a unit's first layers."""
+        """A shortened program of a unit's first layers, or of one that is alike."""
+        unit = self.space.first_alike[unit.name]
         is_isolated = unit.name in self.isolated
         others = (*self.space.enclosing, *self.units)
         names = () if is_isolated else tuple(u.name for u in others if u != unit)

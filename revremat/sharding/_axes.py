@@ -1,5 +1,6 @@
 """Names of dimensions, and the mesh axes that each is cut over: one table."""
 
+import dataclasses
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ class AxisRules:
       weights: The same for parameters, where they differ.
       gathered: From the name of a dimension that is cut to its name once it was
         gathered: `norm_length` to `length` under sequence parallelism.
+      exchanged: Mesh axes that are moved from one dimension to another, by all-to-alls:
+        those of experts, or of an array's rows and columns.
 
     Raises:
       UserError: A name is gathered into one that has no rule.
@@ -40,6 +43,7 @@ class AxisRules:
     activations: Mapping[str, Axes]
     weights: Mapping[str, Axes] = field(default_factory=dict)
     gathered: Mapping[str, str] = field(default_factory=dict)
+    exchanged: Axes = ()
 
     def __post_init__(self):
         for name, whole in self.gathered.items():
@@ -49,6 +53,10 @@ class AxisRules:
                         f"AxisRules: {name!r} is gathered into {whole!r}, and {one!r} "
                         "has no rule; add it to `activations`"
                     )
+
+    def __hash__(self) -> int:
+        tables = self.activations, self.weights, self.gathered
+        return hash((*(frozenset(table.items()) for table in tables), self.exchanged))
 
     def spec(
         self,
@@ -141,6 +149,7 @@ def megatron(
     data: str | Sequence[str] = "data",
     fsdp: str | None = None,
     expert: str | None = None,
+    context: str | None = None,
     more: Mapping[str, str | Sequence[str]] | None = None,
 ) -> AxisRules:
     """Tensor parallelism, with sequence parallelism on top where it is asked for.
@@ -158,6 +167,8 @@ def megatron(
       fsdp: A mesh axis over which weights are cut along `embed`, and batches, too
         (ZeRO, stage 3); None keeps them whole.
       expert: A mesh axis over which experts are spread; None keeps them together.
+      context: A mesh axis over which all of a layer is cut along the sequence, as
+        `ring_attention` needs it; None keeps sequences whole.
       more: Rules for names of your own, `()` for those that stay whole.
 
     Returns:
@@ -173,36 +184,151 @@ def megatron(
       >>> rules.activations["norm_length"], rules.activations["length"]
       (('model',), ())
     """
+    sequences = (axis,) if sequence else ()
+    parts = data, fsdp, expert, context, more
+    return _rules("megatron", (axis,), sequences, *parts)
+
+
+def data_parallel(
+    data: str | Sequence[str] = "data",
+    *,
+    fsdp: str | None = None,
+    more: Mapping[str, str | Sequence[str]] | None = None,
+) -> AxisRules:
+    """Batches are cut, and with `fsdp` weights as well (ZeRO, stage 3).
+
+    For ZeRO of stages 1 and 2, weights stay whole and moments are placed by the rule
+    `FSDP`.
+
+    Source: Rajbhandari et al. 2020, section 5.
+
+    Args:
+      data: The mesh axes over which batches are cut.
+      fsdp: A mesh axis over which weights are cut along `embed`, and batches, too.
+      more: Rules for names of your own, `()` for those that stay whole.
+
+    Returns:
+      Rules for the names that `megatron` has.
+
+    Raises:
+      UserError: As `megatron`.
+
+    Example:
+      >>> from revremat.sharding import data_parallel
+      >>> data_parallel(fsdp="fsdp").activations["batch"]
+      ('data', 'fsdp')
+    """
+    return _rules("data_parallel", (), (), data, fsdp, None, None, more)
+
+
+def context_parallel(
+    axis: str = "context",
+    *,
+    data: str | Sequence[str] = "data",
+    fsdp: str | None = None,
+    more: Mapping[str, str | Sequence[str]] | None = None,
+) -> AxisRules:
+    """All of a layer is cut along the sequence; attention goes around a ring.
+
+    Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers".
+
+    Args:
+      axis: The mesh axis over which sequences are cut.
+      data: The mesh axes over which batches are cut.
+      fsdp: A mesh axis over which weights are cut along `embed`, and batches, too.
+      more: Rules for names of your own, `()` for those that stay whole.
+
+    Returns:
+      Rules for the names that `megatron` has.
+
+    Raises:
+      UserError: As `megatron`.
+
+    Example:
+      >>> from revremat.sharding import context_parallel
+      >>> context_parallel("context").activations["length"]
+      ('context',)
+    """
+    return _rules("context_parallel", (), (), data, fsdp, None, axis, more)
+
+
+def _rules(
+    label: str,
+    tensor: Axes,
+    sequence: Axes,
+    data: str | Sequence[str],
+    fsdp: str | None,
+    expert: str | None,
+    context: str | None,
+    more: Mapping[str, str | Sequence[str]] | None,
+) -> AxisRules:
+    """The usual names, by what each mesh axis is for."""
+    listed = lambda axis: () if axis is None else (axis,)
     batch = (data,) if isinstance(data, str) else tuple(data)
-    batch += () if fsdp is None else (fsdp,)
-    parts = [axis, *batch]
+    batch += listed(fsdp)
+    parts = [*tensor, *batch, *listed(context)]
     if twice := [one for one in parts if parts.count(one) > 1]:
         raise UserError(
-            f"megatron: the mesh axis {twice[0]!r} stands for two kinds of "
+            f"{label}: the mesh axis {twice[0]!r} stands for two kinds of "
             "parallelism; name a mesh axis for each"
         )
     table: dict[str, Axes] = {
         "batch": batch,
-        "length": (),
-        "norm_length": (axis,) if sequence else (),
+        "length": listed(context),
+        "norm_length": (*listed(context), *sequence),
         "embed": (),
-        "mlp": (axis,),
-        "heads": (axis,),
-        "kv_heads": (axis,),
+        "mlp": tensor,
+        "heads": tensor,
+        "kv_heads": tensor,
         "kv": (),
-        "vocab": (axis,),
-        "expert": () if expert is None else (expert,),
+        "vocab": tensor,
+        "expert": listed(expert),
         "layers": (),
     }
     for name, axes in (more or {}).items():
         if name in table:
             raise UserError(
-                f"megatron: {name!r} has a rule, {table[name]}, and another one in "
+                f"{label}: {name!r} has a rule, {table[name]}, and another one in "
                 "`more`; write AxisRules for a table of your own"
             )
         table[name] = (axes,) if isinstance(axes, str) else tuple(axes)
     weights = {} if fsdp is None else {"embed": (fsdp,)}
-    return AxisRules(table, weights, {"norm_length": "length"})
+    return AxisRules(table, weights, {"norm_length": "length"}, listed(expert))
+
+
+def axial(
+    axis: str = "model",
+    *,
+    data: str | Sequence[str] = "data",
+    more: Mapping[str, str | Sequence[str]] | None = None,
+) -> AxisRules:
+    """Arrays of rows and columns, cut along the one that a layer does not attend to.
+
+    Row attention takes values with the names `rows`, `all_columns`; column attention
+    `all_rows`, `columns`. Between them is one all-to-all, and no weight is cut.
+
+    Source: Cheng et al. 2022, "FastFold", dynamic axial parallelism.
+
+    Args:
+      axis: The mesh axis over which rows are cut, or columns.
+      data: The mesh axes over which batches are cut.
+      more: Rules for names of your own, `()` for those that stay whole.
+
+    Returns:
+      Rules for these names and for those that `megatron` has.
+
+    Raises:
+      UserError: As `megatron`.
+
+    Example:
+      >>> from revremat.sharding import axial
+      >>> rules = axial("model")
+      >>> rules.activations["rows"], rules.activations["all_rows"]
+      (('model',), ())
+    """
+    names = {"rows": axis, "columns": axis, "all_rows": (), "all_columns": ()}
+    rules = _rules("axial", (), (), data, None, None, None, {**(more or {}), **names})
+    return dataclasses.replace(rules, exchanged=(axis,))
 
 
 def users_line() -> str:

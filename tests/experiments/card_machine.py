@@ -23,23 +23,51 @@ LACKS = (
     *("xprof", "pycocotools", "nvidia_cuda_nvcc", "jaxtyping", "sklearn", "pytest"),
 )
 
-_NO_NETWORK = """
+NO_NETWORK = """
 import sys
 
-def _guard(event, arguments):
+def outside(event, arguments):
     if event in ("socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind"):
         address = arguments[1]
         local = not isinstance(address, tuple) or address[0] in (
             "127.0.0.1", "::1", "localhost", ""
         )
-        if not local:
-            raise RuntimeError(f"{event} to {address}: there is no network")
-    elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
+        return "" if local else f"{event} to {address}"
+    if event in ("socket.getaddrinfo", "socket.gethostbyname"):
         if arguments[0] not in (None, "localhost", "127.0.0.1", "::1"):
-            raise RuntimeError(f"{event} of {arguments[0]}: there is no network")
+            return f"{event} of {arguments[0]}"
+    return ""
+"""
+
+_GUARD = """
+def _guard(event, arguments):
+    if told := outside(event, arguments):
+        raise RuntimeError(f"{told}: there is no network")
 
 sys.addaudithook(_guard)
 """
+
+_watched: list[list[str]] = []
+
+
+def watch_sockets() -> list[str]:
+    """From now on, what this process tries to reach on other machines is noted here.
+
+    It goes to the list of the last call. Of Python's sockets alone.
+    """
+    if not _watched:
+        names: dict = {}
+        exec(NO_NETWORK, names)
+
+        def note(event: str, arguments: tuple) -> None:
+            if event.startswith("socket.") and (
+                it := names["outside"](event, arguments)
+            ):
+                _watched[-1].append(it)
+
+        sys.addaudithook(note)
+    _watched.append([])
+    return _watched[-1]
 
 
 def make(folder: Path) -> Path:
@@ -53,8 +81,18 @@ def make(folder: Path) -> Path:
     (site,) = folder.glob("lib/python3.*/site-packages")
     for name in sorted(_needed(HAS)):
         _link(metadata.distribution(name), site)
-    (site / "sitecustomize.py").write_text(_NO_NETWORK)
+    (site / "sitecustomize.py").write_text(NO_NETWORK + _GUARD)
     return folder / "bin" / "python"
+
+
+def alone() -> list[str]:
+    """Words before a command that leave it no network, where the system can do that."""
+    words = ["unshare", "--map-root-user", "--net"]
+    try:
+        done = subprocess.run([*words, "true"], capture_output=True)
+    except FileNotFoundError:
+        return []
+    return [] if done.returncode else words
 
 
 def wheels(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,6 +30,10 @@ match what:
     case "crash":
         print("allocator: 17 lines", "the last word", sep="\n", flush=True)
         os.abort()
+    case "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    case "exit":
+        sys.exit(3)
     case "hang":
         time.sleep(60)
     case "part":

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
+import socket
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,14 +26,24 @@ from experiments.calibrate import (
     trace,
     variants,
 )
-from experiments.calibrate.records import Writer, read
+from experiments.calibrate.records import Writer, latest, read
 from experiments.calibrate.tasks import estimates, exact, steps
 from experiments.calibrate.values import fill
-from revremat.xla import load_card, traced_for
+from revremat.xla import load_card, measured_folder, traced_for
+from tests.experiments import card_machine
 
+pytestmark = pytest.mark.usefixtures("no_network")
 GIB = 2**30
 ROOT = Path(__file__).parents[2]
 OLDEST = re.search(r"jax==(\S+)", (ROOT / "tools" / "oldest.txt").read_text())
+
+
+@pytest.fixture
+def no_network():
+    """Whatever a job does, it opens no socket to another machine."""
+    tried = card_machine.watch_sockets()
+    yield
+    assert tried == []
 
 
 @pytest.fixture
@@ -45,8 +57,34 @@ def job(tmp_path):
     return make
 
 
+def of(name):
+    """The fingerprint of a program in its tiny size."""
+    return variants.fingerprint(programs.make(name, programs.Here(), "quick"))
+
+
 def told(job, kind):
     return [r for r in read(job.out / "results.jsonl") if r.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("address", "is_seen"),
+    [
+        (("192.0.2.1", 80), True),
+        (("2001:db8::1", 80), True),
+        (("127.0.0.1", 9), False),
+        (("::1", 9), False),
+        ("/tmp/no such socket", False),
+    ],
+)
+def test_sockets_to_other_machines_are_seen(address, is_seen):
+    tried = card_machine.watch_sockets()
+    family = socket.AF_INET6 if "::" in address[0] else socket.AF_INET
+    if isinstance(address, str):
+        family = socket.AF_UNIX
+    with socket.socket(family) as one, contextlib.suppress(OSError):
+        one.setblocking(False)
+        one.connect(address)
+    assert bool(tried) == is_seen
 
 
 def test_another_platform_than_the_one_to_be_measured_is_refused():
@@ -56,9 +94,11 @@ def test_another_platform_than_the_one_to_be_measured_is_refused():
 
 
 def test_a_run_measures_bytes_and_steps_beside_what_was_said(job, monkeypatch):
-    made = {"target": "cpu:1", "jax": "7", "fingerprint": None, "variants": [
-        {"name": "baseline", "bytes": 100_000, "estimate_us": 7.0, "plan": None}
-    ]}  # fmt: skip
+    about = {"bytes": 100_000, "estimate_us": 7.0, "untuned": "2 of 9"}
+    made = {
+        "target": "cpu:1", "jax": "7", "tuning": "h100", "fingerprint": of("mlp"),
+        "variants": [{"name": "baseline", "plan": None, **about}],
+    }  # fmt: skip
     monkeypatch.setattr(plan_files, "read", lambda *_: made)
     ours = job("run", "mlp")
     steps.run(ours)
@@ -69,9 +109,14 @@ def test_a_run_measures_bytes_and_steps_beside_what_was_said(job, monkeypatch):
     assert compiled["bytes"] == m.memory.total_bytes
     (predicted,) = told(ours, "predicted")
     assert (predicted["bytes"], predicted["estimate_us"]) == (100_000, 7.0)
-    (checked,) = told(ours, "checked")
+    same, checked = told(ours, "checked")
+    assert same["agrees"]
+    assert "fingerprint is" in same["sentence"]
     assert not checked["agrees"]
-    assert "100,000 bytes were said ahead of time" in checked["sentence"]
+    assert checked["sentence"].startswith(
+        "100,000 bytes were said ahead of time with the tuning of h100, which lacks 2 "
+        "of 9 kernels, the compile here takes "
+    )
     timed = [r for r in told(ours, "measured") if r["what"] == "steps"]
     assert [len(r["times_s"]) for r in timed] == [2]
     assert timed[0]["not_finite"] == 0
@@ -80,17 +125,27 @@ def test_a_run_measures_bytes_and_steps_beside_what_was_said(job, monkeypatch):
     assert len(list((ours.hlo).glob("*.txt.gz"))) == 1
 
 
-def test_plans_of_another_program_are_told_and_only_the_baseline_runs(job, monkeypatch):
-    made = plan_files.read("tiny_matmuls", "quick")
+@pytest.mark.parametrize(
+    ("kind", "name", "other"),
+    [("race", "tiny_matmuls", "00"), ("run", "mlp", "00"), ("run", "mlp", None)],
+)
+def test_plans_of_another_program_are_told_and_only_the_baseline_runs(
+    job, monkeypatch, kind, name, other
+):
+    made = plan_files.read(name, "quick")
     assert made is not None
-    monkeypatch.setattr(plan_files, "read", lambda *_: made | {"fingerprint": "00"})
-    ours = job("race", "tiny_matmuls")
-    steps.race(ours)
+    monkeypatch.setattr(plan_files, "read", lambda *_: made | {"fingerprint": other})
+    timed = []
+    monkeypatch.setattr(steps, "_timed", lambda *_: timed.append(len(read(path))))
+    ours = job(kind, name)
+    path = ours.out / "results.jsonl"
+    getattr(steps, kind)(ours)
     (checked,) = told(ours, "checked")
     assert not checked["agrees"]
-    assert "fingerprint 00, this one has" in checked["sentence"]
+    assert f"fingerprint {other}, this one has" in checked["sentence"]
     assert told(ours, "predicted") == []
     assert [r["variant"] for r in told(ours, "compiled")] == ["baseline"]
+    assert checked.line < min(timed)  # before anything is timed
 
 
 def test_a_variant_that_cannot_be_compiled_is_one_line_and_the_rest_run(
@@ -273,6 +328,7 @@ def test_plans_were_compiled_by_the_oldest_jax_for_the_card_and_fit(name):
         assert variant["bytes"] > GIB
         assert variant["estimate_us"] > 0
     if name in make_plans.BUDGETS:
+        assert made["tuning"] == make_plans.RUN.name
         budget = int(make_plans.BUDGETS[name].removesuffix("GiB")) * GIB
         (searched,) = [v for v in made["variants"] if "searched" in v["name"]]
         assert plan_files.to_fit(made) == searched
@@ -312,8 +368,135 @@ def test_plans_are_made_by_one_command(tmp_path, capsys):
     assert [v["name"] for v in made["variants"]] == ["baseline"]
     assert made["jax"] == jax.__version__
     capsys.readouterr()
-    assert make_plans.main(words) == 0  # what is there is not made again
+    assert made["fingerprint"] == of("mlp")
+    assert make_plans.main(words) == 0  # what is there is not made a second time
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("there", "is_made"),
+    [
+        ({}, True),
+        ({"jax": jax.__version__, "tuning": "h100"}, False),
+        ({"jax": jax.__version__, "tuning": None}, True),
+        ({"jax": jax.__version__}, True),
+        ({"jax": "0.1", "tuning": "h100"}, True),
+    ],
+)
+def test_plans_are_made_where_they_are_of_another_jax_or_tuning(
+    tmp_path, monkeypatch, there, is_made
+):
+    run, out = tmp_path / "h100", tmp_path / "plans"
+    run.mkdir()
+    out.mkdir()
+    (tmp_path / "kernel.pb").write_text("triton")
+    with tarfile.open(run / "autotune.tgz", "w:gz") as tar:
+        tar.add(tmp_path / "kernel.pb", "device/kernel.pb")
+    (out / "mlp.json").write_text(json.dumps({"scales": {"card": there}}))
+    asked = []
+
+    def make(name, scale, most_compiles, tuning, kept):
+        found = measured_folder() / "h100.tuning"
+        asked.append([p.name for p in found.rglob("*.pb")])
+        return {"tuning": tuning}
+
+    monkeypatch.setattr(make_plans, "make", make)
+    before = os.environ["REVREMAT_CARDS"]
+    words = ["mlp", "--scales", "card", "--out", str(out), "--tuning", str(run)]
+    assert make_plans.main(words) == 0
+    assert os.environ["REVREMAT_CARDS"] == before
+    assert asked == [["kernel.pb"]] * is_made
+    found = json.loads((out / "mlp.json").read_text())["scales"]["card"]
+    assert found["tuning"] == ("h100" if is_made else there["tuning"])
+
+
+@pytest.mark.parametrize("words", [(), ("--search",)])
+def test_a_plan_that_was_searched_is_kept_and_compiled_anew(
+    tmp_path, monkeypatch, words
+):
+    made = plan_files.read("tiny_matmuls", "quick")
+    assert made is not None
+    old = {"bytes": 7, "estimate_us": 7.0, "untuned": ""}
+    plan = made["variants"][1]["plan"]
+    made["variants"] = [{"name": "searched 3KiB", "plan": plan, **old}]
+    text = json.dumps({"scales": {"quick": made | {"jax": "0.1"}}})
+    (tmp_path / "tiny_matmuls.json").write_text(text)
+    monkeypatch.setattr(make_plans, "_plans", lambda graph, scale: [("baseline", None)])
+    words = ["tiny_matmuls", "--scales", "quick", "--out", str(tmp_path), *words]
+    assert make_plans.main(words) == 0
+    found = plan_files.read("tiny_matmuls", "quick", tmp_path)
+    assert found is not None
+    # In the tiny scale nothing is searched.
+    assert len(found["variants"]) == 1 + ("--search" not in words)
+    if kept := plan_files.searched(found):
+        assert (kept["name"], kept["plan"]) == ("searched 3KiB", plan)
+        assert kept["bytes"] > old["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("notes", "lacks", "words"),
+    [
+        (["with what autotuning chose"], "", "with the tuning of h100"),
+        (
+            ["a", "3 of 30 kernels that XLA tunes are not in the tuning of h100 and"],
+            "3 of 30",
+            "with the tuning of h100, which lacks 3 of 30 kernels",
+        ),
+        (
+            ["some kernels that XLA tunes are not in the tuning of h100 and", "b"],
+            "some",
+            "with the tuning of h100, which lacks some kernels",
+        ),
+    ],
+)
+def test_kernels_that_are_not_in_the_tuning_are_counted(notes, lacks, words):
+    assert make_plans.untuned(notes) == lacks
+    assert plan_files.how("h100", lacks) == words
+
+
+def of_the_card():
+    """Programs and variants that the card compiled, and what each took there."""
+    for name, records in latest(read(make_plans.RUN / "results.jsonl")).items():
+        kind, _, program = name.partition(" ")
+        for r in records:
+            is_known = r.kind == "compiled" and plan_files.read(program, "card")
+            if kind in ("race", "run") and is_known and "searched" not in r["variant"]:
+                yield program, r["variant"], r["bytes"]
+
+
+@pytest.mark.parametrize(("program", "variant", "here"), [*of_the_card()])
+def test_with_the_tuning_bytes_ahead_of_time_are_those_of_the_card(
+    program, variant, here
+):
+    made = plan_files.read(program, "card")
+    assert made is not None
+    said = {v["name"]: v for v in made["variants"]}[variant]
+    assert said["bytes"] == here
+
+
+def of_todays_model():
+    """Programs and variants, what was said of them, and the estimate of today.
+
+    That is of the modules that the card compiled, which are the same programs.
+    """
+    row = r"^(\w+) / (.+?) +[\d.]+ ms +(?:[\d.]+ ms|-) +([\d.]+) ms"
+    text = (make_plans.RUN / "by_kernel.txt").read_text()
+    for program, name, estimate_ms in re.findall(row, text, re.MULTILINE):
+        for variant in (plan_files.read(program, "card") or {}).get("variants", ()):
+            if variant["name"] == name and not plan_files.is_searched(name):
+                yield program, name, variant["estimate_us"], float(estimate_ms)
+
+
+def test_there_are_such_programs():
+    assert len([*of_the_card()]) > 15
+    assert len([*of_todays_model()]) > 15
+
+
+@pytest.mark.parametrize(
+    ("program", "variant", "said_us", "now_ms"), [*of_todays_model()]
+)
+def test_estimates_of_plans_are_of_todays_time_model(program, variant, said_us, now_ms):
+    assert said_us == pytest.approx(1e3 * now_ms, 0.01)
 
 
 def kernel(seconds, flops=0.0, size=0.0, dtype="bfloat16"):

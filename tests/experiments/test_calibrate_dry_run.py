@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -25,18 +26,29 @@ def machine(tmp_path_factory):
     return card_machine.make(folder / "venv"), card_machine.wheels(folder / "wheels")
 
 
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A plain folder with what the command needs of the repository, and no more."""
+    folder = tmp_path_factory.mktemp("tree")
+    drop = shutil.ignore_patterns("__pycache__", "results")
+    for name in ("revremat", "experiments"):
+        shutil.copytree(ROOT / name, folder / name, ignore=drop)
+    return folder
+
+
 @pytest.fixture
-def start(machine, tmp_path):
+def start(machine, tree, tmp_path):
     python, wheels = machine
     # Nothing of this machine's environment: what is not given there is not there.
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     environment["PYTHONPATH"] = str(wheels)
 
     def run(*words):
-        command = [str(python), "-m", "experiments.calibrate", "--quick"]
-        command += ["--platform", "cpu", "--out", str(tmp_path / "out"), *words]
+        command = [*card_machine.alone(), str(python), "-m", "experiments.calibrate"]
+        command += ["--platform", "cpu", "--quick", "--out", str(tmp_path / "out")]
+        command += words
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE,
+            command, cwd=tree, env=environment, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
@@ -62,6 +74,14 @@ def test_the_machine_lacks_what_it_lacks(machine, name):
 def test_the_machine_has_no_network(machine, call):
     command = [str(machine[0]), "-c", f"import socket; {call}"]
     assert b"there is no network" in subprocess.run(command, capture_output=True).stderr
+
+
+def test_where_the_system_can_there_is_no_network_at_all():
+    if not (words := card_machine.alone()):
+        pytest.skip("network namespaces are not allowed here")
+    command = [*words, "cat", "/proc/net/dev"]
+    found = subprocess.run(command, capture_output=True, text=True).stdout
+    assert re.findall(r"^ *(\S+):", found, re.MULTILINE) == ["lo"]
 
 
 def test_a_whole_dry_run_ends_in_time_with_all_jobs_and_files(start, tmp_path):
@@ -102,12 +122,12 @@ def test_a_run_killed_anywhere_goes_on_and_repeats_nothing(start, tmp_path):
     assert not re.search(r"Traceback", out)
 
 
-def test_without_a_card_the_command_stops_and_measures_no_cpu(machine, tmp_path):
+def test_without_a_card_the_command_stops_and_measures_no_cpu(machine, tree, tmp_path):
     python, wheels = machine
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     done = subprocess.run(
         [str(python), "-m", "experiments.calibrate", "--out", str(tmp_path / "out")],
-        cwd=ROOT, env=environment | {"PYTHONPATH": str(wheels)}, capture_output=True,
+        cwd=tree, env=environment | {"PYTHONPATH": str(wheels)}, capture_output=True,
         text=True,
     )  # fmt: skip
     assert done.returncode == 2

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.calibrate import runner, schedule
-from experiments.calibrate.records import latest, read, state_of
+from experiments.calibrate.records import Writer, latest, read, state_of
 from experiments.calibrate.runner import Options, environment_of, fraction
 from experiments.calibrate.schedule import Job
 
@@ -48,6 +49,8 @@ def ended(folder, job):
     [
         ("fail", "ValueError: no kernel"),
         ("crash", "ended with exit code -6: the last word"),
+        ("killed", "ended with exit code -9: it said nothing"),
+        ("exit", "ended with exit code 3: it said nothing"),
     ],
 )
 def test_a_job_that_fails_is_one_line_and_the_others_go_on(start, tmp_path, end, error):
@@ -119,11 +122,24 @@ def test_a_job_is_stopped_at_its_limit_and_what_it_wrote_counts(
     assert code == 1
     assert states == dict.fromkeys(states, "done") | {"exact": "stopped"}
     assert ended(tmp_path, "exact")["error"] == "stopped after 4 s"
+    begun = [r["is_rest"] for r in results(tmp_path) if r.kind == "begun"]
+    assert not any(begun)
     assert [
         r["median_s"]
         for r in results(tmp_path)
         if r.job == "exact" and "median_s" in r.data
     ] == [0.5]
+
+
+def test_a_job_that_the_end_of_the_run_stops_is_the_next_runs_first(
+    start, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(schedule, "jobs", lambda platform: JOBS[:2])
+    monkeypatch.setattr(runner, "CLOSING_S", 0.0)
+    _, states = start(seconds=7.5, exact="hang")
+    assert states["exact"] == "stopped"
+    left = schedule.next_jobs(JOBS[:2], results(tmp_path))
+    assert [job.kind for job in left] == ["exact", "offload"]
 
 
 def test_jobs_for_which_no_time_is_left_are_skipped_and_told(start, tmp_path):
@@ -142,6 +158,19 @@ def test_a_run_that_goes_on_does_what_is_left_and_failures_last(start, tmp_path)
     assert begun == ["doctor", "offload", "exact", "card"]
     assert (code, set(states.values())) == (0, {"done"})
     assert [r.attempt for r in results(tmp_path) if r.job == "exact"][-1] == 2
+
+
+def test_what_was_changed_since_is_run_once_more(start, tmp_path, monkeypatch):
+    start()
+    changed = [replace(job, revision=1 + (job.kind == "offload")) for job in JOBS]
+    monkeypatch.setattr(schedule, "jobs", lambda platform: changed)
+    for jobs in (["doctor", "offload", "card"], ["doctor", "card"]):
+        before = len(results(tmp_path))
+        start()
+        begun = [r for r in results(tmp_path)[before:] if r.kind == "begun"]
+        assert [r.job for r in begun] == jobs
+        revisions = {r.job: r["revision"] for r in begun}
+        assert revisions.get("offload", 2) == 2
 
 
 def test_results_of_two_machines_are_never_mixed(start, tmp_path, capsys):
@@ -253,17 +282,30 @@ def test_a_plan_gets_its_bytes_in_four_digits_and_never_less(plan):
     assert fraction(plan, CARD, "less") <= fraction(plan * 95 // 100, CARD, "plan")
 
 
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        (None, 0.25),  # no race yet: what was said ahead of time
+        (20 * 2**30, 0.3),  # what the compiler said here of this plan
+        (19 * 2**30, 0.25),  # and of another plan of that name
+    ],
+)
 def test_the_share_is_of_what_the_compiler_said_here_then_of_what_was_said(
-    start, tmp_path, monkeypatch
+    start, tmp_path, monkeypatch, said, share
 ):
     fit = Job("fit", "gpt2_xl_24", 20, room="plan")
     monkeypatch.setattr(schedule, "jobs", lambda platform: [fit])
     searched = {"name": "searched 24GiB", "bytes": 20 * 2**30, "plan": {}}
     made = {"variants": [searched]}
     monkeypatch.setattr(runner.plan_files, "read", lambda program, scale: made)
+    if said:
+        race = Writer(tmp_path / "results.jsonl", "race gpt2_xl_24", 1)
+        race("predicted", variant="searched 24GiB", bytes=said)
+        race("compiled", variant="searched 24GiB", bytes=24 * 2**30)
+        race("compiled", variant="baseline", bytes=2**30)
     start(platform="gpu")
     (begun,) = [r for r in results(tmp_path) if r.job == fit.name and r.kind == "begun"]
-    assert begun["memory_fraction"] == 0.25
+    assert begun["memory_fraction"] == share
 
 
 def test_a_plan_of_unknown_size_is_skipped_and_told(start, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from experiments.calibrate import page, refuted, schedule, summary
+from experiments.calibrate import findings, page, refuted, schedule, summary
 from experiments.calibrate.records import (
     Writer,
     error_of,
@@ -174,6 +174,83 @@ def test_what_a_run_refutes_is_said_first_with_its_lines(whole):
     ]
 
 
+def test_what_a_run_says_is_counted_from_its_records(whole):
+    assert findings.sentences(latest(read(whole))) == [
+        "Time: estimates of 2 steps were 0.86 to 0.89 of the measured time, 0 of them "
+        "within 5%.",
+        "Order: 1 of 1 pairs of variants of one program came in the order of the "
+        "estimates.",
+        "Bytes: 2 compiles on the card differed by +1.6% to +2.4% from what was said "
+        "ahead of time, 0 of them by at most 1%.",
+        "Fit: given the bytes of its compile, 1 of 1 plans ran.",
+        "Exact mode, maps in bfloat16, of 2,048 numbers these were wrong: 0 after the "
+        "inverse alone, 3 after a backward pass alone.",
+    ]
+
+
+def timed(variant, median_s, peak, not_finite=0):
+    about = {"median_s": median_s, "not_finite": not_finite, "variant": variant}
+    memory = {"stage": "steps", "allocator": {"peak_bytes_in_use": peak}}
+    return "measured", {"what": "steps", "memory": memory, **about}
+
+
+@pytest.mark.parametrize(
+    ("job", "lines", "said"),
+    [
+        ("run mlp", [], None),
+        ("run mlp", [timed("a", 1.0, 7, 3)], "run mlp computed 3 numbers that are not"),
+        (
+            "run mlp",
+            [("predicted", {"variant": "a", "estimate_us": 1e6, "bytes": 1}),
+             timed("a", 1.0, 7, 3)],
+            "Without meaning",
+        ),
+        (
+            "run mlp",
+            [("compiled", {"variant": "a", "bytes": 1000}), timed("a", 1.0, 1001),
+             ("compiled", {"variant": "b", "bytes": 10}), timed("b", 1.0, 1001)],
+            "Peak: steps of 1 compiles raised the allocator's peak. It was what the "
+            "compile says, 0.10% off at most.",
+        ),
+        (
+            "over mlp",
+            [("measured", {"what": "fit", "ran_out": True})],
+            "Fit: given 5% less, 0 of 1 plans ran.",
+        ),
+        (
+            "offload",
+            [("measured", {"what": "copies", "variant": "a", "copying_s": 0.124,
+                           "exposed_s": 0.0776})],
+            "Copies, a: 77.6 of 124.0 ms ran beside no kernel.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_sentence_stands_where_there_are_records_of_it(path, job, lines, said):
+    for kind, data in lines:
+        Writer(path, job, 1)(kind, **data)
+    told = findings.sentences(latest(read(path)))
+    assert [said in one for one in told] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("peaks", "shown"),
+    [
+        ((7 * GIB, 9 * GIB), ["7.00 GiB", "9.00 GiB"]),
+        ((9 * GIB, 9 * GIB), ["9.00 GiB", "at most 9.00 GiB"]),
+        ((None, 9 * GIB), ["-", "9.00 GiB"]),
+    ],
+)
+def test_a_peak_that_another_variant_made_is_a_bound(path, peaks, shown):
+    run = Writer(path, "offload", 1)
+    for name, peak in zip("ab", peaks, strict=True):
+        run("compiled", variant=name, bytes=1)
+        kind, about = timed(name, 1.0, peak)
+        run(kind, round=0, **about)
+    (table,) = [t for t in summary.tables(read(path)) if t.title.startswith("Steps.")]
+    peak = table.columns.index("peak")
+    assert [row[peak].text for row in table.rows] == shown
+
+
 @pytest.mark.parametrize(
     ("about", "is_shown"),
     [
@@ -279,3 +356,63 @@ def test_what_failed_comes_again_after_what_was_never_begun(path):
             Writer(path, job, 1)(kind, **data)
     left = schedule.next_jobs(listed, read(path))
     assert [job.kind for job in left] == ["exact", "offload", "kernels", "race"]
+
+
+JOB = schedule.Job("exact", limit_s=60, revision=2)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "why", "is_late"),
+    [
+        ([], "never begun", False),
+        ([[("skipped", {"why": "9 s are left"})]], "never begun", False),
+        ([[("begun", {"revision": 2}), GOOD]], None, False),
+        ([[BEGUN, GOOD]], "what it measures was changed since", False),
+        ([[("begun", {"revision": 1}), BAD]], "what it measures was changed since", 0),
+        ([[("begun", {"revision": 2}), BAD]], "ValueError: no", True),
+        ([[("begun", {"revision": 2, "limit_s": 9}), CUT]], "stopped after 9 s", False),
+        ([[("begun", {"revision": 2, "limit_s": 60}), CUT]], "stopped after 9 s", True),
+        (
+            [[("begun", {"revision": 2, "limit_s": 99, "is_rest": True}), CUT]],
+            "stopped after 9 s",
+            False,
+        ),
+        ([[("begun", {"revision": 2})]], "the run was stopped while it ran", False),
+        ([[BEGUN, GOOD], [("begun", {"revision": 2}), GOOD]], None, False),
+    ],
+)
+def test_what_is_left_is_what_was_not_answered_as_it_is_asked_now(
+    path, attempts, why, is_late
+):
+    for number, lines in enumerate(attempts, 1):
+        for kind, data in lines:
+            Writer(path, "exact", number)(kind, **data)
+    found = schedule.left([JOB, schedule.Job("offload")], read(path))
+    late = [one.job.kind for one in found]
+    assert late == (["offload"] if why is None else sorted(late, reverse=is_late))
+    assert {one.job.kind: one.why for one in found}.get("exact") == why
+
+
+def test_what_is_left_is_a_table_in_its_order(path):
+    text = schedule.text([JOB, schedule.Job("offload", limit_s=45)], read(path))
+    assert text.splitlines() == [
+        "job      at most  why",
+        "-----------------------------",
+        "exact    60 s     never begun",
+        "offload  45 s     never begun",
+    ]
+    assert schedule.text([], []) == "Nothing is left."
+
+
+def test_the_next_run_on_an_h100_begins_with_what_was_never_answered():
+    records = read(page.RESULTS / "h100" / "results.jsonl")
+    left = [job.name for job in schedule.next_jobs(schedule.jobs("gpu"), records)]
+    order = ["exact", "gradients", "race vit_l_384", "race efficientnet_b7"]
+    order += [f"{kind} {name}" for name in FITTED for kind in ("fit", "over")]
+    order += ["run unet", "run revbifpn_s0", "run revbifpn_s2"]
+    order += ["again gpt2_xl_24", "again t5_large"]
+    assert [name for name in left if name in order] == [n for n in order if n in left]
+    assert "race gpt2_xl_24" not in left
+
+
+FITTED = ("tiny_matmuls", "t5_large", "vit_l_384")

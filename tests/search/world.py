@@ -116,7 +116,7 @@ class World:
         if key.actions is None:
             return self._of({u: (rr.SAVE,) * self.layers for u in self.unit_names})
         actions = dict(key.actions)
-        self.asked.append(self.counts(actions)[self.unit_names[0]])
+        self.asked.append(next(iter(self.counts(actions).values())))
         return self._of(actions)
 
     def counts(self, actions: Mapping[str, Iterable[rr.Action]]) -> Counts:

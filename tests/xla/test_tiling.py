@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
+from revremat import xla
 from revremat._compat import DISABLED_PASSES
 from revremat.xla.compile import _compile
 from revremat.xla.compile._tiling import untiled
@@ -22,14 +23,14 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def compiles(monkeypatch):
     """Of each compile, whether XLA tiled; and its dump."""
-    made, compile_ = [], _compile._compile
+    made, compile_ = [], _compile._compile_in
 
-    def watched(program, target, options, remat_pass):
-        artifact = compile_(program, target, options, remat_pass)
+    def watched(folder, lowered, options, to_run):
+        artifact, compiled = compile_(folder, lowered, options, to_run)
         made.append((DISABLED_PASSES not in options, artifact.hlo))
-        return artifact
+        return artifact, compiled
 
-    monkeypatch.setattr(_compile, "_compile", watched)
+    monkeypatch.setattr(_compile, "_compile_in", watched)
     return made
 
 
@@ -82,6 +83,39 @@ def test_a_kernel_that_may_have_no_tiling_is_tiled_once(compiles):
     assert [how for how, _ in compiles] == [False, True, False]
     ask(gated, gated_specs(rows=1024))  # others
     assert [how for how, _ in compiles] == [False, True, False, False, True]
+
+
+def test_what_need_not_be_exact_is_not_tiled_and_exact_later_is_compiled_once_more(
+    compiles,
+):
+    how = lambda: [how for how, _ in compiles]
+    lowered = xla.lower_step(jax.grad(gated), gated_specs(), rr.target("h100:1"))
+    rough = lowered.compile(exact=False)
+    assert how() == [False]
+    again = lowered.compile(exact=False)  # from the disk
+    assert how() == [False]
+    assert again.hlo == rough.hlo
+    exact = lowered.compile()
+    assert how() == [False, True]
+    assert dict(exact.stats) == dict(rough.stats)
+    assert lowered.compile().hlo == lowered.compile(exact=False).hlo == exact.hlo
+    assert how() == [False, True]
+
+
+@pytest.mark.parametrize("find", ["fit", "search"])
+def test_of_a_search_only_what_is_chosen_is_tiled(find, compiles):
+    def loss(ws, x):
+        return rr.stack(lambda w, x: gated(x, w, w) + x * jnp.tanh(x @ w), ws, x).sum()
+
+    specs = spec(4, 256, 256), spec(512, 256)
+    about = {"budget": "3MiB", "target": "h100:1", "effort": "quick"}
+    found = getattr(rr, find)(loss, *specs, **about)
+    assert sum(how for how, _ in compiles) <= 1
+    plan = found.plan if find == "fit" else found
+    step = jax.value_and_grad(rr.apply(loss, plan))
+    exact = rr.measure(step, *specs, target="h100:1")
+    assert exact.memory.total_bytes == plan.total_bytes
+    assert sum(how for how, _ in compiles) <= 1
 
 
 def test_where_slices_begin_makes_no_other_kernel(compiles):

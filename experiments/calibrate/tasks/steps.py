@@ -188,9 +188,8 @@ def _variants(
         job.tell("checked", program=program, agrees=False, sentence=str(error))
         return problem, variants.variants(problem, None)
     if made is not None:
-        if made["fingerprint"]:
-            sentence = f"the program's fingerprint is {made['fingerprint']}, as planned"
-            job.tell("checked", program=program, agrees=True, sentence=sentence)
+        sentence = f"the program's fingerprint is {made['fingerprint']}, as planned"
+        job.tell("checked", program=program, agrees=True, sentence=sentence)
         for variant in found:
             job.tell(
                 "predicted",
@@ -246,8 +245,9 @@ def _compiled(
             "checked",
             variant=variant.name,
             agrees=abs(off) <= _NEARLY,
-            sentence=f"{said:,} bytes were said ahead of time, the compile here takes "
-            f"{here:,} ({off:+.2%})",
+            sentence=f"{said:,} bytes were said ahead of time "
+            f"{variant.predicted['tuning']}, the compile here takes {here:,} "
+            f"({off:+.2%})",
         )
     device.keep_hlo(job, f"{job.tell.job}-{variant.name}", compiled)
     return compiled

@@ -16,13 +16,10 @@ well, and Faster R-CNN on S3 2.4 times less than on HRNetV2p-W18.
 Writes results/revbifpn-memory.json and results/revbifpn-memory.txt.
 """
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tyro
 
@@ -31,6 +28,7 @@ from experiments.models.efficientnet import EFFICIENTNET
 from experiments.papers.revbifpn.detectors import DETECTORS
 from experiments.papers.revbifpn.networks import HEAD_TOO, INVERTED, STORED
 from experiments.papers.revbifpn.table import KEY, table
+from experiments.papers.rows import Row, ask, complete
 from revremat.reversible import REVBIFPN
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -75,20 +73,6 @@ def rows(paper: Paper) -> Iterator[tuple[str, str, int, str]]:
                     yield name, way, batch, target
 
 
-def ask(row: Sequence[Any], seconds: float) -> dict[str, Any] | str:
-    """The row's figures, or what went wrong."""
-    command = [sys.executable, "-m", "experiments.papers.revbifpn.row", *map(str, row)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"took more than {seconds:.0f} s"
-    if done.returncode:
-        return (done.stderr.strip().splitlines() or ["no word"])[-1]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> int:
     """Compile what is missing, write after each."""
     paper = tyro.cli(Paper, description=__doc__)
@@ -98,21 +82,18 @@ def main() -> int:
         print(f"no network {unknown[0]!r}; choose from {known}", file=sys.stderr)
         return 2
     path = paper.out / "revbifpn-memory.json"
-    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    known = {tuple(row[key] for key in KEY) for row in found}
-    missing = [row for row in rows(paper) if row not in known][: paper.most]
-    failed = 0
-    for number, row in enumerate(missing, 1):
-        answer = ask(row, paper.seconds)
-        label = f"{number}/{len(missing)} {' '.join(map(str, row))}:"
-        if isinstance(answer, str):
-            print(label, answer, file=sys.stderr, flush=True)
-            failed += 1
-            continue
-        print(label, f"{answer['seconds']} s", flush=True)
-        found.append(answer)
-        write_whole(path, json.dumps(found, indent=1) + "\n")
+
+    def report(found: Sequence[Row]) -> None:
         write_whole(path.with_suffix(".txt"), table(found))
+
+    found, failed = complete(
+        path,
+        rows(paper),
+        KEY,
+        lambda row: ask("experiments.papers.revbifpn.row", row, paper.seconds),
+        report,
+        paper.most,
+    )
     print(table(found), end="")
     return 1 if failed else 0
 

@@ -5,9 +5,11 @@ import math
 from collections.abc import Sequence
 from itertools import product
 
+from revremat._action import Action
 from revremat._errors import UserError
 from revremat._graph import Unit
 from revremat._search._keys import Request
+from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL
 from revremat._search._pass import Ask, Pass
 from revremat._search._result import Row
 from revremat._search._start import nested_units, start
@@ -15,6 +17,7 @@ from revremat._search._state import OutOfCompiles, State
 from revremat.policies import preset
 
 _FIRST = ("recompute all", "dots", "dots_no_batch")
+_FEW = "nested: several layers to an iteration"
 
 
 def nested(search: Pass) -> Pass:
@@ -37,6 +40,53 @@ def nested(search: Pass) -> Pass:
 
     inside.__name__ = "nested"
     return inside
+
+
+def nested_first(search: Pass) -> Pass:
+    """Decides about loops inside before all else, where their iterations take long.
+
+    Several short layers to an iteration are one word of plain JAX, and no decision
+    about what is around such a loop gains as much.
+
+    Args:
+      search: All passes, for what is inside.
+    """
+
+    def inside_first(state: State, ask: Ask) -> State:
+        inner = None if state.space.enclosing else _inner(state, ())
+        if inner is None:
+            return state
+        actions = _by_few(state, inner)
+        if not actions:
+            return state
+        key = inner.key_of(actions, gradient_barrier=False)
+        inner = _asked(state, inner, ask, [Request(key, _FEW)])
+        state, row = _merged(state, inner), inner.row(key)
+        least = state.space.heuristics.least_gain_inside
+        if row is None or row.time_us > (1 - least) * state.baseline.time_us:
+            return state
+        state = ask(state, [state.all_recomputed()])  # what fits, if compiles run out
+        inner = _inner(state, ())
+        assert inner is not None
+        return _merged(state, search(inner, ask))
+
+    inside_first.__name__ = "nested first"
+    return inside_first
+
+
+def _by_few(state: State, inner: State) -> dict[str, tuple[Action, ...]]:
+    """Several layers to an iteration, of all loops inside whose layers are short."""
+    found, heuristics = {}, state.space.heuristics
+    outer = {unit.name for unit in state.units}
+    for unit in inner.units if state.space.unroll else ():
+        most_us = state.baseline.time_us / unit.num_layers  # a layer takes no longer
+        if unit.name in outer or most_us > heuristics.short_layer_us:
+            continue
+        costs = inner.costs[unit.name]
+        name = SAVE_ALL if SAVE_ALL in costs.candidates else RECOMPUTE_ALL
+        for few in costs.unrolled_by(heuristics.unrolled_by[0], [name]):
+            found[unit.name] = (few.action,) * unit.num_layers
+    return found
 
 
 def _instead(state: State, ask: Ask, search: Pass) -> tuple[State, float]:
@@ -102,7 +152,9 @@ def _inner(state: State, enclosing: Sequence[Unit]) -> State | None:
                 )
     if inner is None:
         return None
-    return inner.within(state.budget_bytes).but(
+    if inner.budget_bytes != state.budget_bytes:
+        inner = inner.within(state.budget_bytes)
+    return inner.but(
         trials=state.trials,
         exhausted=state.exhausted,
         num_compiles=state.num_compiles,
@@ -134,7 +186,8 @@ def _decide(
     """Searches inside where that may be better; a bound on what that can find."""
     if not _may_gain(inner, tried, known):
         return inner, math.inf
-    inner = search(inner, ask)
+    if inner.leading is None:  # not decided first of all
+        inner = search(inner, ask)
     return inner, inner.known_bound_us
 
 
@@ -179,12 +232,17 @@ def _all_alike(
         whole = {u.name: (actions[u.name],) * u.num_layers for u in inner.units}
         key = inner.key_of(whole, gradient_barrier=False)
         requests.append(Request(key, f"{around}nested: {name}"))
-    try:
-        inner = ask(inner, requests)
-    except OutOfCompiles as cut:  # what it knows counts outside
-        raise OutOfCompiles(_merged(state, cut.state), cut.number) from None
+    inner = _asked(state, inner, ask, requests)
     rows = [inner.row(request.key) for request in requests]  # pyright: ignore
     return inner, [row for row in rows if row is not None]
+
+
+def _asked(state: State, inner: State, ask: Ask, requests: Sequence[Request]) -> State:
+    """What is known inside then; where compiles run out, that counts outside."""
+    try:
+        return ask(inner, requests)
+    except OutOfCompiles as cut:
+        raise OutOfCompiles(_merged(state, cut.state), cut.number) from None
 
 
 def _promised_us(rows: Sequence[Row], budget_bytes: int) -> float:

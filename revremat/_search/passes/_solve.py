@@ -36,7 +36,13 @@ def unroll_chosen(state: State, ask: Ask) -> State:
 
 
 def unroll_partly(state: State, ask: Ask) -> State:
-    """Several layers to an iteration, of what was chosen for loops."""
+    """Several layers to an iteration, of what was chosen for loops so far."""
+    more = unroll_by_few(state, ask)
+    return more if more.candidates == state.candidates else solve_briefly(more, ask)
+
+
+def unroll_partly_again(state: State, ask: Ask) -> State:
+    """The same of what was chosen since, among all costs."""
     more = unroll_by_few(state, ask)
     return more if more.candidates == state.candidates else solve(more, ask)
 

@@ -86,7 +86,19 @@ def put(buffers: Sequence[Any], items: Sequence[Any], index: Any) -> list[Any]:
     ]
 
 
+def put_rows(buffers: Sequence[Any], rows: Sequence[Any], first: int) -> list[Any]:
+    """The buffers with the items of several layers in a row, stacked."""
+    return [
+        lax.dynamic_update_slice_in_dim(buffer, again(few), first, 0)
+        if len(few) < len(buffer)
+        else few
+        for buffer, few in zip(buffers, rows, strict=True)
+    ]
+
+
 def _put_one(buffer: Any, item: Any, index: Any) -> Any:
+    if buffer is None:  # no place: it is handed on
+        return item
     if isinstance(buffer, Each):
         return Each((*buffer.items[:index], item, *buffer.items[index + 1 :]))
     return lax.dynamic_update_index_in_dim(buffer, again(item), index, 0)

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from revremat.program.arrays import _avals
-from revremat.program.arrays._buffers import Each, at, at_all, barrier, put, take
+from revremat.program.arrays._buffers import (
+    Each,
+    at,
+    at_all,
+    barrier,
+    put,
+    put_rows,
+    take,
+)
 from revremat.program.arrays._host import fetch
 from revremat.program.engine import _layer, _slots
 from revremat.program.engine._engine import Engine
@@ -136,8 +144,36 @@ class _Backward:
             return self.engine.loop(segment, step, state, iterations, reverse=True)[0]
         fetched, carry = self._fetch_first(kept, iterations[-1], state.carry)
         state = replace(state, carry=carry, fetched=fetched)
-        state, _ = self.engine.loop(segment, step, state, iterations, reverse=True)
+        if segment.is_unrolled_in_part:
+            state = self._in_rows(segment, step, state)
+        else:
+            state, _ = self.engine.loop(segment, step, state, iterations, reverse=True)
         return replace(state, fetched=None)
+
+    def _in_rows(self, segment: Segment, step, state: _Gradients) -> _Gradients:
+        """A loop with several layers to an iteration.
+
+        Their own gradients are written once an iteration: one kernel for each layer
+        would take as long as a short layer's products.
+        """
+        places, none = state.xs, [None] * len(state.xs)
+
+        def one(state: _Gradients, t):
+            state, _ = step(state, t)
+            return replace(state, xs=none), state.xs
+
+        # Rows come out as layers lie in the stack, which may be against their order.
+        numbers, turned = range(segment.repeats), self.engine.stack.reverse
+        way = (lambda u: segment.repeats - 1 - u) if turned else lambda t: t
+        state, rows = self.engine.loop(
+            segment,
+            lambda state, u: one(state, way(u)),
+            replace(state, xs=none),
+            numbers,
+            reverse=not turned,
+        )
+        first = self.engine.index(segment, segment.repeats - 1 if turned else 0, 0)
+        return replace(state, xs=put_rows(places, rows, first))
 
     def _fetch_first(self, kept, t: int, cotangents):
         """What a backward loop's first iteration begins with, once it is wanted."""

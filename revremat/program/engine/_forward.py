@@ -4,9 +4,10 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax import lax
 
 from revremat.program.arrays import _avals
-from revremat.program.arrays._buffers import barrier, put, take
+from revremat.program.arrays._buffers import barrier, put, put_rows, take
 from revremat.program.arrays._host import to_host
 from revremat.program.engine import _layer, _slots
 from revremat.program.engine._engine import Engine
@@ -31,7 +32,10 @@ def forward(engine: Engine, consts, init, xs):
         step = _group if segment.group else _step
         iteration = partial(step, engine, segment, consts, xs)
         first = (carry, ys, _room(engine, segment), sent)
-        state, kept = engine.loop(segment, iteration, first, range(segment.repeats))
+        if segment.is_unrolled_in_part:
+            state, kept = _in_rows(engine, segment, iteration, first)
+        else:
+            state, kept = engine.loop(segment, iteration, first, range(segment.repeats))
         carry, ys, room, sent = state
         pairs = zip(room, kept, strict=True)
         kept = [(own or buffers, on_host) for buffers, (own, on_host) in pairs]
@@ -39,6 +43,26 @@ def forward(engine: Engine, consts, init, xs):
         saved.append((_send_all(engine, segment, kept), last))
     ys = engine.filled(ys, y_avals, _avals.room)
     return (_layer.wait_for(sent, carry), ys), saved
+
+
+def _in_rows(engine: Engine, segment: Segment, iteration, first):
+    """A loop with several layers to an iteration, whose `ys` are written once each."""
+    carry, ys, room, sent = first
+    none = [None] * len(ys)
+
+    def one(state, t):
+        (carry, own, room, sent), kept = iteration(state, t)
+        return (carry, none, room, sent), (own, kept)
+
+    state, (rows, kept) = engine.loop(
+        segment, one, (carry, none, room, sent), range(segment.repeats)
+    )
+    carry, _, room, sent = state
+    start = 0
+    if engine.stack.reverse:
+        rows, start = [lax.rev(few, (0,)) for few in rows], segment.repeats - 1
+    ys = put_rows(ys, rows, engine.index(segment, start, 0))
+    return (carry, ys, room, sent), kept
 
 
 def _send_all(engine: Engine, segment: Segment, kept: list[Any]) -> list[Any]:

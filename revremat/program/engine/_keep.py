@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from jax.sharding import NamedSharding
+
 from revremat import _compat, _resolve
 from revremat._action import Action, check_names
 from revremat._errors import UserError
@@ -13,6 +15,7 @@ from revremat._resolve import Flow
 from revremat.program.ir._inverse import undone
 from revremat.program.ir._linearize import Linearized
 from revremat.program.ir._ops import Atom, Op, Program, Value
+from revremat.program.ir._placement import pins
 
 INPUT = "input"
 
@@ -21,9 +24,9 @@ def cannot_recompute(op: Op) -> str | None:
     """Why running an operation twice would not give the same, or None if it would."""
     if op.kind == "rng_uniform":
         return "draws from the device's own random state"
-    if op.eqn.effects:
-        effects = ", ".join(sorted(type(e).__name__ for e in op.eqn.effects))
-        return f"{op.kind} has side effects ({effects})"
+    if effects := _compat.side_effects(op.eqn):
+        names = ", ".join(sorted(type(e).__name__ for e in effects))
+        return f"{op.kind} has side effects ({names})"
     if op.eqn.params.get("has_side_effect"):
         return f"{op.kind} has side effects"
     return None
@@ -63,6 +66,11 @@ class Layer:
     def carried_out(self) -> tuple[Atom, ...]:
         """What the layer hands on: where INVERT starts from."""
         return self.passes.forward.outputs[: len(self.carried)]
+
+    @cached_property
+    def pins(self) -> dict[Value, NamedSharding]:
+        """Where values that are cut over devices are kept."""
+        return pins(self.passes.forward)
 
     @cached_property
     def backwards(self) -> tuple[Op, ...]:

@@ -21,9 +21,17 @@ def forward(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any],
     ops, _ = needed(program.ops, targets, keep_effects=True)
     env = dict(zip(program.inputs, inputs, strict=True))
     run(ops, env)
-    on_host = [to_host(env[v]) for v in kept.offloaded]
+    on_host = [to_host(_pinned(layer, v, env)) for v in kept.offloaded]
     outputs = [read(env, out) for out in program.outputs]
-    return outputs, ([env[v] for v in kept.saved], on_host)
+    return outputs, ([_pinned(layer, v, env) for v in kept.saved], on_host)
+
+
+def _pinned(layer: Layer, value: Value, env: dict[Value, Any]) -> Any:
+    """A value to keep, cut over devices as far as the layer's constraints say so."""
+    where = layer.pins.get(value)
+    if where is None:
+        return env[value]
+    return jax.lax.with_sharding_constraint(env[value], where)
 
 
 def advance(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any], Saved]:
@@ -35,7 +43,8 @@ def advance(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any],
     program, saved = layer.passes.forward, kept.saved
     env = dict(zip(program.inputs, inputs, strict=True))
     run(advancing(layer, kept), env)
-    return [read(env, out) for out in layer.carried_out], ([env[v] for v in saved], [])
+    on_device = [_pinned(layer, v, env) for v in saved]
+    return [read(env, out) for out in layer.carried_out], (on_device, [])
 
 
 def advancing(layer: Layer, kept: Kept) -> tuple[Op, ...]:

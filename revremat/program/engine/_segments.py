@@ -33,6 +33,11 @@ class Segment:
         return self.pattern[0].unroll
 
     @property
+    def is_unrolled_in_part(self) -> bool:
+        """Whether it is a loop with several layers to an iteration."""
+        return not self.group and self.pattern[0].layers_per_iteration > 1
+
+    @property
     def slots(self) -> int:
         """How many of its layers' inputs are kept at a time; 0 for all."""
         return self.pattern[0].slots if self.group else 0

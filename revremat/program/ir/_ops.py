@@ -322,7 +322,7 @@ def needed(
       Those operations in order, and the values they (or the targets) use without one of
       them making it: the given ones that are really used, and inputs.
     """
-    always = lambda op: keep_effects and bool(op.eqn.effects)
+    always = lambda op: keep_effects and bool(_compat.side_effects(op.eqn))
     kept, used = _resolve.needed(ops, targets, frozenset(given), always)
     return kept, frozenset(v for v in used if isinstance(v, Value))
 
@@ -358,7 +358,7 @@ def deduplicate(program: Program) -> Program:
 
 def same_result(op: Op, inputs: tuple[Atom, ...]) -> Any:
     """Equal for operations that are bound to give equal results; None if unsure."""
-    if op.eqn.effects:
+    if _compat.side_effects(op.eqn):
         return None
     parts: list[Any] = [op.kind]
     for atom in inputs:

@@ -85,27 +85,50 @@ class Lowered:
         ]
         return bool(found) and all(s and s.is_fully_replicated for s in found)
 
-    def compile(self, *, cache: bool = True) -> Artifact:
+    def compile(self, *, cache: bool = True, exact: bool = True) -> Artifact:
         """Compiles it, or reads an identical compile from the disk.
+
+        Args:
+          cache: Read and write the disk's.
+          exact: Find out whether XLA has a way to tile each of its products, which
+            takes longer than all else. Without, that is taken for granted: hardly any
+            product has none.
 
         Raises:
           DoesNotFit: The compiler ran out of memory before it had laid it out.
         """
-        target = self.target
-        tuning = tuning_of(target, self.options)
-        asked: dict[str, Any] = {"remat_pass": True} if self.remat_pass else {}
-        if tuning:
-            asked["tuning"] = tuning.digest
-        key = fingerprint(self.program, target, {**self.options, **asked}, self.placed)
+        tuning = tuning_of(self.target, self.options)
+        key = self._key(tuning=tuning.digest) if tuning else self._key()
         if cache and (found := read(key)) is not None:
             return self._marked(found, tuning)
+        is_exact = True
         if tuning:
             made = self._tuned(tuning)
+        elif cache:
+            made, is_exact = self._untiled(exact)
         else:
-            made = (self._untiled() if cache else None) or self._tiled()
-        if cache:
+            made, _ = self._tiled()
+        if cache and is_exact:
             write(key, made)
         return self._marked(made, tuning)
+
+    def _key(self, **how: Any) -> str:
+        if self.remat_pass:
+            how["remat_pass"] = True
+        options = {**self.options, **how}
+        return fingerprint(self.program, self.target, options, self.placed)
+
+    def compile_to_run(self) -> tuple[Artifact, Any]:
+        """Compiles it for devices of this machine, kernels included.
+
+        Returns:
+          What `compile` returns, and the `jax.stages.Compiled`.
+
+        Raises:
+          DoesNotFit: As `compile` does.
+        """
+        made, compiled = self._tiled(to_run=True)
+        return self._marked(made, None), compiled
 
     def _marked(self, made: Artifact, tuning: Tuning | None) -> Artifact:
         return replace(
@@ -133,36 +156,49 @@ class Lowered:
             made = replace(made, remarks=(way,))
         return replace(made, remarks=(remark, *made.remarks))
 
-    def _untiled(self) -> Artifact | None:
-        """The program without tiles; None where it takes tiling to know it."""
+    def _untiled(self, exact: bool) -> tuple[Artifact, bool]:
+        """The program without tiles, where that is known to be the same.
+
+        Args:
+          exact: Else it is if it may be, which the second result tells apart.
+        """
         if not may_leave_out(self.target, self.options):
-            return None
-        options = {**self.options, **without_tiling()}
-        try:
-            made = self._compiled(options)
-        except jax.errors.JaxRuntimeError:
-            return None
+            return self._tiled()[0], True
+        key = self._key(tiling=False)
+        if (made := read(key)) is None:
+            try:
+                made = self._compiled({**self.options, **without_tiling()})
+            except jax.errors.JaxRuntimeError:
+                return self._tiled()[0], True
+            write(key, made)
         kernels = untiled(made.hlo)
-        if kernels is not None and kernels <= seen_tiled(self.target, self.options):
-            return made
-        whole = self._tiled()
+        seen = seen_tiled(self.target, self.options)
+        if kernels is not None and (not exact or kernels <= seen):
+            return made, kernels <= seen
+        whole, _ = self._tiled()
         same = dict(whole.stats) == dict(made.stats)
         if kernels and same and not whole.remarks:
             remember(kernels, self.target, self.options)
-        return replace(whole, seconds=made.seconds + whole.seconds)
+        return replace(whole, seconds=made.seconds + whole.seconds), True
 
-    def _tiled(self) -> Artifact:
+    def _tiled(self, to_run: bool = False) -> tuple[Artifact, Any]:
         try:
-            return self._compiled(self.options)
+            return self._made(self.options, to_run)
         except jax.errors.JaxRuntimeError as error:
             changes, remark = way_around(error, self.options)
             if not changes:
                 raise
-            made = self._compiled({**self.options, **changes})
-            return replace(made, remarks=(remark,))
+            made, compiled = self._made({**self.options, **changes}, to_run)
+            return replace(made, remarks=(remark,)), compiled
 
     def _compiled(self, options: Mapping[str, Any]) -> Artifact:
-        return _compile(self.program, self.target, options, self.remat_pass)
+        return self._made(options)[0]
+
+    def _made(
+        self, options: Mapping[str, Any], to_run: bool = False
+    ) -> tuple[Artifact, Any]:
+        with scratch_folder() as folder:
+            return _compile_in(folder, self, options, to_run)
 
 
 def lower_step(
@@ -360,34 +396,25 @@ def read_compiled(compiled: Any) -> Artifact:
 
 
 def _default_options(target: Target) -> dict[str, Any]:
-    if target.platform == "cuda" and not target.present:
+    if target.is_elsewhere:
         return {"xla_gpu_autotune_level": 0}  # nothing to tune on
     return {}
 
 
-def _compile(
-    lowered: Any, target: Target, options: Mapping[str, Any], remat_pass: bool
-) -> Artifact:
-    with scratch_folder() as folder:
-        return _compile_in(folder, lowered, target, options, remat_pass)
-
-
 def _compile_in(
-    folder: str,
-    lowered: Any,
-    target: Target,
-    options: Mapping[str, Any],
-    remat_pass: bool,
-) -> Artifact:
-    elsewhere = target.platform == "cuda" and not target.present
+    folder: str, lowered: Lowered, options: Mapping[str, Any], to_run: bool
+) -> tuple[Artifact, Any]:
+    """What can be read from the compiler's dumps, and what it returned, if anything."""
+    program, target, remat_pass = lowered.program, lowered.target, lowered.remat_pass
+    elsewhere = target.is_elsewhere
     if elsewhere:
-        forget_callbacks(lowered)
+        forget_callbacks(program)
     if DISABLED_PASSES in options and not remat_pass:
         # Takes the place of what JAX says by its setting.
         passes = f"{options[DISABLED_PASSES]},{REMAT_PASS}"
         options = {**options, DISABLED_PASSES: passes}
     options = {
-        **(quick_kernels() if target.platform == "cpu" else {}),
+        **(quick_kernels() if target.platform == "cpu" and not to_run else {}),
         **options,
         **(no_kernels(Path(folder)) if elsewhere else {}),
         "xla_dump_to": folder,
@@ -396,11 +423,12 @@ def _compile_in(
         "xla_dump_hlo_module_re": ".*",
         "xla_dump_compress_protos": False,
     }
-    start, remarks = time.perf_counter(), ()
+    start, remarks, compiled = time.perf_counter(), (), None
     try:
         with use_remat_pass(remat_pass), without_compilation_cache():
             try:
-                stats = _stats(lowered.compile(compiler_options=options))
+                compiled = program.compile(compiler_options=options)
+                stats = _stats(compiled)
             except jax.errors.JaxRuntimeError as error:
                 refused = target.platform == "tpu" and _NO_ROOM in str(error)
                 if not (elsewhere or refused):
@@ -421,7 +449,8 @@ def _compile_in(
                 f"the compiler of {target.spec} refuses the program: {reason}"
             ) from None
         raise
-    return Artifact(without_literals(hlo), stats, seconds, False, versions(), remarks)
+    made = Artifact(without_literals(hlo), stats, seconds, False, versions(), remarks)
+    return made, compiled
 
 
 def _largest_dump(folder: str) -> bytes:

@@ -32,7 +32,7 @@ _SAYS_HOW = ("triton", "autotun", "gemm", "disable_hlo_passes")
 
 def may_leave_out(target: Target, options: Mapping[str, Any]) -> bool:
     """Whether there is no card to ask and nobody has said how products are tiled."""
-    if target.platform != "cuda" or target.present:
+    if not target.is_elsewhere:
         return False
     return options.get("xla_gpu_autotune_level") == 0 and not says_how(options)
 

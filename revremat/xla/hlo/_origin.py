@@ -73,6 +73,16 @@ class Origins:
         """The origin of an instruction itself, be it a copy or a part of a fusion."""
         return self._describe(instruction)
 
+    def argument_of(self, i: Any) -> str:
+        """The path of the argument that a value is, or is a slice of; "" for others."""
+        made = self._walk(i, (), set())
+        while made is not None and made.opcode in SLICES:
+            made = self._walk(self.module.operands(made)[0], (), set())
+        if made is None or made.opcode != "parameter":
+            return ""
+        origin = self._describe(made)
+        return origin.scope if origin.phase == "argument" else ""
+
     def _walk(self, i: Any, index: tuple[int, ...], seen: set) -> Any | None:
         """Follows a value back to the operation that made it; None in a cycle."""
         module = self.module

@@ -53,6 +53,16 @@ class Target:
         return self.card.platform
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is a GPU for which programs are compiled ahead of time."""
+        return self.platform == "cuda" and not self.present
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether programs for it can be run on this machine."""
+        return self.present or self.platform == "cpu"
+
+    @property
     def num_devices(self) -> int:
         """Devices in all."""
         return self.num_hosts * self.devices_per_host

@@ -1,0 +1,100 @@
+"""Activations of a transformer layer under tensor and sequence parallelism.
+
+    python -m experiments.papers.korthikanti
+
+Compiles stacks of two depths for eight cards that need not be there, for each row of
+the paper's table 2, and takes what a layer adds: from 12 to 24 layers for 22B, from 24
+to 36 for the others, whose shallowest stacks have their peak elsewhere. The most
+telling rows come first, each in a process of its own; started again, it goes on where
+it stopped.
+
+Expected: 22B on eight H100 within 2 % of all rows of table 2; 175B, 530B and 1T on
+eight A100 within 0.5 % of 34 sbh/t with tensor and sequence parallelism and selective
+recompute.
+
+Writes results/korthikanti.json and .txt, and claims.toml beside this file.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from experiments.files import write_whole
+from experiments.papers.korthikanti.claims import (
+    BEST,
+    ROWS,
+    as_toml,
+    claims,
+    devices_of,
+    table,
+)
+from experiments.papers.korthikanti.published import OVERHEADS, SIZES
+from experiments.papers.rows import Row, ask, complete
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parents[1] / "results"
+KEY = ("size", "scheme", "layers", "batch", "target")
+Wanted = tuple[str, str, int, int, str]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What to compile.
+
+    Attributes:
+      all_sizes: Also all rows of table 2 for 175B, 530B and 1T.
+      most: Stop after so many compiles.
+      seconds: The most one may take.
+      out: Folder for the results.
+      claims: Where the claims are written.
+    """
+
+    all_sizes: bool = True
+    most: int | None = None
+    seconds: float = 900.0
+    out: Path = RESULTS
+    claims: Path = HERE / "claims.toml"
+
+
+def rows(paper: Paper) -> Iterator[Wanted]:
+    """Size, scheme, layers, batch and target, the most telling first."""
+    order = [("22B", scheme, "h100") for scheme in (BEST, *ROWS)]
+    order += [(size, BEST, "a100") for size in SIZES if size != "22B"]
+    order += [("22B", "full, sharded", "h100"), ("22B", "fewer", "h100")]
+    timed = ("tp", *OVERHEADS, "full, sharded")
+    order += [("22B", scheme, "a100") for scheme in timed]
+    if paper.all_sizes:
+        others = [size for size in SIZES if size != "22B"]
+        order += [(size, scheme, "a100") for size in others for scheme in ROWS]
+    for size, scheme, card in dict.fromkeys(order):
+        for layers in (12, 24) if size == "22B" else (24, 36):
+            target = f"{card}:{devices_of(scheme)}"
+            yield size, scheme, layers, SIZES[size].micro_batch, target
+
+
+def main() -> int:
+    """Compile what is missing, write after each, compare with the paper."""
+    paper = tyro.cli(Paper, description=__doc__)
+    path = paper.out / "korthikanti.json"
+
+    def report(found: Sequence[Row]) -> None:
+        write_whole(path.with_suffix(".txt"), table(found))
+        write_whole(paper.claims, as_toml([*claims(found)]))
+
+    found, failed = complete(
+        path,
+        rows(paper),
+        KEY,
+        lambda row: ask("experiments.papers.korthikanti.row", row, paper.seconds),
+        report,
+        paper.most,
+    )
+    print(table(found), end="")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

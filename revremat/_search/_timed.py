@@ -1,0 +1,112 @@
+"""Timed: an oracle that runs what it compiles, on the devices of this machine."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from revremat._measure import Failure, Runnable, step_to_run, step_us
+from revremat._measurement import Measurement
+from revremat._search._keys import ProgramKey, Request
+from revremat._search._oracle import CompilerOracle
+from revremat._search._result import Row
+from revremat._search._state import State
+
+_MOST_IN_TURN = 4
+"""Programs that are run in turn, and hold their arguments at the same time."""
+_FINAL_SECONDS = 2.0
+"""Of each program that is timed again at the end."""
+
+_Made = tuple[Measurement, Runnable]
+
+
+@dataclass(frozen=True)
+class TimedOracle:
+    """The compiler of devices that are here, and a stopwatch.
+
+    Attributes:
+      compiler: Makes and compiles the steps.
+      kept: Whole programs that were compiled, to be timed once more.
+    """
+
+    compiler: CompilerOracle
+    kept: dict[ProgramKey, _Made] = field(default_factory=dict)
+
+    def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
+        """Compiles programs, as many at a time as there are cores; then runs each.
+
+        What compiles beside a run would slow it down, so none does.
+        """
+        made = self.compiler.compile(requests, step_to_run)
+        _, specs = self.compiler.problem.make_step()
+        given = tuple(jax.tree.leaves(specs))
+        ready: list[_Made] = []
+        for request, one in made:
+            if isinstance(one, Failure):
+                continue
+            measured, run = one
+            ready.append((measured, dataclasses.replace(run, given=given)))
+            if isinstance(request.key, ProgramKey):
+                self.kept[request.key] = ready[-1]
+        timed = iter(self._timed(ready))
+        return [one if isinstance(one, Failure) else next(timed) for _, one in made]
+
+    def _timed(self, made: Sequence[_Made], **how: Any) -> list[Measurement | Failure]:
+        found: list[Measurement | Failure] = []
+        for few in self._in_turn(made):
+            try:
+                times = step_us([run for _, run in few], **how)
+            except jax.errors.JaxRuntimeError as error:  # no room for one of them
+                if len(few) > 1:
+                    found += [one for alone in few for one in self._timed([alone])]
+                else:
+                    found.append(Failure(error))
+                continue
+            found += [_with_time(m, us) for (m, _), us in zip(few, times, strict=True)]
+        return found
+
+    def _in_turn(self, made: Sequence[_Made]) -> Iterator[list[_Made]]:
+        """Groups that the device has room for."""
+        few: list[_Made] = []
+        for one in made:
+            total = sum(m.memory.total_bytes for m, _ in [*few, one])
+            full = total > self.compiler.target.usable_bytes
+            if few and (full or len(few) == _MOST_IN_TURN):
+                yield few
+                few = []
+            few.append(one)
+        if few:
+            yield few
+
+    def confirmed(self, state: State) -> State:
+        """The same, the fastest programs that fit timed once more, in turn.
+
+        Of many that are about as fast, the first choice is the one whose first time
+        happened to be short.
+        """
+        rows = self._nearest(state)
+        if len(rows) < 2:
+            return state
+        again = self._timed([self.kept[key] for key in rows], seconds=_FINAL_SECONDS)
+        trials = dict(state.trials)
+        for key, outcome in zip(rows, again, strict=True):
+            trials[key] = dataclasses.replace(trials[key], outcome=outcome)
+        return state.but(trials=trials)
+
+    def _nearest(self, state: State) -> dict[ProgramKey, Row]:
+        most_us = state.space.heuristics.near_timed * state.best.time_us
+        most_bytes = max(state.budget_bytes, state.best.bytes)
+        found = {
+            key: row
+            for key, row in state.rows.items()
+            if key in self.kept and row.bytes <= most_bytes and row.time_us <= most_us
+        }
+        fastest = sorted(found, key=lambda key: found[key].time_us)[:_MOST_IN_TURN]
+        return {key: found[key] for key in fastest}
+
+
+def _with_time(measurement: Measurement, us: float) -> Measurement:
+    time = dataclasses.replace(measurement.time, step_us=us, measured=True)
+    return dataclasses.replace(measurement, time=time)

@@ -1,0 +1,129 @@
+"""Programs that are run on this machine, and chosen by what they took."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat import xla
+from revremat._measure import Runnable, step_us
+from revremat._measure._stopwatch import _value
+
+
+def loss(w, x):
+    return rr.stack(lambda w, x: jnp.sin(jnp.tanh(x @ w)), w, x).sum()
+
+
+SPECS = (
+    jax.ShapeDtypeStruct((4, 32, 32), jnp.float32),
+    jax.ShapeDtypeStruct((256, 32), jnp.float32),
+)
+
+
+def to_run(step, *specs, donate=()):
+    lowered = xla.lower_step(step, specs, rr.target("cpu:1"), donate=donate)
+    return lowered.compile_to_run()
+
+
+def test_every_program_was_run_and_the_fastest_that_fits_is_chosen():
+    plain = rr.measure(jax.grad(loss), *SPECS, target="cpu:1")
+    fit = rr.fit(
+        loss,
+        *SPECS,
+        budget=plain.memory.total_bytes,
+        target="cpu:1",
+        timed=True,
+        effort="quick",
+    )
+    assert all(row.measurement.time.measured for row in fit.rows)
+    fitting = [r.time_us for r in fit.rows if r.bytes <= (fit.plan.budget_bytes or 0)]
+    assert fit.measurement.time.step_us == min(fitting)
+    text = rr.render(fit)
+    assert "steps were measured on this machine" in text
+    assert "steps are estimates" not in text
+    assert "the step was measured; its parts are estimates" in rr.render(
+        fit.measurement
+    )
+
+
+def test_its_bytes_are_those_of_a_compile_that_is_not_run():
+    artifact, _ = to_run(jax.grad(loss), *SPECS)
+    with_fast_kernels = xla.compile_step(jax.grad(loss), SPECS, rr.target("cpu:1"))
+    assert dict(artifact.stats) == dict(with_fast_kernels.stats)
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers:UserWarning")
+@pytest.mark.parametrize("donate", [(), (0,), (0, 1)])
+def test_a_step_that_donates_runs_again_and_again(donate):
+    def step(w, x):
+        return w - 0.1 * jax.grad(loss)(w, x), x.sum()
+
+    _, compiled = to_run(step, *SPECS, donate=donate)
+    (us,) = step_us([Runnable(compiled)], seconds=0.0)
+    assert us > 0
+
+
+def test_steps_are_run_in_turn_each_as_often():
+    runs = []
+
+    class Noted(Runnable):
+        def start(self):
+            return lambda: runs.append(self.compiled) or 1.0
+
+    assert step_us([Noted("a"), Noted("b")], seconds=0.0) == [1.0, 1.0]
+    warm, timed = runs[:4], runs[4:]
+    assert (warm, timed) == (["a", "a", "b", "b"], ["a", "b"] * 5)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        jax.ShapeDtypeStruct((3, 5), jnp.bfloat16),
+        jax.ShapeDtypeStruct((), jnp.float32),
+        jax.ShapeDtypeStruct((7,), jnp.int32),
+        jax.ShapeDtypeStruct((2,), jnp.bool),
+        jax.ShapeDtypeStruct((300, 300), jnp.complex64),
+        jax.eval_shape(lambda: jax.random.key(0)),
+        jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 3)),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_no_arrays_get_numbers(spec):
+    made = jnp.asarray(_value(spec, None))
+    assert (made.shape, made.dtype) == (spec.shape, spec.dtype)
+    if jnp.issubdtype(spec.dtype, jnp.number):
+        assert jnp.isfinite(made).all()
+        assert (jnp.real(made) >= 0).all()
+
+
+def test_arrays_that_are_there_are_taken_and_never_donated():
+    mine = jnp.arange(4.0)
+    taken = _value(jax.ShapeDtypeStruct((4,), jnp.float32), mine)
+    assert (taken == mine).all()
+    assert taken.unsafe_buffer_pointer() != mine.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        ({"target": "h100:1"}, "timed=True runs programs, and h100:1 is not this mach"),
+        (
+            {"oracle": rr.measure},
+            "an oracle, which has times of its own: leave out one",
+        ),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(about, says):
+    about = {"target": "cpu:1", **about}
+    with pytest.raises(rr.UserError, match=says):
+        rr.fit(loss, *SPECS, budget="1MiB", timed=True, **about)
+
+
+def test_that_it_was_measured_is_written_and_read_back():
+    found = rr.measure(jax.grad(loss), *SPECS, target="cpu:1")
+    ran = dataclasses.replace(
+        found, time=dataclasses.replace(found.time, step_us=5.0, measured=True)
+    )
+    assert rr.Measurement.from_json(ran.to_json()) == ran
