@@ -269,6 +269,17 @@ def test_what_there_is_nothing_to_say_about_is_not_said():
 
 
 @pytest.mark.parametrize(
+    ("units", "budget", "is_told"),
+    [((), 16 * GIB, True), ((), 16 * GIB - 1, False), (CHOSEN.units, 16 * GIB, False)],
+)
+def test_a_program_that_fits_as_it_is_has_nothing_to_gain(units, budget, is_told):
+    plan = dataclasses.replace(CHOSEN, units=units, budget_bytes=budget)
+    told = but(plan=plan, measurement=ROWS[1].measurement)
+    sentence = "nothing to gain: the program fits as it is, and no plan is estimated to"
+    assert (sentence in told) == is_told
+
+
+@pytest.mark.parametrize(
     ("changes", "is_told"),
     [
         ({}, True),

@@ -66,6 +66,13 @@ def _(result: Fit, console: Console) -> None:
 
 def _how_good(result: Fit) -> Iterator[str]:
     """How far from the best a plan may be."""
+    budget = result.plan.budget_bytes or 0
+    left = budget - result.measurement.memory.total_bytes
+    if left >= 0 and not result.plan.units:
+        yield (
+            "nothing to gain: the program fits as it is, and no plan is estimated to "
+            f"take less than its {format_us(result.measurement.time.step_us)}"
+        )
     if result.greedy_us is not None and result.bound_us > 0:
         yield (
             "estimated from per-layer costs: a greedy assignment takes "
@@ -78,8 +85,6 @@ def _how_good(result: Fit) -> Iterator[str]:
             f"the chosen program is at most {slower:.1f} % slower than any assignment "
             "of these actions to layers, as estimated from per-layer costs"
         )
-    budget = result.plan.budget_bytes or 0
-    left = budget - result.measurement.memory.total_bytes
     if result.filled and left >= _NEGLIGIBLE * budget > 0:
         yield (
             f"{format_bytes(left)} of the budget are left: no similar plan that uses "

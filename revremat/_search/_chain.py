@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from revremat import policies
-from revremat._action import RECOMPUTE, SAVE
+from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._graph import Graph, Unit
+from revremat._primitives import MATMULS
 from revremat.policies import Candidate, Chain, Group, Pool, Segment, Way
 from revremat.xla import Target
 
@@ -20,6 +21,13 @@ def rates_of(target: Target) -> policies.Rates:
     products = card.matmul_efficiency * max(card.peak_flops.values())
     flops = (products, card.peak_flops["float32"])
     return policies.Rates(*(f / card.stream_bandwidth for f in flops))
+
+
+def keeping_products(unit: Unit) -> Action:
+    """Recomputes all but products and convolutions, as `dots_saveable` of JAX does."""
+    products = (op for op in unit.operations if op.kind.startswith(MATMULS))
+    names = (unit.values[k].name for op in products for k in op.outputs)
+    return RECOMPUTE(save=filter(None, names))
 
 
 def segments_of(graph: Graph) -> tuple[Unit, ...]:
@@ -82,9 +90,9 @@ def _ways(unit: Unit, target: Target) -> tuple[Way, ...]:
     for one in others:
         if cost(one) < cost(chosen[-1]) - _LEAST_GAIN * abs(most_us):
             chosen.append(one)
-    dots = policies.preset(unit, "dots")
-    if dots.action not in {c.action for c in chosen}:
-        chosen.append(dots)
+    products = keeping_products(unit)
+    if products not in {c.action for c in chosen}:
+        chosen.append(Candidate("products", products))
     return tuple(_way(unit, pool, c, cost(c)) for c in (plain, *chosen))
 
 

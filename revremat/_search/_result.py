@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -289,9 +289,22 @@ def why_it_does_not_fit(found: Fit) -> str:
     assert plan.total_bytes is not None
     more = f"; allow more than {found.most_compiles} compiles to try other actions"
     others = more if found.is_cut_short else ""
+    size, over = map(format_bytes, (plan.total_bytes, plan.shortfall_bytes))
+    takes = f"the smallest that was compiled takes {size}, {over} more"
+    if found.rows and not gains_bytes(found.rows):
+        memory = found.measurement.memory
+        fixed = format_bytes(memory.total_bytes - memory.temp_bytes)
+        takes = (
+            f"none takes less than the program as it is, {size}, {over} more, of which "
+            f"arguments and results alone are {fixed}"
+        )
     return (
-        f"no plan stays within {format_bytes(plan.budget_bytes)} on {plan.target}: the "
-        f"smallest that was compiled takes {format_bytes(plan.total_bytes)}, "
-        f"{format_bytes(plan.shortfall_bytes)} more; most is held by {plan.held_by}"
-        f"{others}"
+        f"no plan stays within {format_bytes(plan.budget_bytes)} on {plan.target}: "
+        f"{takes}; most is held by {plan.held_by}{others}"
     )
+
+
+def gains_bytes(rows: Collection[Row]) -> bool:
+    """Whether any plan takes less memory than the program without one."""
+    written = [row.bytes for row in rows if row.plan is None]
+    return not written or any(row.bytes < min(written) for row in rows)

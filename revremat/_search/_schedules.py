@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from revremat._action import RECOMPUTE, Action
 from revremat._graph import Graph
+from revremat._search._chain import keeping_products
 from revremat._search._keys import Request
 from revremat._search._state import State
-from revremat.policies import Chain, preset
+from revremat.policies import Chain
 
 
 def uniform(chain: Chain) -> list[Mapping[str, Action]]:
@@ -26,7 +27,7 @@ def products_kept(chain: Chain, graph: Graph) -> list[Mapping[str, Action]]:
     segments = [s.name for group in chain.groups for s in group.segments]
     outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
     return [
-        {name: preset(graph[name], "dots").action for name in names}
+        {name: keeping_products(graph[name]) for name in names}
         for names in (outer, segments)
     ]
 

@@ -138,12 +138,34 @@ def test_where_loops_are_not_decided_the_first_is_named():
     assert "put rr.block" in holders(row(RECOMPUTE, 90), GRAPH, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "gains"),
+    [([5120, 5120], False), ([5120, 6000, 5120], False), ([5120, 5000], True)],
+)
+def test_where_no_plan_takes_less_that_is_said_with_what_is_fixed(sizes, gains):
+    memory = SimpleNamespace(total_bytes=5120, temp_bytes=4096)
+    plan = rr.Plan((), "", "h100:8", budget_bytes=2048, compiled_bytes=5120)
+    rows = [SimpleNamespace(bytes=n, plan=k or None) for k, n in enumerate(sizes)]
+    found: Any = SimpleNamespace(
+        plan=plan,
+        most_compiles=12,
+        is_cut_short=False,
+        rows=rows,
+        measurement=SimpleNamespace(memory=memory),
+    )
+    nothing = (
+        "none takes less than the program as it is, 5.00 KiB, 3.00 KiB more, of which "
+        "arguments and results alone are 1.00 KiB"
+    )
+    assert (nothing in why_it_does_not_fit(found)) != gains
+
+
 @pytest.mark.parametrize("cut", [True, False])
 def test_what_does_not_fit_says_by_how_much(cut):
     plan = rr.Plan(
         (), "", "h100:8", budget_bytes=2048, compiled_bytes=5120, held_by="weights"
     )
-    found: Any = SimpleNamespace(plan=plan, most_compiles=12, is_cut_short=cut)
+    found: Any = SimpleNamespace(plan=plan, most_compiles=12, is_cut_short=cut, rows=())
     told = why_it_does_not_fit(found)
     assert told.startswith(
         "no plan stays within 2.00 KiB on h100:8: the smallest that was compiled takes "

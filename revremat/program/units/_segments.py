@@ -4,8 +4,8 @@ A program's operations are cut in two where the least of what is made before is 
 after, then the larger part again, and so on (Chen et al., 2016, cut a chain so). Values
 that pass over a whole part, as a U-Net's skips do, count for no cut within it: they are
 there anyway. The first few cuts make groups, all of them make segments. A cut has to
-give something back: where most of what is made before it is passed on, or more than is
-made after it, both parts are better computed again together.
+give something back: where most of what is kept before it is passed on, or more than is
+kept after it, both parts are better computed again together.
 """
 
 import math
@@ -14,8 +14,10 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Float
 
+from revremat._primitives import MOVES
 from revremat.program.ir._costs import num_bytes
-from revremat.program.units._stretch import Stretch
+from revremat.program.ir._ops import Constant, Op
+from revremat.program.units._stretch import Stretch, made_by
 
 _MOST_SEGMENTS = 24
 """Of one stretch: a search chooses among a few actions for each."""
@@ -30,8 +32,11 @@ _MIDDLE = 0.2
 
 Part = tuple[int, int]
 """From which operation of a stretch on, up to which."""
-Allowed = Callable[[float, float, float], bool]
-"""Whether to cut, by bytes: those made before, passed on of these, and made after."""
+Allowed = Callable[[int, int, int, float], bool]
+"""Whether to cut a part: where it begins, the place, where it ends; bytes passed on."""
+_SUMS = {"add", "add_any", "sub", "neg"}
+_SCALES = {"mul", "div"}
+"""By a number, whose derivative needs the number alone."""
 
 
 def find_segments(stretch: Stretch) -> list[list[Part]]:
@@ -44,9 +49,15 @@ def find_segments(stretch: Stretch) -> list[list[Part]]:
       Parts that follow one another from the first operation to the last; nothing where
       they would be too few.
     """
-    steps = _cuts(stretch, _gives_back)
+    kept = np.cumsum([0, *map(_kept_of, stretch.ops)])
+
+    def gives_back(begin: int, place: int, end: int, passed_on: float) -> bool:
+        before, after = kept[place] - kept[begin], kept[end] - kept[place]
+        return bool(2 * passed_on <= before and passed_on <= after)
+
+    steps = _cuts(stretch, gives_back)
     if len(steps) < _FEWEST_SEGMENTS:
-        steps = _cuts(stretch, lambda before, passed_on, after: True)
+        steps = _cuts(stretch, lambda begin, place, end, passed_on: True)
     parts = steps[-1]
     if len(parts) < _FEWEST_SEGMENTS:
         return []
@@ -54,9 +65,10 @@ def find_segments(stretch: Stretch) -> list[list[Part]]:
     return [[part for part in parts if begin <= part[0] < end] for begin, end in groups]
 
 
-def _gives_back(before: float, passed_on: float, after: float) -> bool:
-    """Whether parts before and after a cut are worth recomputing apart, by bytes."""
-    return 2 * passed_on <= before and passed_on <= after
+def _kept_of(op: Op) -> int:
+    """Bytes that an operation makes, unless no derivative needs them for its sake."""
+    is_scaled = op.kind in _SCALES and any(isinstance(a, Constant) for a in op.inputs)
+    return 0 if is_scaled or op.kind in MOVES | _SUMS else made_by(op)
 
 
 def _cuts(stretch: Stretch, allowed: Allowed) -> list[list[Part]]:
@@ -96,7 +108,7 @@ def _narrowest(stretch: Stretch, begin: int, end: int, allowed: Allowed) -> int 
             and _is_enough(stretch, begin + k, end)
         ):
             continue
-        if not allowed(made[k], crossing[k], made[-1] - made[k]):
+        if not allowed(begin, begin + k, end, float(crossing[k])):
             continue
         share = float(made[k] / made[-1])
         is_central = _MIDDLE <= share <= 1 - _MIDDLE
