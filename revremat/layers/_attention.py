@@ -115,13 +115,13 @@ def attention(
       >>> layers.attention(x, x, x, causal=True).shape
       (1, 8, 2, 4)
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    factor: float = q.shape[-1] ** -0.5 if scale is None else scale
     if causal:
         lengths = q.shape[1], k.shape[1]
         seen = jnp.tril(jnp.ones(lengths, bool), k=lengths[1] - lengths[0])
         where = seen if where is None else where & seen
     scores = jnp.einsum("blhk,bmhk->bhlm", q, k)
-    probs = softmax(scores, scale=scale, where=where, name="probs")
+    probs = softmax(scores, scale=factor, where=where, name="probs")
     if key is not None and rate:
         probs = dropout(probs, key, rate, name="probs_mask")
         probs = checkpoint_name(probs, "probs_dropped")

@@ -115,8 +115,9 @@ def ring_attention(
             f"sharding.ring_attention: causal={causal!r}; put the sequence in the "
             'order of sharding.zigzag and write causal="zigzag", or write False'
         )
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    ring = Ring(axes[0], layout.mesh.shape[axes[0]], causal == "zigzag", scale, block)
+    factor: float = q.shape[-1] ** -0.5 if scale is None else scale
+    size = layout.mesh.shape[axes[0]]
+    ring = Ring(axes[0], size, causal == "zigzag", factor, block)
     if layout.is_manual():
         return _attend(q, k, v, ring)
     spec = layout.spec(q, *_NAMES)
@@ -231,9 +232,9 @@ def _backward(ring, kept, g_BLHK):
         (dq, dk, dv), kv = state
         following = ring.onward(kv)
         for one, other, is_diagonal in ring.pairs(step):
-            rows = (_part(x, one) for x in (q_P, g_P, log_sums, shared))
-            keys = (_part(x, other) for x in kv)
-            more = _gradients(*rows, *keys, ring, is_diagonal)
+            rows = [_part(x, one) for x in (q_P, g_P, log_sums, shared)]
+            keys = [_part(x, other) for x in kv]
+            more = _gradients(rows, keys, ring, is_diagonal)
             dq = dq.at[one].add(more[0])
             dk, dv = (
                 x.at[other].add(y) for x, y in zip((dk, dv), more[1:], strict=True)
@@ -271,8 +272,9 @@ def _with_keys(sums, q, k, v, ring, is_diagonal):
     return jax.lax.scan(some, sums, _blocks(k, v, ring.block))[0]
 
 
-def _gradients(q, g, log_sums, shared, k, v, ring, is_diagonal):
+def _gradients(rows, keys, ring, is_diagonal):
     """Of queries, keys and values that meet."""
+    (q, g, log_sums, shared), (k, v) = rows, keys
     wide = log_sums.dtype
     product = partial(jnp.einsum, preferred_element_type=wide)
 

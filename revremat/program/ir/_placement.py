@@ -22,6 +22,7 @@ Cut = tuple[Axes, ...]
 """Of each dimension; () for one that is whole."""
 _ROUNDS = 4
 _End = tuple[Atom, int]
+_Pair = tuple[Atom, Atom, int]
 
 
 def parts_of(cut: Cut | None) -> int:
@@ -168,7 +169,7 @@ def _spread(op: Op, found: Placement) -> bool:
 def _through(
     op: Op,
     body: Program,
-    pairs: Sequence[tuple[Atom, Atom, int]],
+    pairs: Sequence[_Pair],
     found: Placement,
 ) -> bool:
     """Through a program that an operation holds.
@@ -194,7 +195,7 @@ def _through(
     return changed
 
 
-def _inner(op: Op) -> tuple[Program, list[tuple[Atom, Atom, int]]] | None:
+def _inner(op: Op) -> tuple[Program, list[_Pair]] | None:
     """The program that an operation runs, and which values are which."""
     params = op.eqn.params
     if op.kind == "shard_map":
@@ -204,7 +205,7 @@ def _inner(op: Op) -> tuple[Program, list[tuple[Atom, Atom, int]]] | None:
         consts, carried = _compat.scan_counts(op.eqn)
         more = [0] * (consts + carried)
         more += [1] * (len(op.inputs) - len(more))
-        pairs = [*zip(op.inputs, body.inputs, more, strict=True)]
+        pairs: list[_Pair] = [*zip(op.inputs, body.inputs, more, strict=True)]
         more = [0] * carried + [1] * (len(op.outputs) - carried)
         pairs += zip(op.outputs, body.outputs, more, strict=True)
         return body, pairs
