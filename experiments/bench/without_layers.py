@@ -55,7 +55,8 @@ class Options:
 def main(options: Options) -> int:
     """Runs all of it and prints a table."""
     path = options.out / "without-layers.json"
-    known = json.loads(path.read_text()) if path.exists() else {"programs": {}}
+    known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    known.setdefault("programs", {})
     for program in PROGRAMS:
         if program.name in options.programs:
             known["programs"][program.name] = compared(program, options.target)

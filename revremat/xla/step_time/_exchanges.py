@@ -58,7 +58,7 @@ def collectives_of(
             phase=made.phase,
             scope=_LAYER.sub("*", made.scope),
             bytes=max(_received(inner), sum(size_of(o.shape) for o in given)),
-            iterations=iterations,
+            iterations=round(iterations),
             us=round(collective_us(i, module, target), 3),
             group=tuple(groups[0]) if groups else (),
             argument=arguments.pop() if len(arguments) == 1 else "",
@@ -78,8 +78,8 @@ def _received(i: Any) -> int:
 
 
 def _scheduled(
-    module: Module, computation: Computation, iterations: int
-) -> Iterator[tuple[Any, int]]:
+    module: Module, computation: Computation, iterations: float
+) -> Iterator[tuple[Any, float]]:
     """Every instruction that is run by itself, and how often."""
     for i in computation.instructions:
         yield i, iterations
