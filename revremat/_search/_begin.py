@@ -11,6 +11,7 @@ from revremat._search._run import decide
 from revremat._search._start import expected_compiles, state_of, traced_twice
 from revremat._search._state import State
 from revremat._search._timed import TimedOracle
+from revremat._search.passes._bound import bound
 from revremat.xla import Target
 
 
@@ -127,6 +128,8 @@ def run(
         progress=progress,
     )
     state = decide(state.within(budget_bytes), ask)
+    if state.skipped and not state.bound_us and state.is_profiled:
+        state = bound(state, ask)  # cut before it came there, and it asks nothing
     if isinstance(ask.oracle, CompilerOracle | TimedOracle):
         state = ask.oracle.confirmed(state)
     return answer(state, problem.loss)

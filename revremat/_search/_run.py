@@ -127,7 +127,4 @@ def decide(state: State, ask: Ask) -> State:
     state = run_all(state, ask, FIRST)
     state = profile(state, ask)
     passes = DECIDE if state.is_profiled and state.units else ()
-    before = len(state.skipped)
-    state = run_all(state, ask, passes)
-    was_cut = len(state.skipped) > before
-    return bound(state, ask) if was_cut and not state.bound_us else state
+    return run_all(state, ask, passes)
