@@ -278,14 +278,13 @@ def test_compiles_run_beside_one_another_on_eight_cores_at_most(
     monkeypatch, cores, workers
 ):
     monkeypatch.setattr(_steps.os, "cpu_count", lambda: cores)
-    assert _steps.Compiles("cpu:1")._workers == workers
+    assert _steps.Compiles("cpu:1", _steps.read_step)._workers == workers
 
 
 def test_results_are_handed_out_in_order_when_all_cores_are_busy(monkeypatch):
     monkeypatch.setattr(_steps.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(_steps.xla, "lower_step", lambda f, *rest, **how: f)
-    monkeypatch.setattr(_steps, "_finish", lambda lowered, target, name: lowered)
-    with _steps.Compiles("cpu:1") as compiles:
+    with _steps.Compiles("cpu:1", lambda lowered, name: lowered) as compiles:
         found = [[*compiles.start(rr.Step(k, (), name="n"))] for k in range(4)]
         assert found == [[], [0], [1], [2]]
         assert [*compiles.rest()] == [3]

@@ -20,7 +20,18 @@ def running():
     return [page for page in manual if list(pages.shown(page.read_text()))]
 
 
-@pytest.mark.parametrize("page", running(), ids=lambda page: page.stem)
+SLOW = {"tensor-parallel"}
+"""Pages that compile layers of a large model."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.stem in SLOW else [])
+        for page in running()
+    ],
+    ids=lambda page: page.stem,
+)
 def test_a_page_prints_what_it_shows(page):
     assert pages.wrong(page) == []
 

@@ -135,7 +135,7 @@ def with_run(**changes):
         ("[" * 100_000, "is not a plan: it is not JSON"),
         (
             edited(schema=99),
-            "schema version 99 and this revremat reads versions up to 6",
+            "schema version 99 and this revremat reads versions up to 7",
         ),
         (edited(units=None), "damaged plan: 'units' is None"),
         (edited(budget_bytes="60GiB"), "damaged plan: 'budget_bytes' is '60GiB'"),

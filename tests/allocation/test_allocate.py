@@ -103,6 +103,7 @@ def mixed_groups(draw):
     )
 
 
+@pytest.mark.slow
 @given(mixed_groups())
 @settings(max_examples=150, deadline=None)
 def test_groups_of_mixed_alignments_are_proved_by_the_rules_alone(problem):

@@ -147,6 +147,7 @@ def test_stored_claims_are_those_of_the_stored_rows():
     assert all(holds for figure, holds in held.items() if "table 4" not in figure)
 
 
+@pytest.mark.every_commit("1")
 @pytest.mark.parametrize("batch", [4, 1])
 def test_a_layer_has_the_collectives_of_the_paper(batch):
     """Gathers forward, again for weights' gradients, and of cotangents: 2 + 2 + 2."""

@@ -136,6 +136,7 @@ def collectives(hlo):
     return Counter(name for name in names if name in COLLECTIVES)
 
 
+@pytest.mark.slow
 def test_sharded_recomputing_adds_no_collective(sharded):
     found, stock = sharded("recompute"), sharded("checkpoint")
     assert found[1] == stock[1]

@@ -20,6 +20,7 @@ class Ends(nnx.Module):
         return self.head(streams, self.neck)
 
 
+@pytest.mark.slow
 def test_neck_and_head_hold_the_inputs_of_one_map_and_little_more():
     """3.7 times the finest stream; 5.9 with the head stored.
 

@@ -1,5 +1,6 @@
 """What has no cost is estimated by its nearest neighbour that has one."""
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,7 +122,7 @@ def estimated(action, share=1.0):
     )
     space = state.space
     pool = Pool(unit)
-    space = type(space)(**{**vars(space), "target": target, "pools": {"u": pool}})
+    space = dataclasses.replace(space, target=target, pools={"u": pool})
     state = state.but(space=space)
     full = LayerCost("recompute all", 1.0, 10.0, 0.0, 100.0, 2)
     options = UnitOptions("u", 8, (full,))
@@ -165,7 +166,7 @@ def proposed(can_send, *offered, layers=8):
     (unit,) = state.units
     target: Any = SimpleNamespace(platform="cuda" if can_send else "cpu", host_bytes=0)
     space = state.space
-    space = type(space)(**{**vars(space), "target": target, "pools": {"u": Pool(unit)}})
+    space = dataclasses.replace(space, target=target, pools={"u": Pool(unit)})
     return [c.action for c in without_cost(state.but(space=space), unit)]
 
 

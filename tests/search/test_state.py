@@ -178,7 +178,10 @@ def test_a_row_without_a_plan_takes_nothing_and_is_not_alike():
 def two(**how) -> Any:
     """Two units; in the second one layers are outer ones."""
     state, _ = World(unit_names=("u", "v")).state(100, **how)
-    return state
+    u, v = state.units
+    units = (u, dataclasses.replace(v, fingerprint="another"))
+    space = dataclasses.replace(state.space, units=units)
+    return state.but(space=space, units=units)
 
 
 def test_a_program_has_its_units_in_order_and_what_is_around_recomputes_all():

@@ -57,6 +57,7 @@ def test_positions_show_what_is_in_use_then(name, spec):
     assert all(curve.labels)
 
 
+@pytest.mark.slow
 def test_no_moment_is_higher_than_the_stretch_it_is_in():
     _, module = compiled("gpt_unrolled", "h100:1")
     memory = xla.liveness(module)

@@ -8,7 +8,7 @@ import pytest
 
 import revremat as rr
 from revremat.xla.compile import _tuning
-from revremat.xla.compile._compile import _compile
+from revremat.xla.compile._compile import _compile_in
 from revremat.xla.compile._tuning import not_tuned, tuning_of
 
 H100 = rr.target("h100:1")
@@ -120,11 +120,12 @@ def test_xla_is_asked_once_where_all_is_there(cards, monkeypatch):
     put(cards, a="1")
     asked = []
 
-    def compiled(program, target, options, remat_pass):
+    def compiled(folder, lowered, options, to_run):
         asked.append(options)
-        return _compile(program, target, {"xla_gpu_autotune_level": 0}, remat_pass)
+        untuned = {"xla_gpu_autotune_level": 0}
+        return _compile_in(folder, lowered, untuned, to_run)
 
-    monkeypatch.setattr("revremat.xla.compile._compile._compile", compiled)
+    monkeypatch.setattr("revremat.xla.compile._compile._compile_in", compiled)
     found = rr.measure(jax.grad(product), *specs(512), target=H100)
     (options,) = asked
     assert options["xla_gpu_require_complete_aot_autotune_results"] is True
