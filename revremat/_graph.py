@@ -11,14 +11,13 @@ from typing import Any
 
 from revremat import _resolve
 from revremat._action import Action, Facts, check_actions, check_names
-from revremat._binomial import least_again
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
 from revremat._plan import Plan, UnitPlan, check_nested
 from revremat._printable import printable
-from revremat._resolve import Flow, needed
+from revremat._resolve import Flow, least_again, needed
 
 SCHEMA_VERSION = 2
 _FIRST_SCHEMA = {

@@ -6,6 +6,7 @@ their positions in a graph.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import comb
 from typing import Protocol
 
 from revremat._action import Action
@@ -186,3 +187,28 @@ def _unsteady[V, O: Operation](
         elif from_exact:
             exact.update(op.outputs)
     return found
+
+
+def least_again(num_steps: int, slots: int) -> int:
+    """How many steps are run again at least, beside those that are differentiated.
+
+    In closed form (Griewank, 1992): with r the least number for which `comb(slots + r,
+    slots)` steps are as many as there are, or more, `r * num_steps - comb(slots + r, r
+    - 1)` steps are run, of which the forward pass has `num_steps - 1`.
+
+    Args:
+      num_steps: Of the loop.
+      slots: How many states may be kept at a time.
+    """
+    if num_steps == 1:
+        return 0
+    times = times_run(num_steps, slots)
+    return times * num_steps - comb(slots + times, times - 1) - (num_steps - 1)
+
+
+def times_run(num_steps: int, slots: int) -> int:
+    """How often any step is run at most until it is differentiated."""
+    times = 0
+    while comb(slots + times, slots) < num_steps:
+        times += 1
+    return times

@@ -75,6 +75,11 @@ def test_layers_are_kept():
     assert "0 broken" in done.stdout
 
 
+def test_the_root_has_few_files():
+    """Verbs and nouns that people use, and what all drawers share."""
+    assert 1 < len([*(ROOT / "revremat").glob("*.py")]) <= 22
+
+
 def test_no_files_import_one_another():
     assert circles(ROOT) == set()
 

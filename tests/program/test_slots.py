@@ -7,7 +7,7 @@ import pytest
 
 import revremat as rr
 from revremat import RECOMPUTE, SAVE, UserError
-from revremat._binomial import least_again
+from revremat._resolve import least_again
 from revremat.program.engine._segments import segments
 from tests.program.test_segments_of_layers import (
     LAYERS,

@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from revremat._binomial import Binomial, binomial, least_again
 from revremat._primitives import ITERATIONS
+from revremat._resolve import least_again
 from revremat.program.arrays import _avals
 from revremat.program.arrays._buffers import put, take
 from revremat.program.engine import _layer
+from revremat.program.engine._binomial import Binomial, binomial
 from revremat.program.engine._engine import Engine
 from revremat.program.engine._keep import NOTHING, Kept
 from revremat.program.engine._segments import Segment

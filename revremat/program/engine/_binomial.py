@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 
+from revremat._resolve import times_run
+
 
 @dataclass(frozen=True)
 class Binomial:
@@ -81,36 +83,11 @@ def binomial(num_steps: int, slots: int) -> Binomial:
     )
 
 
-def least_again(num_steps: int, slots: int) -> int:
-    """How many steps are run again at least, beside those that are differentiated.
-
-    In closed form (Griewank, 1992): with r the least number for which `comb(slots + r,
-    slots)` steps are as many as there are, or more, `r * num_steps - comb(slots + r, r
-    - 1)` steps are run, of which the forward pass has `num_steps - 1`.
-
-    Args:
-      num_steps: Of the loop.
-      slots: How many states may be kept at a time.
-    """
-    if num_steps == 1:
-        return 0
-    times = _times(num_steps, slots)
-    return times * num_steps - comb(slots + times, times - 1) - (num_steps - 1)
-
-
-def _times(num_steps: int, slots: int) -> int:
-    """How often any step is run at most until it is differentiated."""
-    times = 0
-    while comb(slots + times, slots) < num_steps:
-        times += 1
-    return times
-
-
 def _until_next(num_steps: int, room: int) -> int:
     """After how many steps the next state is kept; with room for none, the last one."""
     if room == 1:
         return num_steps - 1
-    times = _times(num_steps, room)
+    times = times_run(num_steps, room)
     reach = comb(room + times - 1, room)
     behind = comb(room + times - 2, room - 1)
     return min(reach, num_steps - behind)

@@ -4,7 +4,8 @@ from functools import cache
 
 import pytest
 
-from revremat._binomial import binomial, least_again
+from revremat._resolve import least_again
+from revremat.program.engine._binomial import binomial
 
 
 def replayed(num_steps, slots):
