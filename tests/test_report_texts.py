@@ -272,11 +272,39 @@ def test_what_there_is_nothing_to_say_about_is_not_said():
     ("units", "budget", "is_told"),
     [((), 16 * GIB, True), ((), 16 * GIB - 1, False), (CHOSEN.units, 16 * GIB, False)],
 )
-def test_a_program_that_fits_as_it_is_has_nothing_to_gain(units, budget, is_told):
+def test_why_there_is_no_plan_is_told_where_the_baseline_fits(units, budget, is_told):
     plan = dataclasses.replace(CHOSEN, units=units, budget_bytes=budget)
     told = but(plan=plan, measurement=ROWS[1].measurement)
-    sentence = "nothing to gain: the program fits as it is, and no plan is estimated to"
-    assert (sentence in told) == is_told
+    assert ("the baseline fits and takes" in told) == is_told
+
+
+WHY = (
+    "nothing to gain: the baseline fits and takes",
+    "of 2 plans that were compiled none that fits is faster",
+    "so that no plan was tried",
+)
+
+
+@pytest.mark.parametrize(
+    ("share", "number", "says"),
+    [
+        (1.0, 3, WHY[0]),
+        (0.996, 3, WHY[0]),
+        (0.99, 3, WHY[1]),
+        (0.0, 3, WHY[1]),
+        (0.0, 1, WHY[2]),
+    ],
+)
+def test_nothing_is_to_be_gained_where_the_bound_says_so(share, number, says):
+    baseline = ROWS[1]
+    told = but(
+        plan=dataclasses.replace(CHOSEN, units=(), budget_bytes=16 * GIB),
+        measurement=baseline.measurement,
+        bound_us=share * baseline.time_us,
+        rows=(baseline, *ROWS[2:], *ROWS[2:])[:number],
+    )
+    text = " ".join(told.split())
+    assert [one for one in WHY if one in text] == [says]
 
 
 @pytest.mark.parametrize(

@@ -243,19 +243,18 @@ class Compiles[T]:
             yield self._running.popleft()()
 
 
-def read_step(lowered: xla.Lowered, name: str) -> Measurement | Failure:
-    """Compiles a step, or reads it from the disk, and says what it takes."""
-    try:
-        return read_artifact(lowered.compile(), lowered.target, name)
-    except Exception as error:
-        return Failure(error)
+def read_step(
+    lowered: xla.Lowered, name: str, *, exact: bool = True
+) -> Measurement | Failure:
+    """Compiles a step, or reads it from the disk, and says what it takes.
 
-
-def read_untiled(lowered: xla.Lowered, name: str) -> Measurement | Failure:
-    """The same, without asking whether XLA can tile each product."""
+    Args:
+      lowered: The step.
+      name: What reports call it.
+      exact: As `Lowered.compile` takes it.
+    """
     try:
-        found = lowered.compile(exact=False)
-        return read_artifact(found, lowered.target, name)
+        return read_artifact(lowered.compile(exact=exact), lowered.target, name)
     except Exception as error:
         return Failure(error)
 

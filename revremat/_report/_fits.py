@@ -15,6 +15,7 @@ from revremat._saved import FitRecord
 from revremat._search import Fit, Heuristics, why_it_does_not_fit
 
 _NEGLIGIBLE = Heuristics().negligible_budget
+_LEAST_GAIN = Heuristics().least_gain_settled
 ESTIMATES = "bytes are per device; steps are estimates"
 _MEASURED = "bytes are per device; steps were measured on this machine"
 
@@ -69,10 +70,7 @@ def _how_good(result: Fit) -> Iterator[str]:
     budget = result.plan.budget_bytes or 0
     left = budget - result.measurement.memory.total_bytes
     if left >= 0 and not result.plan.units:
-        yield (
-            "nothing to gain: the program fits as it is, and no plan is estimated to "
-            f"take less than its {format_us(result.measurement.time.step_us)}"
-        )
+        yield _why_no_plan(result)
     if result.greedy_us is not None and result.bound_us > 0:
         yield (
             "estimated from per-layer costs: a greedy assignment takes "
@@ -90,6 +88,20 @@ def _how_good(result: Fit) -> Iterator[str]:
             f"{format_bytes(left)} of the budget are left: no similar plan that uses "
             "them is faster, as compiled or as estimated"
         )
+
+
+def _why_no_plan(result: Fit) -> str:
+    """Why the baseline was chosen: as much as is known of what else there is."""
+    step_us, bound_us = result.measurement.time.step_us, result.bound_us
+    takes = f"the baseline fits and takes {format_us(step_us)}"
+    if bound_us > 0 and step_us <= (1 + _LEAST_GAIN) * bound_us:
+        return (
+            f"nothing to gain: {takes}, and by per-layer costs no assignment takes "
+            f"less than {format_us(bound_us)}"
+        )
+    if number := len(result.rows) - 1:
+        return f"{takes}: of {number} plans that were compiled none that fits is faster"
+    return f"{takes}, so that no plan was tried"
 
 
 def _what_was_left_out(result: Fit) -> Iterator[str]:

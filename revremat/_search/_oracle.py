@@ -17,7 +17,6 @@ from revremat._measure import (
     Step,
     ask_each,
     read_step,
-    read_untiled,
 )
 from revremat._measurement import Measurement
 from revremat._problem import Problem
@@ -68,7 +67,7 @@ class CompilerOracle:
         if self.oracle is not None:
             made = (self.step(request.key) for request in requests)
             return list(ask_each(made, self.oracle))
-        finish = read_step if self.exact else read_untiled
+        finish = functools.partial(read_step, exact=self.exact)
         return [found for _, found in self.compile(requests, finish)]
 
     def confirmed(self, state: State) -> State:

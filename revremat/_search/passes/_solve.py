@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from revremat import policies
-from revremat._search._pass import Ask
+from revremat._search._pass import Ask, Pass
 from revremat._search._state import State
 from revremat._search.passes._ask import assign, try_assignments
 from revremat._search.passes._runners_up import compare
@@ -37,14 +37,17 @@ def unroll_chosen(state: State, ask: Ask) -> State:
 
 def unroll_partly(state: State, ask: Ask) -> State:
     """Several layers to an iteration, of what was chosen for loops so far."""
-    more = unroll_by_few(state, ask)
-    return more if more.candidates == state.candidates else solve_briefly(more, ask)
+    return _with_few(state, ask, solve_briefly)
 
 
 def unroll_partly_again(state: State, ask: Ask) -> State:
     """The same of what was chosen since, among all costs."""
+    return _with_few(state, ask, solve)
+
+
+def _with_few(state: State, ask: Ask, then: Pass) -> State:
     more = unroll_by_few(state, ask)
-    return more if more.candidates == state.candidates else solve(more, ask)
+    return more if more.candidates == state.candidates else then(more, ask)
 
 
 def solve_again(state: State, ask: Ask) -> State:
