@@ -164,11 +164,12 @@ def kill_and_resume(trainer, folder: Path, args: tuple, kills: int, seed: int):
     return starts
 
 
-def test_killed_twice_the_curve_is_the_same_bit_for_bit(
-    trainer, uninterrupted, tmp_path
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_killed_the_curve_is_the_same_bit_for_bit(
+    trainer, uninterrupted, tmp_path, kills
 ):
     folder = tmp_path / "run"
-    kill_and_resume(trainer, folder, (), kills=2, seed=0)
+    kill_and_resume(trainer, folder, (), kills=kills, seed=0)
     assert losses(folder) == losses(uninterrupted)
     assert saved_steps(folder) == [55, 60]
     assert not list((folder / "checkpoints").glob("*tmp*"))
