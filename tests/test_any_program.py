@@ -98,6 +98,9 @@ def in_float64(kind):
         return KINDS[kind](8)
 
 
+@pytest.mark.every_commit(
+    "U-Net", "callback", "odd leaves", "shard_map, scanned", "Equinox, unrolled"
+)
 @pytest.mark.parametrize("kind", kinds(FAST))
 def test_units_are_found_and_any_plan_gives_the_same_gradients(kind):
     with jax.enable_x64(True):

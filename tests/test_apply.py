@@ -74,6 +74,15 @@ def in_a_scan(w, x):
     return jax.lax.scan(iteration, 0.0, jnp.stack([x, 2 * x]))[0]
 
 
+@pytest.mark.every_commit(
+    "False-scanned-scan_0_0",
+    "True-scanned-scan_0_1",
+    "False-by_block-layer",
+    "True-by_hand-repeat_0",
+    "True-in_a_branch-cond_0/branch_0/scan_0",
+    "False-in_a_scan-scan_0/scan_0",
+    "True-of_two_kinds-layer",
+)
 @pytest.mark.parametrize(
     ("loss", "unit"),
     [

@@ -91,6 +91,7 @@ def fit():
 HOW = ["as JAX does", "as_measured", "compiler_options"]
 
 
+@pytest.mark.every_commit("as_measured")
 @pytest.mark.parametrize("how", HOW)
 def test_a_fit_hands_out_what_makes_a_compile_the_measured_one(fit, taken, how):
     """By the bytes of an executable that JAX itself made, no matter with which card."""

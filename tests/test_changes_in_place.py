@@ -108,8 +108,6 @@ ACTIONS = {
     "Scanned-mixed",
     "Scanned-unrolled",
     "Listed-recompute",
-    "Listed-mixed",
-    "Scanned-save",
 )
 @pytest.mark.parametrize(
     "actions",
@@ -241,7 +239,7 @@ KINDS = {
 }
 
 
-@pytest.mark.every_commit("rngs", "metrics", "jitted loss", "shared")
+@pytest.mark.every_commit("rngs", "shared")
 @pytest.mark.parametrize("kind", KINDS)
 def test_modules_are_as_the_loss_leaves_them(kind, x):
     make, f = KINDS[kind]

@@ -53,7 +53,7 @@ def problems(draw, most=9):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.slow if kind == "u" else ())
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("u", "a") else ())
         for kind in ("", "u", "a", "g", "ag", "r", "rg", "ri", "i", "agri")
     ],
 )

@@ -62,6 +62,9 @@ def test_real_sizes_have_the_published_number_of_parameters(name):
     assert round(count / 1e6, 1) == PUBLISHED[name]
 
 
+@pytest.mark.every_commit(
+    "recurrence", "gated_products", "unrolled_optimizer", "kinetics", "tiny_matmuls"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_units_are_found_and_recomputing_them_changes_no_gradient(name):
     with jax.enable_x64(name not in FLOAT32):

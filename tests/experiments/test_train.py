@@ -95,6 +95,7 @@ def bare(tmp_path):
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
+@pytest.mark.slow
 def test_without_the_extras_a_run_trains_to_its_end(trainer, bare, tmp_path):
     code, out, err = trainer.run(tmp_path / "run", "--train.num-steps", "3", **bare)
     assert (code, err) == (0, "")
@@ -164,12 +165,12 @@ def kill_and_resume(trainer, folder: Path, args: tuple, kills: int, seed: int):
     return starts
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_killed_the_curve_is_the_same_bit_for_bit(
-    trainer, uninterrupted, tmp_path, kills
+@pytest.mark.slow
+def test_killed_twice_the_curve_is_the_same_bit_for_bit(
+    trainer, uninterrupted, tmp_path
 ):
     folder = tmp_path / "run"
-    kill_and_resume(trainer, folder, (), kills=kills, seed=0)
+    kill_and_resume(trainer, folder, (), kills=2, seed=0)
     assert losses(folder) == losses(uninterrupted)
     assert saved_steps(folder) == [55, 60]
     assert not list((folder / "checkpoints").glob("*tmp*"))

@@ -23,6 +23,7 @@ from experiments.bench.programs import __main__ as table
 from tests.experiments.small_stack import ROWS, WIDTH, problem
 
 
+@pytest.mark.slow
 def test_baselines_that_were_not_run_are_neither_beaten_nor_without_a_plan(
     whole, tmp_path, capsys
 ):
@@ -155,6 +156,7 @@ def test_every_answer_is_within_its_budget_and_the_search_has_one(whole):
     assert found["unrolled"]["bytes"] > 0
 
 
+@pytest.mark.slow
 def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsys):
     assert versus.main(dataclasses.replace(whole, markdown=True)) == 0
     table, shares = capsys.readouterr().out.split("\n\n")

@@ -152,6 +152,16 @@ LATER = {"narrow_floats", "complex_numbers", "nothing_and_numbers", "stopped"}
 LATER |= {"calls_in_order", "counts_and_flags", "carried_scales", "fully_sharded"}
 
 
+@pytest.mark.every_commit(
+    "tensor_parallel-unrolled",
+    "one_axis_explicit-scanned",
+    "auto_within_explicit-stacked",
+    "mapped_around-unrolled",
+    "weights_on_the_host-scanned",
+    "keys-scanned",
+    "integers_with_a_gradient-scanned",
+    "prints_in_order-stacked",
+)
 @pytest.mark.parametrize(
     ("name", "form"),
     [

@@ -92,6 +92,14 @@ def test_what_a_compiler_does_not_send_is_told(target):
     assert not_sent(row, graph, 1.0, row) == on_host
 
 
+@pytest.mark.every_commit(
+    "scanned-mapped",
+    "unrolled-",
+    "a Python loop-mapped",
+    "single-",
+    "half of it-mapped",
+    "one layer ahead-",
+)
 @pytest.mark.parametrize("mapped", [False, True], ids=["", "mapped"])
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_are_those_of_plain_autodiff(way, mapped):

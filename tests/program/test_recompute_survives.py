@@ -74,7 +74,7 @@ def count_products(module):
     return count(module.entry)
 
 
-@pytest.mark.every_commit("unrolled-cpu:1", "scanned-h100:1")
+@pytest.mark.every_commit("scanned-h100:1")
 @pytest.mark.parametrize(
     ("loss", "target"),
     [

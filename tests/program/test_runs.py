@@ -143,6 +143,7 @@ def test_eight_times_as_many_operations_take_not_much_more_than_eight_times(prog
     assert took[1] < 24 * max(took[0], 0.05)
 
 
+@pytest.mark.slow
 def test_a_loop_of_many_iterations_inside_a_long_program_is_found():
     """Longer than what was searched before."""
     codes = np.random.default_rng(0).integers(0, 4, 21_000)

@@ -81,6 +81,9 @@ def test_equal_layers_apart_are_one_unit(name):
     assert at_stake[largest.name] > 0.8 * sum(at_stake.values())
 
 
+@pytest.mark.every_commit(
+    "every_other0-apart", "every_other1-in loops apart", "every_other2-apart"
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("every_other", [rr.RECOMPUTE, rr.SAVE, rr.OFFLOAD])
 def test_gradients_are_those_of_plain_autodiff(name, every_other):

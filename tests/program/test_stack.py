@@ -81,6 +81,9 @@ gradients = jax.jit(
 )
 
 
+@pytest.mark.every_commit(
+    "recompute", "one name", "input on the host", "ahead", "alternating", "irregular"
+)
 @pytest.mark.parametrize("actions", MIXTURES.values(), ids=MIXTURES)
 def test_gradients_are_those_of_a_plain_scan(actions):
     args = problem()
@@ -122,6 +125,12 @@ def uncouple(w, pair):
     return a - jnp.tanh(b @ w), b
 
 
+@pytest.mark.every_commit(
+    "INVERT",
+    "INVERT(save=['input_1'], ahead=['shift'])",
+    "(SAVE, INVERT, INVERT, RECOMPUTE)",
+    "(INVERT, RECOMPUTE, INVERT(save=['shift']), INVERT)",
+)
 @pytest.mark.parametrize(
     "actions",
     [

@@ -56,6 +56,9 @@ def test_gradients_are_those_of_plain_autodiff_under_all_actions(loss):
     assert_same_gradients(loss, ACTIONS.values())
 
 
+@pytest.mark.every_commit(
+    "closing_over-names2", "backwards-names4", "with_dropout-names5"
+)
 @pytest.mark.parametrize(
     ("loss", "names"),
     [

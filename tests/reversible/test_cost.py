@@ -175,6 +175,9 @@ DEPTHS = (4, 16, 64)
 STREAM = TOKENS_IN_MEMORY * WIDTH * 4
 
 
+@pytest.mark.every_commit(
+    "repeated-cpu:1", "on_the_engine-h100:1", "inverted_ahead-h100:1"
+)
 @pytest.mark.parametrize(
     ("make", "target"),
     [
@@ -187,6 +190,7 @@ def test_another_block_adds_no_activation(make, target):
     assert max(found) - min(found) < 0.001 * STREAM
 
 
+@pytest.mark.every_commit("cpu:1")
 @pytest.mark.parametrize("target", ["h100:1", "cpu:1"])
 def test_another_block_unrolled_adds_no_activation(target):
     """Weights are taken from the stack one by one, which may keep a copy of each."""

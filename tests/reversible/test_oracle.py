@@ -37,6 +37,7 @@ def naive_silo(params, x, num_outputs):
     return tuple(outputs)
 
 
+@pytest.mark.every_commit("2-growing", "3-full", "4-growing")
 @pytest.mark.parametrize("growing", [False, True], ids=["full", "growing"])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_a_silo_agrees_with_the_naive_one(count, growing):

@@ -44,6 +44,7 @@ def num_all_reduces(target, *, reversible):
     )
 
 
+@pytest.mark.every_commit("h100:8")
 @pytest.mark.parametrize("spec", ["cpu:8", "h100:8"])
 def test_inverting_adds_no_collective(spec, monkeypatch):
     target = rr.target(spec)

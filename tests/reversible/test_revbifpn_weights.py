@@ -61,6 +61,7 @@ def test_the_state_has_every_parameter_and_statistic_of_the_model(arrays, model)
     assert described(state) == described(wanted)
 
 
+@pytest.mark.slow
 def test_outputs_are_those_of_a_naive_network_under_the_same_names(arrays, model):
     graph, state, rest = nnx.split(model, nnx.Any(nnx.Param, nnx.BatchStat), ...)
     model = nnx.merge(graph, revbifpn_state(arrays, model), rest)

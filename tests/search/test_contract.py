@@ -109,6 +109,14 @@ LIMITS = (8, 12, 16, 24, None)
 LIMITED = (*NAMES[:2], *NAMES[3:], "reversible-cpu", "time_steps-h100", "wide-h100")
 
 
+@pytest.mark.every_commit(
+    "repeats-cpu-0",
+    "microbatches-cpu-1",
+    "repeats-h100-1",
+    "reversible-cpu-0",
+    "time_steps-h100-0",
+    "wide-h100-1",
+)
 @pytest.mark.parametrize("share", [0, 1])
 @pytest.mark.parametrize("name", LIMITED)
 def test_a_limited_search_is_the_beginning_of_a_free_one(name, share):

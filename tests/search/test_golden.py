@@ -9,6 +9,13 @@ LONG = ("gpt-h100", "reversible-cpu", "wide-h100", "two_kinds-h100")
 """Many assignments are solved anew."""
 
 
+@pytest.mark.every_commit(
+    "repeats-h100",
+    "microbatches-cpu",
+    "reversible-h100",
+    "two_kinds-cpu",
+    "accumulated-h100",
+)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in CASES],

@@ -330,6 +330,7 @@ def test_loops_over_layers_are_no_parts_of_anything():
     assert [(u.kind, u.enclosing) for u in units] == [("scan", "")] * 2
 
 
+@pytest.mark.every_commit("{'repeat_0': RECOMPUTE, 'scan_0': RECOMPUTE}")
 @pytest.mark.parametrize(
     "actions",
     [

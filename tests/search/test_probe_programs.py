@@ -56,16 +56,10 @@ def units_of(loss, args):
 
 @pytest.mark.every_commit(
     "scanned",
-    "unrolled",
-    "encoder-decoder, unrolled",
     "experts by one-hot",
     "own derivatives, scanned",
     "callback",
-    "checkpointed, unrolled",
-    "cond, scanned",
-    "while_loop",
     "batch statistics",
-    "dropout, scanned",
     "odd leaves",
 )
 @pytest.mark.parametrize(
@@ -205,7 +199,7 @@ def twice(loss, specs):
     return step, specs
 
 
-@pytest.mark.every_commit("accumulated-False")
+@pytest.mark.every_commit("twice-False")
 @pytest.mark.parametrize(
     ("kind", "is_alone"),
     [

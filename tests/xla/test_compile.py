@@ -347,6 +347,7 @@ def test_what_killed_processes_left_behind_goes_after_a_day(
     assert [path.exists() for path in entries] == [False, True, True]
 
 
+@pytest.mark.every_commit("h100:1")
 @pytest.mark.parametrize("target", ["cpu:1", "h100:1"])
 def test_flags_about_dumps_change_nothing(target):
     program = (

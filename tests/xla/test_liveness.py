@@ -26,6 +26,24 @@ SPLIT = ("sharded", "donation", "offload", "scan")
 CASES = [(n, s) for n in STEPS for s in TARGETS if s != "h100:8" or n in SPLIT]
 
 
+@pytest.mark.every_commit(
+    "scan-v5e:4x4",
+    "scan_remat-cpu:1",
+    "nested_scan-v5e:4x4",
+    "while_loop-v5e:4x4",
+    "conditional-v5e:4x4",
+    "switch_in_scan-cpu:1",
+    "offload-cpu:1",
+    "donation-cpu:1",
+    "reversible_chain-h100:1",
+    "accumulation-cpu:1",
+    "unrolled-h100:1",
+    "stacked-v5e:4x4",
+    "mixed_types-h100:1",
+    "called-h100:1",
+    "sharded-h100:1",
+    "sharded-h100:8",
+)
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_memory_is_what_xprof_shows(name, spec):
     artifact = compiled(name, spec)

@@ -19,6 +19,18 @@ CASES = [
 ]
 
 
+@pytest.mark.every_commit(
+    "mlp-cpu:1",
+    "mlp-h100:8",
+    "mlp_donated-cpu:8",
+    "mlp_donated-h100:1",
+    "conv_net-cpu:8",
+    "conv_net-h100:1",
+    "accumulated-cpu:1",
+    "accumulated-h100:8",
+    "sharded-cpu:8",
+    "sharded-h100:8",
+)
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_total_is_argument_plus_output_minus_alias_plus_temp(name, spec):
     target = rr.target(spec)
@@ -38,6 +50,7 @@ def test_total_is_argument_plus_output_minus_alias_plus_temp(name, spec):
     assert (memory.alias_bytes > 0) == bool(problem.donate)
 
 
+@pytest.mark.every_commit("mlp_donated-cpu:1", "sharded-h100:1", "accumulated-cpu:1")
 @pytest.mark.parametrize("spec", ["cpu:1", "h100:1"])
 @pytest.mark.parametrize("name", ["mlp_donated", "sharded", "accumulated"])
 def test_totals_equal_a_plain_jax_compile(name, spec):

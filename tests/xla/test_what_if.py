@@ -29,6 +29,9 @@ def measured(name, spec, donate=None):
     )
 
 
+@pytest.mark.every_commit(
+    "donation-donate0-cpu:1", "donation-donate0-v5e:4x4", "scan-donate1-h100:1"
+)
 @pytest.mark.parametrize("spec", ["cpu:1", "h100:1", "v5e:4x4"])
 @pytest.mark.parametrize(("name", "donate"), [("donation", (0,)), ("scan", (0,))])
 def test_donating_saves_no_more_than_was_said(name, spec, donate):
