@@ -146,6 +146,7 @@ def _start(index: int, count: int, port: int, args: list[str]) -> Child:
         [sys.executable, str(_TRAIN), *args, *flags],
         env=_environment(),
         stdin=subprocess.DEVNULL,
+        stdout=None if index == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",

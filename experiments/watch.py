@@ -18,6 +18,8 @@ from revremat import UserError
 
 PATIENCE_S = 30.0
 """A process that says nothing for so long is gone: less is a busy machine."""
+_SHORT_PATIENCE_S = 8.0
+"""The same where a collective has failed already."""
 _FAREWELL_S = 5.0
 _ALIVE, _FAILED, _ENDED = "revremat/alive/", "revremat/failed/", "revremat/ended/"
 RESUME = "the same command goes on from the last whole checkpoint"
@@ -36,6 +38,7 @@ class Watch:
         self._client, self._index, self._count = client, index, count
         # All ask process 0: many processes ask less often.
         self._pause_s = 0.5 + count / 100
+        self._patience_s = PATIENCE_S
         self._telling = threading.Lock()
         self._done = threading.Event()
         self._last_answer = time.monotonic()
@@ -49,11 +52,12 @@ class Watch:
     def fail(self, error: Exception) -> NoReturn:
         """Tell an error of this process, here and to the others, and end.
 
-        An error of the runtime is a peer's most of the time: where the other thread
-        finds one that is gone, that is told instead.
+        An error of the runtime is a peer's most of the time: where the other threads
+        find one that is gone, that is told instead.
         """
         if _is_of_runtime(error):
-            time.sleep(PATIENCE_S + 2 * self._pause_s)
+            self._patience_s = _SHORT_PATIENCE_S
+            time.sleep(_SHORT_PATIENCE_S + 4 * self._pause_s)
         expected = isinstance(error, UserError | OSError)
         if not expected:
             traceback.print_exception(error)
@@ -111,7 +115,7 @@ class Watch:
             peer, sentence = min(failed.items())
             self._end(f"{self._name(peer)} stopped: {sentence}")
         for peer, seconds in silent_s.items():
-            if seconds > PATIENCE_S and not self._done.is_set():
+            if seconds > self._patience_s and not self._done.is_set():
                 self._end(
                     f"{self._name(peer)} has not answered for {seconds:.0f} s: it was "
                     f"killed or its machine is gone; {RESUME}"
@@ -120,7 +124,7 @@ class Watch:
     def _look_at_the_coordinator(self) -> None:
         while not self._done.wait(self._pause_s):
             seconds = time.monotonic() - self._last_answer
-            if seconds > PATIENCE_S and not self._done.is_set():
+            if seconds > self._patience_s and not self._done.is_set():
                 self._end(
                     f"{self._name(0)}, the coordinator, has not answered for "
                     f"{seconds:.0f} s: it was killed or its machine is gone; {RESUME}"
