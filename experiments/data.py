@@ -211,8 +211,7 @@ def valid_batches(
     rows = range(batch_size) if rows is None else rows
     num_batches = min(num_batches, len(examples) // batch_size)
     return [
-        _stack(examples[i * batch_size + j] for j in rows)
-        for i in range(num_batches)
+        _stack(examples[i * batch_size + j] for j in rows) for i in range(num_batches)
     ]
 
 

@@ -58,7 +58,9 @@ def parse(args: list[str]) -> tuple[int, list[str]]:
         raise ValueError(f"what is to be run? write {USAGE}")
     script, *rest = rest
     if not is_train(script):
-        raise ValueError(f"{script!r} is not train.py, which alone is run: write {USAGE}")
+        raise ValueError(
+            f"{script!r} is not train.py, which alone is run: write {USAGE}"
+        )
     for arg in rest:
         if arg.partition("=")[0] in _OURS:
             raise ValueError(
@@ -232,7 +234,8 @@ def _tell(child: Child, count: int, received: list[str]) -> None:
         return
     if code < 0 and signal.Signals(-code).name in received:
         name = signal.Signals(-code).name
-        print(f"error: {name}: ended at once, nothing more was saved; {_RESUME}", file=sys.stderr)
+        how = "ended at once, nothing more was saved"
+        print(f"error: {name}: {how}; {_RESUME}", file=sys.stderr)
         return
     who = f"process {child.index} of {count}" if count > 1 else "train.py"
     if code < 0:

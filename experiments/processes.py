@@ -1,5 +1,6 @@
 """Many processes that train as one, joined by `jax.distributed`."""
 
+import contextlib
 import json
 import os
 import socket
@@ -117,10 +118,9 @@ class Joined(Processes):
         """
         found = self._read_stop()
         if found is None and requested:
-            try:
+            # An error where another process was first.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._client.key_value_set(_STOP, json.dumps([step + 1, requested]))
-            except jax.errors.JaxRuntimeError:
-                pass  # another process was first
             found = self._read_stop()
         if found is None:
             return ""
@@ -136,7 +136,7 @@ class Joined(Processes):
             return None
 
     def fail(self, error: Exception) -> NoReturn:
-        """As `Processes.fail`, and end this process: no collective will end any more."""
+        """As `Processes.fail`, and end this process: no collective ends any more."""
         self._watch.fail(error)
 
     def leave(self) -> None:
@@ -268,7 +268,7 @@ def local_cpu_devices(target: str, count: int) -> int:
 
 def _check_port_is_free(coordinator: str) -> None:
     """JAX's service would share the port with whoever has it, and wait."""
-    host, _, port = coordinator.rpartition(":")
+    port = coordinator.rpartition(":")[2]
     with socket.socket() as probe:
         try:
             probe.bind(("", int(port)))

@@ -48,7 +48,13 @@ class Display:
     """
 
     def __init__(
-        self, start: int, num_steps: int, items: int, unit: str, *, is_shown: bool = True
+        self,
+        start: int,
+        num_steps: int,
+        items: int,
+        unit: str,
+        *,
+        is_shown: bool = True,
     ):
         self._console = Console(quiet=not is_shown)
         self._num_steps, self._items, self._unit = num_steps, items, unit

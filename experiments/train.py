@@ -278,8 +278,8 @@ def check_same(processes: Processes, what: str, mine: dict[str, Any]) -> None:
         key = differing[0]
         raise UserError(
             f"process {processes.index} differs from process 0 in {what}: {key} is "
-            f"{mine[key]!r} and not {first.get(key)!r}; start all with one command, the "
-            "same packages and data, and a --train.dir that all of them share"
+            f"{mine[key]!r} and not {first.get(key)!r}; start all with one command, "
+            "the same packages and data, and a --train.dir that all of them share"
         )
 
 

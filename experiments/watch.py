@@ -1,8 +1,8 @@
 """One sentence for a process whose peer is gone, and an end.
 
 Through the key-value store of JAX's coordination service each process says that it is
-alive, and what went wrong with it. A collective whose peer has died may wait forever, so
-a thread looks at that, and ends the process.
+alive, and what went wrong with it. A collective whose peer has died may wait forever,
+so a thread looks at that, and ends the process.
 """
 
 import os

@@ -1,9 +1,12 @@
 """Several processes train as one, stop as one, and go on as one."""
 
 import json
+import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 
 from experiments import launch, records
 
+ROOT = Path(__file__).parents[2]
 FEW = ("--train.num-steps", "6", "--train.save-every", "3", "--train.valid-every", "3")
 # FSDP, tensor, sequence and data parallelism at once on the eight devices.
 ALL_AXES = (
@@ -59,12 +63,67 @@ def wait_for_rows(process, folder: Path, number: int) -> None:
         time.sleep(0.01)
 
 
+def two_workers(told) -> list[tuple[int, str, str]]:
+    """Runs `joined_worker.py` as two processes, each told which of them it is."""
+    script = str(Path(__file__).with_name("joined_worker.py"))
+    started, port = [], launch.free_port()
+    for index in range(2):
+        arguments, environment = told(index, port)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, script, *arguments],
+                env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return [end(process) for process in started]
+
+
+def by_arguments(index: int, port: int) -> tuple[list[str], dict[str, str]]:
+    return ["2", str(index), f"localhost:{port}"], {}
+
+
+def by_slurm(index: int, port: int) -> tuple[list[str], dict[str, str]]:
+    """What `srun` sets, and a port, which JAX makes out of the job's number else."""
+    return [], {
+        "JAX_COORDINATOR_PORT": str(port),
+        "SLURM_JOB_ID": "17",
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": str(index),
+        "SLURM_LOCALID": str(index),
+    }
+
+
+@pytest.mark.every_commit("by_arguments")
+@pytest.mark.parametrize("told", [by_arguments, by_slurm])
+def test_two_processes_share_a_batch_and_what_happens_to_them(told):
+    (code, out, err), (other_code, other_out, other_err) = two_workers(told)
+    assert (code, other_code) == (1, 1), err + other_err
+    said, other_said = (json.loads(text.splitlines()[-1]) for text in (out, other_out))
+    common = {
+        "count": 2,
+        "devices": 4,
+        "sum": 276.0,
+        "handed_out": ["of process 0"],
+        # Process 1 is asked to stop while all are at step 3.
+        "stopped": ["", "", "", "", "SIGTERM", "SIGTERM"],
+    }
+    assert said == common | {"index": 0, "rows": [0, 1, 2, 3]}
+    assert other_said == common | {"index": 1, "rows": [4, 5, 6, 7]}
+    assert other_err == "error: no room on this machine\n"
+    assert err == "error: process 1 of 2 stopped: no room on this machine\n"
+
+
 def assert_close(folder: Path, other: Path, rel: float) -> None:
     pairs = zip(rows_of(folder), rows_of(other), strict=True)
     for got, want in pairs:
         assert got == pytest.approx(want, rel=rel)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(trainer, tmp_path):
     args = (*FEW, "--train.target", "cpu:2", "--sharding.fsdp", "2")
     code, out, err = end(trainer.launch(2, tmp_path / "two", *args))
@@ -101,7 +160,7 @@ def test_killed_six_times_in_any_process_the_curve_is_the_same(trainer, tmp_path
         start = max(saved_steps(folder), default=0)
         wait_for_rows(process, folder, start + chance.randint(1, 16))
         time.sleep(chance.uniform(0, 0.1))
-        launch.os.kill(pids(process)[victim], signal.SIGKILL)
+        os.kill(pids(process)[victim], signal.SIGKILL)
         since = time.monotonic()
         code, _, err = end(process)
         assert time.monotonic() - since < 10
@@ -142,7 +201,7 @@ def test_asked_to_stop_all_save_one_step_and_go_on_in_another_number(
 def test_one_process_that_is_asked_to_stop_stops_all(trainer, tmp_path, asked):
     process = trainer.launch(2, tmp_path, "--train.target", "cpu:2")
     wait_for_rows(process, tmp_path, 3)
-    launch.os.kill(pids(process)[asked], signal.SIGTERM)
+    os.kill(pids(process)[asked], signal.SIGTERM)
     code, out, err = end(process)
     assert (code, err) == (0, "")
     assert f"SIGTERM: saved step {saved_steps(tmp_path)[-1]};" in out
@@ -158,23 +217,42 @@ def by_hand(trainer, folder: Path, port: int, *args: tuple[str, ...]) -> list:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1])
-def test_without_a_launcher_the_others_end_within_a_minute(trainer, tmp_path, victim):
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [(1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)],
+)
+def test_without_a_launcher_the_others_name_who_is_gone(
+    trainer, tmp_path, victim, number
+):
     port = launch.free_port()
     args = ("--train.target", "cpu:2", "--train.num-steps", "100000")
     processes = by_hand(trainer, tmp_path, port, args, args)
     wait_for_rows(processes[0], tmp_path, 3)
-    processes.pop(victim).kill()
+    gone = processes.pop(victim)
+    gone.send_signal(number)
     code, _, err = end(processes[0], timeout=60)
+    gone.kill()
     assert code == 1
-    (line,) = err.splitlines()
     coordinator = ", the coordinator," if victim == 0 else ""
     assert re.fullmatch(
-        f"error: process {victim} of 2{coordinator} has not answered for 3\\d s: it was "
+        f"error: process {victim} of 2{coordinator} has not answered for \\d+ s: it was "
         "killed or its machine is gone; the same command goes on from the last whole "
-        "checkpoint",
-        line,
+        "checkpoint\n",
+        err,
     )
+
+
+@pytest.mark.slow
+def test_without_a_launcher_jax_ends_those_whose_coordinator_was_killed(
+    trainer, tmp_path
+):
+    args = ("--train.target", "cpu:2", "--train.num-steps", "100000")
+    first, second = by_hand(trainer, tmp_path, launch.free_port(), args, args)
+    wait_for_rows(first, tmp_path, 3)
+    first.kill()
+    code, _, err = end(second, timeout=60)
+    assert code == -signal.SIGABRT
+    assert "This most likely indicates that another task died" in err
 
 
 @pytest.mark.slow

@@ -1,15 +1,17 @@
 """Processes: what is told of them, which rows each reads, and what is refused."""
 
+from pathlib import Path
+
+import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-import jax
 from experiments import cli, data, launch, processes
 from experiments.global_arrays import on_devices, rows_here
 from experiments.processes import ProcessesConfig
 from experiments.train import main
-from revremat import UserError, sharding
+from revremat import sharding
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,7 @@ def test_a_port_that_is_in_use_is_one_sentence(capsys):
     assert "choose another port, the same for all" in err
 
 
+ROOT = Path(__file__).parents[2]
 SLURM = {"SLURM_STEP_NODELIST": "node[001-002]", "SLURM_PROCID": "0"}
 
 
@@ -195,7 +198,7 @@ def test_what_the_launcher_does_not_understand_is_one_sentence(capsys, line, sen
     assert err.startswith(f"error: {sentence}")
 
 
-@pytest.mark.parametrize("script", ["train.py", "experiments/train.py", launch.__file__])
-def test_the_launcher_runs_train_py_however_it_is_named(script):
-    script = script.replace("launch.py", "train.py")
+@pytest.mark.parametrize("folder", ["", "experiments/", f"{ROOT}/experiments/"])
+def test_the_launcher_runs_train_py_however_it_is_named(folder):
+    script = f"{folder}train.py"
     assert launch.parse(["--processes", "2", script, "gpt"]) == (2, ["gpt"])
