@@ -155,7 +155,7 @@ class Rows(Sequence):
       rows: Which of them, in rising order.
     """
 
-    def __init__(self, examples: Sequence[Any], batch_size: int, rows: Sequence[int]):
+    def __init__(self, examples: Any, batch_size: int, rows: Sequence[int]):
         self._examples, self._batch_size, self._rows = examples, batch_size, rows
 
     def __len__(self) -> int:

@@ -1,6 +1,7 @@
 """Batches that lie on the devices of several processes, each reading its own rows."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -45,5 +46,5 @@ def on_devices(
     return {name: whole(part, specs[name]) for name, part in batch.items()}
 
 
-def _rows(index: tuple[slice, ...], spec: jax.ShapeDtypeStruct) -> range:
+def _rows(index: Any, spec: jax.ShapeDtypeStruct) -> range:
     return range(*index[0].indices(spec.shape[0]))

@@ -235,9 +235,9 @@ def test_without_a_launcher_the_others_name_who_is_gone(
     assert code == 1
     coordinator = ", the coordinator," if victim == 0 else ""
     assert re.fullmatch(
-        f"error: process {victim} of 2{coordinator} has not answered for \\d+ s: it was "
-        "killed or its machine is gone; the same command goes on from the last whole "
-        "checkpoint\n",
+        f"error: process {victim} of 2{coordinator} has not answered for \\d+ s: it "
+        "was killed or its machine is gone; the same command goes on from the last "
+        "whole checkpoint\n",
         err,
     )
 
