@@ -140,9 +140,9 @@ class Joined(Processes):
         self._watch.fail(error)
 
     def leave(self) -> None:
-        """As `Processes.leave`; waits for all."""
-        self._watch.stop()
+        """As `Processes.leave`; waits for all, and is alive for them meanwhile."""
         jax.distributed.shutdown()
+        self._watch.stop()
 
 
 def join(config: ProcessesConfig, target: str) -> Processes:
