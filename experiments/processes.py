@@ -19,7 +19,9 @@ from revremat import UserError
 from revremat._compat import coordination
 
 _HANDED_OUT, _STOP = "revremat/handed_out/", "revremat/stop"
-_HAND_OUT_MS = 600_000
+_MEETING = "revremat/meeting/"
+# No limit of its own: the watch ends who waits for a process that is gone.
+_DAY_MS = 86_400_000
 _SOON_S = 10.0
 # Beyond the watch's patience, which tells more: what is left is 60 s in all.
 _HEARTBEAT_S = int(PATIENCE_S) + 20
@@ -65,6 +67,15 @@ class Processes:
         del name
         return make()
 
+    def meet(self, name: str) -> None:
+        """Wait until all are here, after work that takes some longer than others.
+
+        A collective does not wait so long: on CPUs half a minute when it is begun.
+
+        Args:
+          name: Of the place, used once.
+        """
+
     def agree_to_stop(self, step: int, requested: str) -> str:
         """Whether all stop after this step, which is done; asked after each step.
 
@@ -107,7 +118,11 @@ class Joined(Processes):
         key = _HANDED_OUT + name
         if self.is_first:
             self._client.key_value_set(key, json.dumps(make()))
-        return json.loads(self._client.blocking_key_value_get(key, _HAND_OUT_MS))
+        return json.loads(self._client.blocking_key_value_get(key, _DAY_MS))
+
+    def meet(self, name: str) -> None:
+        """As `Processes.meet`."""
+        self._client.wait_at_barrier(_MEETING + name, _DAY_MS)
 
     def agree_to_stop(self, step: int, requested: str) -> str:
         """As `Processes.agree_to_stop`: the step after the first request is the last.

@@ -74,6 +74,7 @@ def train(config: Experiment, processes: Processes = ALONE) -> None:
     identity, settings = facts(config, splits)
     check_same(processes, "its command and data", identity | settings)
     settings["processes"] = processes.count
+    processes.meet("data")
 
     # ---- Folder of the run -----------------------------------------------------------
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,8 +105,15 @@ def train(config: Experiment, processes: Processes = ALONE) -> None:
         if processes.count > 1:
             check_same(processes, "the step", {"its program": fingerprint(lowered)})
         step = lowered.compile()
-    valid = jax.jit(program.valid)
+    held_out = data.valid_batches(
+        splits.valid, config.data.batch_size, config.train.valid_batches, rows
+    )
+    valid: Any = jax.jit(program.valid)
+    if held_out:
+        specs = with_state(program.batch, program.state.model)
+        valid = valid.lower(program.state.params, specs).compile()
     compile_s = time.perf_counter() - compiling_since
+    processes.meet("compiled")
 
     # ---- State: restored, or born sharded --------------------------------------------
     if start:
@@ -114,9 +122,7 @@ def train(config: Experiment, processes: Processes = ALONE) -> None:
         key_data = np.asarray(jax.random.key_data(jax.random.key(config.train.seed)))
         state = sharding.init_sharded(program.init, program.state, key_data)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, program.state)
-    held_out = data.valid_batches(
-        splits.valid, config.data.batch_size, config.train.valid_batches, rows
-    )
+    processes.meet("state")
 
     # ---- Train loop ------------------------------------------------------------------
     first = processes.is_first
