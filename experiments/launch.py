@@ -9,6 +9,7 @@ sentence names it. The exit code is that of `train.py`.
 
 import contextlib
 import ctypes
+import itertools
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,10 +37,11 @@ def main(args: list[str]) -> int:
     """Run the command line; 0 done or stopped, 1 failed, 2 not understood."""
     try:
         count, rest = parse(args)
+        own = gpus_of_each(count, rest, os.environ)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return run(count, rest)
+    return run(count, rest, own)
 
 
 def parse(args: list[str]) -> tuple[int, list[str]]:
@@ -77,6 +80,45 @@ def is_train(script: str) -> bool:
     )
 
 
+def gpus_of_each(
+    count: int, args: list[str], environment: Mapping[str, str], root: Path = Path("/")
+) -> list[dict[str, str]]:
+    """Which of this machine's NVIDIA GPUs each process sees, as its environment.
+
+    Args:
+      count: Processes.
+      args: Of `train.py`.
+      environment: Of the launcher.
+      root: Of the file system.
+
+    Raises:
+      ValueError: With the sentence, if they cannot have equally many.
+    """
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        gpus = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
+    else:
+        gpus = len([name for name in listed.split(",") if name.strip()])
+    on_cpu = environment.get("JAX_PLATFORMS") == "cpu" or any(
+        part.startswith("cpu") for part in _values(args, "--train.target")
+    )
+    if on_cpu or not gpus or count == 1 or "JAX_LOCAL_DEVICE_IDS" in environment:
+        return [{} for _ in range(count)]
+    if gpus % count:
+        raise ValueError(
+            f"this machine has {gpus} GPU{'s' * (gpus > 1)}, which {count} processes "
+            "cannot share evenly: write another --processes, or --train.target cpu:N"
+        )
+    each = gpus // count
+    ids = [range(each * index, each * (index + 1)) for index in range(count)]
+    return [{"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, own))} for own in ids]
+
+
+def _values(args: list[str], flag: str) -> list[str]:
+    after = [value for name, value in itertools.pairwise(args) if name == flag]
+    return after + [arg.partition("=")[2] for arg in args if arg.startswith(flag + "=")]
+
+
 @dataclass
 class Child:
     """One of the processes.
@@ -104,10 +146,17 @@ class Child:
                 self.lines.append((time.monotonic(), line))
 
 
-def run(count: int, args: list[str]) -> int:
-    """Start the processes and watch them; the exit code of all."""
+def run(count: int, args: list[str], own: list[dict[str, str]]) -> int:
+    """Start the processes, each with its own variables, and watch them to the end.
+
+    Returns:
+      The exit code of all.
+    """
     port = free_port()
-    children = [_start(index, count, port, args) for index in range(count)]
+    children = [
+        _start(index, count, port, args, variables)
+        for index, variables in enumerate(own)
+    ]
     received: list[str] = []
 
     def forward(number: int, _) -> None:
@@ -136,7 +185,9 @@ def run(count: int, args: list[str]) -> int:
     return cause.process.returncode if cause.process.returncode in (1, 2) else 1
 
 
-def _start(index: int, count: int, port: int, args: list[str]) -> Child:
+def _start(
+    index: int, count: int, port: int, args: list[str], variables: dict[str, str]
+) -> Child:
     told = ("--processes", "--process-id", "--coordinator")
     values = (str(count), str(index), f"localhost:{port}")
     flags = [part for pair in zip(told, values, strict=True) for part in pair]
@@ -146,7 +197,7 @@ def _start(index: int, count: int, port: int, args: list[str]) -> Child:
         flags = []
     process = subprocess.Popen(
         [sys.executable, str(_TRAIN), *args, *flags],
-        env=_environment(),
+        env=_environment() | variables,
         stdin=subprocess.DEVNULL,
         stdout=None if index == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,

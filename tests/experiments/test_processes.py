@@ -202,3 +202,36 @@ def test_what_the_launcher_does_not_understand_is_one_sentence(capsys, line, sen
 def test_the_launcher_runs_train_py_however_it_is_named(folder):
     script = f"{folder}train.py"
     assert launch.parse(["--processes", "2", script, "gpt"]) == (2, ["gpt"])
+
+
+EIGHT = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+
+
+@pytest.mark.parametrize(
+    ("count", "line", "environment", "ids"),
+    [
+        (4, "gpt", EIGHT, ["0,1", "2,3", "4,5", "6,7"]),
+        (8, "gpt", EIGHT, list("01234567")),
+        (2, "gpt", {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, ["0", "1"]),
+        (1, "gpt", EIGHT, [None]),
+        (2, "gpt", {}, [None, None]),
+        (2, "gpt", {"CUDA_VISIBLE_DEVICES": ""}, [None, None]),
+        (3, "gpt --train.target cpu:3", EIGHT, [None] * 3),
+        (3, "gpt --train.target=cpu:3", EIGHT, [None] * 3),
+        (3, "gpt", EIGHT | {"JAX_PLATFORMS": "cpu"}, [None] * 3),
+    ],
+)
+def test_the_launcher_gives_each_process_its_share_of_the_gpus(
+    tmp_path, count, line, environment, ids
+):
+    found = launch.gpus_of_each(count, line.split(), environment, tmp_path)
+    assert [own.get("JAX_LOCAL_DEVICE_IDS") for own in found] == ids
+
+
+def test_gpus_are_counted_by_the_driver(tmp_path):
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / "proc/driver/nvidia/gpus" / name).mkdir(parents=True)
+    found = launch.gpus_of_each(2, ["gpt"], {}, tmp_path)
+    assert found == [{"JAX_LOCAL_DEVICE_IDS": "0"}, {"JAX_LOCAL_DEVICE_IDS": "1"}]
+    with pytest.raises(ValueError, match="has 2 GPUs, which 3 processes cannot share"):
+        launch.gpus_of_each(3, ["gpt"], {}, tmp_path)
