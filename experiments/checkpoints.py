@@ -6,18 +6,21 @@ The files have no checksums of their own: a flipped bit would load as a weight. 
 array's bits are summed on the device before they are saved and after they are loaded.
 """
 
+import asyncio
 import atexit
 import contextlib
+import json
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grain
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
 from experiments.event_loops import loops_that_end_their_tasks
@@ -40,7 +43,8 @@ class Checkpoints:
         self._folder = folder
         with _one_sentence(f"cannot open the checkpoints in {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-            _remove_unfinished(folder)
+            if jax.process_index() == 0:
+                _remove_unfinished(folder)
             self._checkpointer = ocp.training.Checkpointer(
                 str(folder.absolute()),
                 preservation_policy=_latest(keep),
@@ -76,7 +80,7 @@ class Checkpoints:
         with self._saving(step):
             response = self._checkpointer.save_checkpointables_async(
                 step,
-                {"state": state, "batches": batches},
+                {"state": state, "batches": _Position(batches)},
                 force=True,
                 custom_metadata=facts,
             )
@@ -120,7 +124,7 @@ class Checkpoints:
                 raise ValueError("files are missing")
             with loops_that_end_their_tasks():
                 loaded = self._checkpointer.load_checkpointables(
-                    newest, {"state": state, "batches": batches}
+                    newest, {"state": state, "batches": _Position(batches)}
                 )["state"]
             sums = zip(facts["bit_sums"], bit_sums(loaded), strict=True)
             for name, (saved, now) in zip(_paths(loaded), sums, strict=True):
@@ -141,6 +145,8 @@ class Checkpoints:
             atexit.register(self._sweep)
 
     def _sweep(self) -> None:
+        if jax.process_index() != 0:
+            return
         with contextlib.suppress(OSError):
             _remove_unfinished(self._folder)
 
@@ -154,7 +160,33 @@ class Checkpoints:
             yield
 
 
-@jax.jit
+class _Position:
+    """Which batch is next: the same in all processes, so one file says it.
+
+    The file is the one that grain itself writes where there is one process.
+    """
+
+    _FILE = "process_0-of-1.json"
+
+    def __init__(self, batches: grain.DatasetIterator):
+        self._batches = batches
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        return self._write(directory, json.dumps(self._batches.get_state(), indent=4))
+
+    async def _write(self, directory: Any, text: str) -> None:
+        folder = await directory.await_creation()
+        if jax.process_index() == 0:
+            await asyncio.to_thread((folder / self._FILE).write_text, text)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        return self._read(directory)
+
+    async def _read(self, directory: Any) -> None:
+        text = await asyncio.to_thread((directory / self._FILE).read_text)
+        self._batches.set_state(json.loads(text))
+
+
 def _bit_sums(leaves: list[jax.Array]) -> jax.Array:
     def total(leaf):
         unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
@@ -168,7 +200,15 @@ def bit_sums(state: Any) -> list[int]:
 
     Integer sums do not depend on their order, so neither on the mesh.
     """
-    return _bit_sums(jax.tree.leaves(state)).tolist()
+    leaves = jax.tree.leaves(state)
+    return jax.jit(_bit_sums, out_shardings=everywhere(leaves[0]))(leaves).tolist()
+
+
+def everywhere(array: jax.Array) -> NamedSharding | None:
+    """How a result lies whole on every device of an array's mesh, if it has one."""
+    if isinstance(array.sharding, NamedSharding):
+        return NamedSharding(array.sharding.mesh, PartitionSpec())
+    return None
 
 
 def _paths(state: Any) -> list[str]:

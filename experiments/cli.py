@@ -13,7 +13,12 @@ from experiments import configs
 from experiments.configs.common import Experiment, known_keys, read_value
 from revremat import UserError
 
-_SHORT = {"--plan": "--train.plan"}
+_SHORT = {
+    "--plan": "--train.plan",
+    "--processes": "--processes.count",
+    "--process-id": "--processes.index",
+    "--coordinator": "--processes.coordinator",
+}
 USAGE = "python experiments/train.py NAME [--model.num-layers 24 ...]"
 
 
@@ -35,7 +40,7 @@ def parse(args: list[str]) -> Experiment:
             print(f"usage: {USAGE}\nexperiments: {', '.join(configs.names())}")
             raise SystemExit(0)
         raise UserError(f"which experiment? {', '.join(configs.names())}: {USAGE}")
-    args = [args[0], *(_SHORT.get(arg, arg) for arg in args[1:])]
+    args = [args[0], *map(_in_full, args[1:])]
     config = _from_file(Path(args[0])) if args[0].endswith(".py") else None
     config = config or configs.load(args[0])
     if not set(args) & {"-h", "--help"}:
@@ -48,6 +53,11 @@ def parse(args: list[str]) -> Experiment:
         description=f"Train {config.name}.",
         config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
     )
+
+
+def _in_full(arg: str) -> str:
+    flag, equals, value = arg.partition("=")
+    return _SHORT.get(flag, flag) + equals + value
 
 
 def _check(config: Experiment, args: list[str]) -> None:

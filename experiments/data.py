@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -146,10 +146,47 @@ def stdlib_files(root: Path) -> list[str]:
     return sorted(found)
 
 
+class Rows(Sequence):
+    """Of batches of all processes the rows of one, batch after batch.
+
+    Args:
+      examples: In the order of the batches.
+      batch_size: Examples of a batch, over all processes.
+      rows: Which of them, in rising order.
+    """
+
+    def __init__(self, examples: Any, batch_size: int, rows: Sequence[int]):
+        self._examples, self._batch_size, self._rows = examples, batch_size, rows
+
+    def __len__(self) -> int:
+        return len(self._examples) // self._batch_size * len(self._rows)
+
+    def __getitem__(self, index: int) -> Any:
+        batch, position = divmod(index, len(self._rows))
+        return self._examples[batch * self._batch_size + self._rows[position]]
+
+
 def train_batches(
-    examples: Sequence[Example], batch_size: int, seed: int
+    examples: Sequence[Example],
+    batch_size: int,
+    seed: int,
+    rows: Sequence[int] | None = None,
 ) -> "grain.DatasetIterator":
-    """Batches without end, shuffled anew each epoch; its state can be saved."""
+    """Batches without end, shuffled anew each epoch; its state can be saved.
+
+    Args:
+      examples: To train on.
+      batch_size: Examples of a batch, over all processes.
+      seed: Of the order.
+      rows: Which of a batch to read, in rising order; all of them if None.
+
+    Returns:
+      An iterator whose state counts batches, whatever the rows.
+
+    Raises:
+      UserError: If there are fewer examples than a batch has.
+    """
+    rows = range(batch_size) if rows is None else rows
     if len(examples) < batch_size:
         raise UserError(
             f"data.batch_size is {batch_size} and there are only {len(examples)} "
@@ -157,20 +194,24 @@ def train_batches(
         )
     import grain  # slow to import, and reports do without
 
-    dataset = grain.MapDataset.source(examples).shuffle(seed=seed).repeat()
+    shuffled = grain.MapDataset.source(examples).shuffle(seed=seed).repeat()
+    dataset = grain.MapDataset.source(Rows(shuffled, batch_size, rows))
     # The arrays are in memory: threads would only add overhead.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    return iter(dataset.batch(batch_size).to_iter_dataset(options))
+    return iter(dataset.batch(len(rows)).to_iter_dataset(options))
 
 
 def valid_batches(
-    examples: Sequence[Example], batch_size: int, num_batches: int
+    examples: Sequence[Example],
+    batch_size: int,
+    num_batches: int,
+    rows: Sequence[int] | None = None,
 ) -> list[Example]:
     """The first whole batches of the held-out split, always the same."""
+    rows = range(batch_size) if rows is None else rows
     num_batches = min(num_batches, len(examples) // batch_size)
     return [
-        _stack(examples[i * batch_size + j] for j in range(batch_size))
-        for i in range(num_batches)
+        _stack(examples[i * batch_size + j] for j in rows) for i in range(num_batches)
     ]
 
 

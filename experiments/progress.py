@@ -44,10 +44,19 @@ class Display:
       num_steps: Step it ends at.
       items: Tokens or images a step.
       unit: `tokens` or `images`.
+      is_shown: Else nothing is printed.
     """
 
-    def __init__(self, start: int, num_steps: int, items: int, unit: str):
-        self._console = Console()
+    def __init__(
+        self,
+        start: int,
+        num_steps: int,
+        items: int,
+        unit: str,
+        *,
+        is_shown: bool = True,
+    ):
+        self._console = Console(quiet=not is_shown)
         self._num_steps, self._items, self._unit = num_steps, items, unit
         self._since = self._line_at = time.perf_counter()
         self._start = start
@@ -58,7 +67,7 @@ class Display:
             TextColumn("{task.fields[text]}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not (is_shown and self._console.is_terminal),
         )
         self._task = self._progress.add_task("", total=num_steps, text="")
         self._progress.update(self._task, completed=start)

@@ -16,11 +16,15 @@ class Metrics:
 
     Args:
       file: Appended to; lines after `last_step` and half a line at the end, left by a
-        run that was killed, are dropped.
+        run that was killed, are dropped. None: nothing is written.
       last_step: The step the run goes on from.
     """
 
-    def __init__(self, file: Path, last_step: int):
+    def __init__(self, file: Path | None, last_step: int):
+        self._stream = None
+        if file is None:
+            self.rows = []
+            return
         self.rows = [row for row in read_metrics(file) if row["step"] <= last_step]
         write_whole(file, "".join(json.dumps(row) + "\n" for row in self.rows))
         self._stream = file.open("a", encoding="utf-8")
@@ -28,6 +32,8 @@ class Metrics:
     def write(self, row: dict[str, Any]) -> None:
         """Append one line and hand it to the operating system."""
         self.rows.append(row)
+        if self._stream is None:
+            return
         try:
             self._stream.write(json.dumps(row) + "\n")
             self._stream.flush()
@@ -40,7 +46,8 @@ class Metrics:
     def close(self) -> None:
         """Close the file; what could not be written has been told."""
         with contextlib.suppress(OSError):
-            self._stream.close()
+            if self._stream is not None:
+                self._stream.close()
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
@@ -77,7 +84,9 @@ def same_run(
     try:
         before = json.loads(file.read_text(encoding="utf-8"))
         other = _changes(before["identity"], facts["identity"])
-        moved = _changes(before["settings"], facts["settings"])
+        # Settings that there were none of when the run began have not changed.
+        known = {k: v for k, v in facts["settings"].items() if k in before["settings"]}
+        moved = _changes(before["settings"], known)
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} is not the record of a run ({error}); choose another --train.dir, "

@@ -91,9 +91,10 @@ def build(config: Experiment, mesh: Mesh) -> Program:
       UserError: If sizes do not divide.
     """
     model = models.module_of(config.model)
-    layout = Layout(mesh)
+    layout = Layout(mesh, config.sharding.sequence)
     by_batch = NamedSharding(mesh, PartitionSpec(layout.batch_axes or None))
     _check_batch(config, mesh)
+    _check_sequence(config, mesh)
 
     loss = model.loss_fn(config.model, layout=layout)
     valid = model.metrics_fn(config.model, layout=layout)
@@ -285,6 +286,28 @@ def _cut(leaf: jax.Array, parts: int) -> jax.Array:
 
 def _key_spec() -> jax.ShapeDtypeStruct:
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+
+
+def _check_sequence(config: Experiment, mesh: Mesh) -> None:
+    if not config.sharding.sequence:
+        return
+    length = getattr(config.model, "seq_len", 0)
+    if not length:
+        raise UserError(
+            f"sharding.sequence cuts sequences of tokens, which {config.name} has not: "
+            "write --sharding.sequence False"
+        )
+    parts = mesh.shape["model"]
+    if parts == 1:
+        raise UserError(
+            "sharding.sequence cuts over the axis `model`, which has 1 device: write "
+            "--sharding.model 2 or more"
+        )
+    if length % parts:
+        raise UserError(
+            f"model.seq_len {length} does not split over sharding.model {parts}: write "
+            f"a multiple of {parts}, for example {-(-length // parts) * parts}"
+        )
 
 
 def _check_batch(config: Experiment, mesh: Mesh) -> None:

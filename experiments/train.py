@@ -3,10 +3,13 @@
     python experiments/train.py gpt --model.num-layers 6 --train.num-steps 1000
 
 The same command goes on after Ctrl-C, SIGTERM, a kill or a crash, and the loss curve is
-the one of a run that was never interrupted.
+the one of a run that was never interrupted. Several processes train as one where a
+cluster starts them, or `python -m experiments.launch`.
 """
 
 import contextlib
+import hashlib
+import json
 import signal
 import sys
 import time
@@ -20,8 +23,10 @@ import numpy as np
 
 import revremat as rr
 from experiments import cli, data, records
-from experiments.checkpoints import Checkpoints
+from experiments.checkpoints import Checkpoints, everywhere
 from experiments.configs.common import Experiment, known_keys
+from experiments.global_arrays import on_devices, rows_here
+from experiments.processes import ALONE, Processes, join
 from experiments.progress import MIB, Display, peak_bytes
 from experiments.step import build, mesh_axes, with_state
 from revremat import UserError, sharding, xla
@@ -34,40 +39,53 @@ def main(args: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    processes = ALONE
     try:
-        train(config)
-    except (UserError, OSError) as error:
+        processes = join(config.processes, config.train.target)
+        train(config, processes)
+    except Exception as error:
+        processes.fail(error)
+        if not isinstance(error, UserError | OSError):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 1
+    processes.leave()
     return 0
 
 
-def train(config: Experiment) -> None:
+def train(config: Experiment, processes: Processes = ALONE) -> None:
     """Train to `config.train.num_steps`, or until asked to stop."""
     _check_numbers(config)
     folder = Path(config.train.dir or f"runs/{config.name}")
     stop = StopRequest()
 
     # ---- Devices, data, program: nothing is allocated yet ----------------------------
-    devices = find_devices(config.train.target)
+    devices = find_devices(config.train.target, processes)
     if getattr(config.model, "attention", "") == "cudnn":
         check_has_cudnn(devices)
     mesh = sharding.make_mesh(mesh_axes(config, len(devices)), devices)
     program = build(config, mesh)
     splits = data.load(config.data, getattr(config.model, "seq_len", 0))
+    rows = rows_here(next(iter(program.batch.values())))
     batches = data.train_batches(
-        splits.train, config.data.batch_size, config.train.seed
+        splits.train, config.data.batch_size, config.train.seed, rows
     )
-    put = lambda batch: jax.device_put(
-        batch, {name: program.batch[name].sharding for name in batch}
-    )
+    put = lambda batch: on_devices(batch, program.batch, rows)
+    identity, settings = facts(config, splits)
+    check_same(processes, "its command and data", identity | settings)
+    settings["processes"] = processes.count
+    processes.meet("data")
 
     # ---- Folder of the run -----------------------------------------------------------
     folder.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(folder / "checkpoints", config.train.keep)
     start = checkpoints.last_step or 0
-    changes = records.same_run(
-        folder / "run.json", *facts(config, splits), begun=start > 0
+    check_same(processes, f"what {folder} holds", {"its last checkpoint": start})
+    changes = processes.hand_out(
+        "changes",
+        lambda: records.same_run(
+            folder / "run.json", identity, settings, begun=start > 0
+        ),
     )
 
     # ---- Compile the step, as it is reported and as it is run ------------------------
@@ -75,36 +93,49 @@ def train(config: Experiment) -> None:
     # only where the plan says so.
     jax.config.update("jax_compiler_enable_remat_pass", False)
     compiling_since = time.perf_counter()
-    plan = rr.Plan.load(config.train.plan) if config.train.plan else None
-    if plan is not None:
+    plan = None
+    if config.train.plan:
+        text = lambda: rr.Plan.load(config.train.plan).to_json()
+        plan = rr.Plan.from_json(processes.hand_out("plan", text))
         check_can_compile(plan, config.train.target)
     loss = program.loss if plan is None else rr.apply(program.loss, plan)
     step_fn = jax.jit(program.make_step(loss), donate_argnums=0)
     with contextlib.nullcontext() if plan is None else plan.compiling():
-        step = step_fn.lower(program.state, program.batch).compile()
-    valid = jax.jit(program.valid)
+        lowered = step_fn.lower(program.state, program.batch)
+        if processes.count > 1:
+            check_same(processes, "the step", {"its program": fingerprint(lowered)})
+        step = lowered.compile()
+    held_out = data.valid_batches(
+        splits.valid, config.data.batch_size, config.train.valid_batches, rows
+    )
+    valid: Any = jax.jit(program.valid)
+    if held_out:
+        specs = with_state(program.batch, program.state.model)
+        valid = valid.lower(program.state.params, specs).compile()
     compile_s = time.perf_counter() - compiling_since
+    processes.meet("compiled")
 
     # ---- State: restored, or born sharded --------------------------------------------
     if start:
         state = checkpoints.load(program.state, batches)
     else:
-        key_data = jax.random.key_data(jax.random.key(config.train.seed))
+        key_data = np.asarray(jax.random.key_data(jax.random.key(config.train.seed)))
         state = sharding.init_sharded(program.init, program.state, key_data)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, program.state)
-    held_out = data.valid_batches(
-        splits.valid, config.data.batch_size, config.train.valid_batches
-    )
+    processes.meet("state")
 
     # ---- Train loop ------------------------------------------------------------------
-    metrics = records.Metrics(folder / "metrics.jsonl", start)
+    first = processes.is_first
+    metrics = records.Metrics(folder / "metrics.jsonl" if first else None, start)
     items = config.data.batch_size * getattr(config.model, "seq_len", 1)
     unit = "tokens" if hasattr(config.model, "seq_len") else "images"
-    display = Display(start, config.train.num_steps, items, unit)
+    display = Display(start, config.train.num_steps, items, unit, is_shown=first)
     num_params = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     display.say(
         f"{config.name}: {num_params:,} parameters on {len(devices)} x "
-        f"{devices[0].device_kind}, {splits.source}; compiled in {compile_s:.1f} s; "
+        f"{devices[0].device_kind}"
+        + (f" in {processes.count} processes" if processes.count > 1 else "")
+        + f", {splits.source}; compiled in {compile_s:.1f} s; "
         + (f"going on from step {start}" if start else "from the beginning")
     )
     if not records.can_plot():
@@ -118,7 +149,7 @@ def train(config: Experiment) -> None:
             display.say(note)
     for change in changes:
         display.say(f"changed since this run began: {change}")
-    done = start
+    done, stopping = start, ""
     try:
         for done in range(start + 1, config.train.num_steps + 1):
             state, on_device = step(state, put(next(batches)))
@@ -128,7 +159,8 @@ def train(config: Experiment) -> None:
             display.update(done, row)
             if done == start + 2:
                 display.say(compare_peak(step, config.train.target))
-            last, stopping = done == config.train.num_steps, bool(stop.requested)
+            stopping = processes.agree_to_stop(done, stop.requested)
+            last = done == config.train.num_steps
             if held_out and (done % config.train.valid_every == 0 or last):
                 given = (with_state(put(batch), state.model) for batch in held_out)
                 scores = [jax.device_get(valid(state.params, b)) for b in given]
@@ -141,12 +173,17 @@ def train(config: Experiment) -> None:
                 checkpoints.save(done, state, batches)
             if stopping:
                 break
+    except Exception as error:
+        # Before anything is closed, which would wait for processes that wait for this.
+        processes.fail(error)
+        raise
     finally:
         display.close()
         metrics.close()
         checkpoints.close()
     # ---- The end ---------------------------------------------------------------------
-    finish(config, folder, metrics.rows, done, stop)
+    if first:
+        finish(config, folder, metrics.rows, done, stopping)
 
 
 def _check_numbers(config: Experiment) -> None:
@@ -188,8 +225,8 @@ class StopRequest:
         signal.signal(number, signal.SIG_DFL)
 
 
-def find_devices(target: str) -> list[Any]:
-    """The devices to train on: this machine's, or so many CPU devices."""
+def find_devices(target: str, processes: Processes = ALONE) -> list[Any]:
+    """The devices of all processes to train on: what they have, or CPU devices."""
     if target == "local":
         return jax.devices()
     wanted = rr.target(target)
@@ -200,7 +237,8 @@ def find_devices(target: str) -> list[Any]:
         )
     # Asked before JAX starts; where it has started, the mesh says what is missing.
     jax.config.update("jax_platforms", "cpu")
-    return wanted.devices
+    # Of those each process was told its own number when it joined the others.
+    return wanted.devices if processes.count == 1 else jax.devices()
 
 
 def check_has_cudnn(devices: list[Any]) -> None:
@@ -231,9 +269,29 @@ def facts(config: Experiment, splits: data.Splits) -> tuple[dict, dict]:
     identity: dict[str, Any] = {"source": splits.source, "sha256": splits.digest}
     settings: dict[str, Any] = {"jax": jax.__version__}
     for key, value in known_keys(config).items():
+        if key.startswith("processes."):
+            continue
         moves = key.startswith(free) and key != "train.seed"
         (settings if moves else identity)[key] = value
     return identity, settings
+
+
+def check_same(processes: Processes, what: str, mine: dict[str, Any]) -> None:
+    """Refuses a process that would train something else than the first one."""
+    mine = json.loads(json.dumps(mine))
+    first = processes.hand_out(what, lambda: mine)
+    if differing := [key for key in mine if first.get(key) != mine[key]]:
+        key = differing[0]
+        raise UserError(
+            f"process {processes.index} differs from process 0 in {what}: {key} is "
+            f"{mine[key]!r} and not {first.get(key)!r}; start all with one command, "
+            "the same packages and data, and a --train.dir that all of them share"
+        )
+
+
+def fingerprint(lowered: jax.stages.Lowered) -> str:
+    """SHA-256 of a program's text: processes with different ones would wait forever."""
+    return hashlib.sha256(lowered.as_text().encode()).hexdigest()
 
 
 def compare_peak(step: jax.stages.Compiled, target: str) -> str:
@@ -262,9 +320,13 @@ def check_finite(row: dict[str, Any], checkpoints: Checkpoints) -> None:
 
 def check_finite_state(step: int, params: Any, checkpoints: Checkpoints) -> None:
     """Never save parameters that are not finite."""
-    finite = jax.tree.map(lambda leaf: jnp.isfinite(leaf).all(), params)
-    if not all(map(bool, jax.tree.leaves(finite))):
+    leaves = jax.tree.leaves(params)
+    if not jax.jit(_all_finite, out_shardings=everywhere(leaves[0]))(leaves):
         raise UserError(not_finite(step, {"parameters": "not finite"}, checkpoints))
+
+
+def _all_finite(leaves: list[jax.Array]) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
 
 
 def not_finite(step: int, seen: dict[str, Any], checkpoints: Checkpoints) -> str:
@@ -289,13 +351,13 @@ def finish(
     folder: Path,
     rows: list[dict[str, Any]],
     done: int,
-    stop: StopRequest,
+    stopping: str,
 ) -> None:
     """Draw the loss and say how it ended."""
     if records.can_plot():
         records.plot_loss(rows, config.name, folder / "loss.svg")
-    if stop.requested and done < config.train.num_steps:
-        print(f"{stop.requested}: saved step {done}; the same command goes on from it")
+    if stopping and done < config.train.num_steps:
+        print(f"{stopping}: saved step {done}; the same command goes on from it")
     elif rows:
         results = {k: v for k, v in rows[-1].items() if "loss" in k or "valid" in k}
         told = ", ".join(f"{name} {value:.4f}" for name, value in results.items())

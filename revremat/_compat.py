@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax._src import ad_util, compiler, config, mesh, source_info_util
+from jax._src import ad_util, compiler, config, distributed, mesh, source_info_util
 from jax._src.core import JaxprEqn, NamedAxisEffect, Tracer
 from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
@@ -337,6 +337,12 @@ def compile_settings(lowered: Any) -> list[str]:
 def devices_of_lowered(lowered: Any) -> tuple[Any, ...]:
     """The devices that a `jax.stages.Lowered` is for, in the order of the program."""
     return tuple(getattr(lowered._lowering, "_device_list", None) or ())
+
+
+def coordination() -> tuple[Any, int, int]:
+    """JAX's client of its coordination service, which process this is, how many."""
+    state = distributed.global_state
+    return state.client, state.process_id, state.num_processes
 
 
 def jax_version() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from experiments.data import DataConfig
 from experiments.models.gpt import GPTConfig
+from experiments.processes import ProcessesConfig
 from revremat import UserError
 
 
@@ -42,12 +43,14 @@ class ShardingConfig:
       data: Each device has its own examples and all of the state.
       fsdp: Each device has its own examples and a slice of the state.
       model: Each device has its own heads and hidden units (tensor parallelism).
+      sequence: Along `model`, each device has its own tokens between the products.
       fsdp_min_size: Arrays with fewer elements are not sliced.
     """
 
     data: int | None = None
     fsdp: int | None = 1
     model: int | None = 1
+    sequence: bool = False
     fsdp_min_size: int = 2**16
 
 
@@ -91,6 +94,7 @@ class Experiment[Model]:
       optim: How parameters move.
       train: How long, how often, where to.
       sharding: Where arrays live.
+      processes: Which process of how many this is.
     """
 
     name: str
@@ -99,6 +103,7 @@ class Experiment[Model]:
     optim: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    processes: ProcessesConfig = field(default_factory=ProcessesConfig)
 
 
 def large_gpt(

@@ -12,9 +12,12 @@ class Layout:
 
     Attributes:
       mesh: With the axes `data`, `fsdp` and `model`; None on one device.
+      sequence: The residual stream is cut along the sequence over `model`, where
+        tensor parallelism leaves it whole (Korthikanti et al. 2022).
     """
 
     mesh: Mesh | None = None
+    sequence: bool = False
 
     @property
     def batch_axes(self) -> tuple[str, ...]:
@@ -24,8 +27,10 @@ class Layout:
         return tuple(axis for axis in ("data", "fsdp") if self.mesh.shape[axis] > 1)
 
     def stream(self, x_BLD: jax.Array) -> jax.Array:
-        """The residual stream: examples apart, everything else whole."""
-        return self._pin(x_BLD, self.batch_axes or None)
+        """The residual stream: examples apart, tokens if asked for, width whole."""
+        return self._pin(
+            x_BLD, self.batch_axes or None, "model" if self.sequence else None
+        )
 
     def table(self, w_VD: jax.Array) -> jax.Array:
         """An embedding about to be looked up: gathered over `fsdp`, not over `model`.
@@ -35,11 +40,11 @@ class Layout:
         """
         return self._pin(w_VD, "model")
 
-    def _pin(self, x: jax.Array, first: tuple[str, ...] | str | None) -> jax.Array:
+    def _pin(self, x: jax.Array, *axes: tuple[str, ...] | str | None) -> jax.Array:
         if self.mesh is None or self.mesh.size == 1:
             return x
-        spec = PartitionSpec(first)
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, spec))
+        where = NamedSharding(self.mesh, PartitionSpec(*axes))
+        return jax.lax.with_sharding_constraint(x, where)
 
 
 ONE_DEVICE = Layout()

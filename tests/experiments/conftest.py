@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-TRAIN = Path(__file__).parents[2] / "experiments" / "train.py"
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "experiments" / "train.py"
 
 TINY = """
 gpt --model.num-layers 1 --model.width 16 --model.mlp-width 32 --model.num-heads 2
@@ -35,8 +36,17 @@ class Trainer:
 
     def start(self, folder: Path, *args: str, **environment: str) -> subprocess.Popen:
         """A tiny run in a folder, with changes, not waited for."""
+        return self._start([str(TRAIN)], folder, args, environment)
+
+    def launch(self, count: int, folder: Path, *args: str) -> subprocess.Popen:
+        """The same run in several processes: the process that looks after them."""
+        command = ["-m", "experiments.launch", "--processes", str(count), "train.py"]
+        return self._start(command, folder, args, {})
+
+    def _start(self, command, folder, args, environment):
         return subprocess.Popen(
-            [sys.executable, str(TRAIN), *self.args, "--train.dir", str(folder), *args],
+            [sys.executable, *command, *self.args, "--train.dir", str(folder), *args],
+            cwd=ROOT,
             env=self._environment | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +158,47 @@ def test_sharding_is_the_same_step(plain, sizes):
     assert jax.tree.map(lambda leaf: leaf.sharding, got[1]) == sharding.shardings_of(
         specs
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scan", [True, False])
+def test_sequence_parallelism_is_the_same_step(plain, scan):
+    cut = override(GPT, {"sharding.sequence": True, "scan": scan})
+    assert_same_training(run(cut, data=2, fsdp=2, model=2), plain)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "length"), [pytest.param(False, 8, marks=SLOW), (True, 4)]
+)
+def test_sequence_parallelism_cuts_what_stands_between_the_products(sequence, length):
+    _, compiled_step = compiled(
+        override(GPT, {"sharding.sequence": sequence, "scan": False}), model=2
+    )
+    rows = GPT.data.batch_size
+    norms = re.findall(
+        rf"f32\[{rows},(\d+),{GPT.model.width}\]\S* rsqrt|"
+        rf"f32\[{rows},(\d+)(?:,1)?\]\S* rsqrt",
+        compiled_step.as_text(),
+    )
+    assert {int(a or b) for a, b in norms} == {length}
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "sentence"),
+    [
+        (VIT, {"model": 2}, "cuts sequences of tokens, which vit_digits has not"),
+        (GPT, {"data": 2}, "over the axis `model`, which has 1 device: write --shar"),
+        (
+            override(GPT, {"seq_len": 7}),
+            {"model": 2},
+            "model.seq_len 7 does not split over sharding.model 2: write a multiple of "
+            "2, for example 8",
+        ),
+    ],
+)
+def test_sequences_that_cannot_be_cut_are_refused(config, sizes, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        program_of(override(config, {"sharding.sequence": True}), **sizes)
 
 
 def test_moments_lie_where_their_parameters_lie():
