@@ -74,6 +74,9 @@ class Operation:
       effectful: Why its results cannot be recomputed exactly, "" if they can.
       source: Where in the user's code it was written.
       batch_dims: Of a `dot_general`, how many dimensions are a batch.
+      num_devices: How many devices share its work.
+      sent_bytes: What each of them sends to others in it, as far as constraints and
+        shardings of arguments say.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -91,6 +94,8 @@ class Operation:
     effectful: str
     source: str
     batch_dims: int = 0
+    num_devices: int = 1
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,7 @@ class Kept:
       recompute_flops: What recomputing the rest costs in the backward pass.
       recomputed: Kinds of the operations that are run again, in order.
       unused: Names the action lists that nothing needs, given the rest; not kept.
+      sent_bytes: What each device sends to others in recomputing the rest.
     """
 
     saved: tuple[str, ...]
@@ -144,6 +150,7 @@ class Kept:
     recompute_flops: int
     recomputed: tuple[str, ...]
     unused: tuple[str, ...]
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -278,10 +285,12 @@ class Unit:
         size = lambda ks: sum(self.values[k].num_bytes for k in ks)
         recomputed, device_bytes = (*found.early, *found.late), size(found.saved)
         flops = sum(op.num_flops for op in recomputed)
+        sent = sum(op.sent_bytes for op in recomputed)
         if action.segment_length > 1 or action.slots:  # layers are run on from those
             kept, times = self._inputs_kept(action)
             recomputed = (*self.operations, *recomputed)
             flops += round(times * sum(op.num_flops for op in self.operations))
+            sent += round(times * sum(op.sent_bytes for op in self.operations))
             device_bytes = -(
                 -size(self._flow.inputs) * kept.numerator // kept.denominator
             )
@@ -294,6 +303,7 @@ class Unit:
             recompute_flops=flops,
             recomputed=tuple(op.kind for op in recomputed),
             unused=names({self.position[name] for name in action.names} - found.used),
+            sent_bytes=sent,
         )
 
     def _inputs_kept(self, action: Action) -> tuple[Fraction, Fraction]:

@@ -1,6 +1,6 @@
 """Trace: what there is to decide in a program; never compiles."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -16,12 +16,13 @@ from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._undecided import undecided
 from revremat.program.engine._keep import Layer, cannot_recompute
 from revremat.program.ir import _costs
+from revremat.program.ir._exchanged import CONSTRAINTS, num_sharing, sent_bytes
+from revremat.program.ir._ops import Op
 from revremat.program.ir._ops import Value as ProgramValue
 from revremat.program.ir._placement import (
     Cut,
     Placement,
     cut_of,
-    moves_data,
     parts_of,
 )
 from revremat.program.units._placed import cuts_in, layer_placement
@@ -172,19 +173,7 @@ def _unit(
         fingerprint=found.fingerprint,
         num_layers=found.num_layers,
         values=tuple(_value(layer, v, num_bytes(v)) for v in order),
-        operations=tuple(
-            Operation(
-                kind=op.kind,
-                inputs=at(op.inputs),
-                outputs=at(op.outputs),
-                num_flops=_costs.num_flops(op),
-                compute_intensive=is_intensive(op.kind) or moves_data(op, placed),
-                effectful=cannot_recompute(op) or "",
-                source=source_line(op),
-                batch_dims=_costs.num_batch_dims(op),
-            )
-            for op in forward.ops
-        ),
+        operations=tuple(_operation(op, placed, at) for op in forward.ops),
         residuals_of=tuple(dict.fromkeys(at(layer.passes.residuals))),
         weight_bytes=sum(num_bytes(v) for v in forward.inputs if v in layer.held),
         forward_flops=_costs.program_flops(forward),
@@ -200,6 +189,25 @@ def _unit(
         read_whole=tuple(dict.fromkeys(at(read_whole(layer.passes)))),
         crossing=tuple(crossing),
         crossing_ids=tuple(crossing.values()),
+    )
+
+
+def _operation(
+    op: Op, placed: Placement, at: Callable[[Sequence[Any]], tuple[int, ...]]
+) -> Operation:
+    sent = sent_bytes(op, placed)
+    is_exchange = sent > 0 and op.kind in CONSTRAINTS
+    return Operation(
+        kind=op.kind,
+        inputs=at(op.inputs),
+        outputs=at(op.outputs),
+        num_flops=_costs.num_flops(op),
+        compute_intensive=is_intensive(op.kind) or is_exchange,
+        effectful=cannot_recompute(op) or "",
+        source=source_line(op),
+        batch_dims=_costs.num_batch_dims(op),
+        num_devices=num_sharing(op, placed),
+        sent_bytes=sent,
     )
 
 

@@ -20,11 +20,11 @@ def answer(state: State, loss: Callable[..., Any]) -> Fit:
       loss: The program's.
     """
     space, best = state.space, state.best
-    graph, share, times = space.graph, space.share, 1.0
+    graph, share, times = space.graph, 1.0, 1.0
     if (reference := state.reference) is not None:
-        times = times_alive(state.baseline, reference, graph, share)
+        times = times_alive(state.baseline, reference, graph)
         is_split = space.target.num_devices > 1
-        share *= min(1.0, max(0.0, times)) if is_split else 1.0
+        share = min(1.0, max(0.0, times)) if is_split else 1.0
         times = max(1.0, times) if space.repeats_loss else 1.0
     held_by = ""
     if state.arguments_exceed:

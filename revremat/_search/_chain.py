@@ -16,11 +16,12 @@ _LEAST_GAIN = 0.05
 
 
 def rates_of(target: Target) -> policies.Rates:
-    """What a target computes in the time in which it moves one byte."""
+    """What a target does in the time in which it moves one byte."""
     card = target.card
     products = card.matmul_efficiency * max(card.peak_flops.values())
-    flops = (products, card.peak_flops["float32"])
-    return policies.Rates(*(f / card.stream_bandwidth for f in flops))
+    sent = card.link_efficiency * card.link_bandwidth
+    rates = (products, card.peak_flops["float32"], sent)
+    return policies.Rates(*(rate / card.stream_bandwidth for rate in rates))
 
 
 def keeping_products(unit: Unit) -> Action:

@@ -83,7 +83,6 @@ class LayerCosts:
       has_failed: Whether such a shortened program could not be compiled.
       is_isolated: Whether probes are of the unit without the rest of the program.
       kept_by_others: Bytes that other units' layers keep in a probe, per device.
-      share: Part of an activation that lies on one device.
       correction: Bytes that all else takes more than the probes say.
       dominated: Names of candidates that are not worth unrolling: a variant is faster.
       heuristics: Numbers that decide.
@@ -95,7 +94,6 @@ class LayerCosts:
     has_failed: Callable[[tuple[Action, ...]], bool]
     is_isolated: bool = False
     kept_by_others: float = 0.0
-    share: float = 1.0
     correction: float = 0.0
     dominated: Collection[str] = ()
     heuristics: Heuristics = field(default_factory=Heuristics)
@@ -243,7 +241,7 @@ class LayerCosts:
         layers = _num_taking(long) - _num_taking(short)
         others = len(short) - _num_taking(short)  # they recompute everything
         if layers <= 0:
-            kept = self.share * self.unit.kept(action).device_bytes
+            kept = self.unit.kept(action).device_bytes
             # Of several layers, the others' costs are against all recomputed.
             alone = self.unit.num_layers == 1
             own = self._deep(RECOMPUTE_ALL)
@@ -257,7 +255,7 @@ class LayerCosts:
                 host -= self._host_when_recomputed
             time_us = (deep.time_us - shallow.time_us) / layers
             if others:  # the slopes are against layers that recompute everything
-                kept += self.share * self.unit.kept(RECOMPUTE).device_bytes
+                kept += self.unit.kept(RECOMPUTE).device_bytes
         kept = max(0.0, kept)
         base = deep.bytes - _num_taking(long) * kept - self.kept_by_others
         return LayerCost(name, kept, base, max(0.0, host), time_us)

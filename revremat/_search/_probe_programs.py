@@ -2,12 +2,10 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from revremat._action import RECOMPUTE, Action
 from revremat._apply import by_position
@@ -34,16 +32,6 @@ def small_units(
         for unit in graph.units
         if is_small_part(traced, unit, number, heuristics)
     )
-
-
-def share_of(data: Any) -> float:
-    """Part of an activation that lies on one device, judging by the data."""
-    whole = here = 0
-    for leaf in jax.tree.leaves(data):
-        shape, sharding = np.shape(leaf), getattr(leaf, "sharding", None)
-        whole += math.prod(shape)
-        here += math.prod(sharding.shard_shape(shape) if sharding else shape)
-    return here / whole if whole else 1.0
 
 
 def shorten(

@@ -207,19 +207,18 @@ def over(rows: Iterable[Row]) -> float:
     return max([0.0, *(size - told for size, told in known if told is not None)])
 
 
-def times_alive(written: Row, recomputed: Row, graph: Graph, share: float) -> float:
+def times_alive(written: Row, recomputed: Row, graph: Graph) -> float:
     """How often what a loss keeps is alive at a time: a step may run it several times.
 
-    Below one where activations are split over more devices than the data is.
+    Below one where activations are cut more often than the program says.
 
     Args:
       written: The baseline.
       recomputed: One that recomputes all it can.
       graph: What `rr.trace` finds in the loss.
-      share: Part of an activation that lies on one device.
     """
     assert recomputed.plan is not None
-    given_back = share * sum(
+    given_back = sum(
         graph[unit].kept(SAVE).device_bytes - graph[unit].kept(action).device_bytes
         for unit, actions in recomputed.plan.actions.items()
         for action in actions
@@ -236,7 +235,7 @@ def not_sent(row: Row, graph: Graph, share: float, other: Row | None = None) -> 
     Args:
       row: The program.
       graph: What `rr.trace` finds in it.
-      share: Part of an activation that lies on one device.
+      share: Part of what a layer keeps by the graph that lies on one device.
       other: The same program without anything sent: what it has on the host is its own.
     """
     wanted = share * sum(
@@ -255,7 +254,7 @@ def holders(row: Row, graph: Graph, share: float, times: float = 1.0) -> str:
     Args:
       row: The program.
       graph: What `rr.trace` finds in it.
-      share: Part of an activation that lies on one device.
+      share: Part of what a layer keeps by the graph that lies on one device.
       times: How often what the loss keeps is alive at a time.
     """
     memory = row.measurement.memory

@@ -26,7 +26,6 @@ class Space:
       proposed: From unit to the candidates that get costs at first.
       untouched: Units with so few bytes that they stay as they are.
       chain: The segments of a program without equal layers; None if it has none.
-      share: Part of an activation that lies on one device.
       small_units: Units that are worth compiling without the rest of the program.
       unroll: Whether layers of loops may be unrolled.
       repeats_loss: Whether the step may run the loss several times.
@@ -43,7 +42,6 @@ class Space:
     nesting: int = 0
     untouched: tuple[str, ...] = ()
     chain: policies.Chain | None = None
-    share: float = 1.0
     small_units: frozenset[str] = frozenset()
     unroll: bool = True
     repeats_loss: bool = False

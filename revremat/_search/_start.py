@@ -12,7 +12,7 @@ from revremat._problem import Problem
 from revremat._search._chain import chain_of, rates_of
 from revremat._search._heuristics import Effort, Heuristics
 from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL
-from revremat._search._probe_programs import share_of, small_units
+from revremat._search._probe_programs import small_units
 from revremat._search._probes import cuts, first_cuts, is_loop
 from revremat._search._space import Space
 from revremat._search._state import State
@@ -86,7 +86,6 @@ def state_of(
     state = start(
         graph,
         target,
-        share=share_of(problem.specs[1:]),
         small_units=small_units(traced, graph, heuristics),
         repeats_loss=problem.step is not None,
         most_compiles=most_compiles,

@@ -16,7 +16,7 @@ from revremat._action import RECOMPUTE, Action
 from revremat._errors import UserError
 from revremat._graph import Kept, Unit
 from revremat.policies._candidate import PRESETS, Candidate, preset
-from revremat.policies._joint import Cost, Joint, Rates
+from revremat.policies._joint import Cost, Joint, Rates, work_again
 from revremat.policies._mincut import Cut, front
 from revremat.policies._named import named_sets
 from revremat.policies._proposals import (
@@ -86,7 +86,7 @@ class Pool:
                 "always among the "
                 "candidates, so write 2 or more"
             )
-        unit = self.unit
+        unit, rates = self.unit, self.joint.rates
         presets = [preset(unit, "recompute all")]
         presets += [preset(unit, name) for name in PRESETS if name != "recompute all"]
         presets, judged = (presets[:2], presets[2:]) if most < _FEW else (presets, [])
@@ -94,9 +94,11 @@ class Pool:
         sets = [c for c in self._named if offload or not c.action.offload]
         others += [c for c in sets if c.action.offload]
         # Of few, the first beside full and none is one that the model can judge.
-        others = _distinct(unit, others)[: (most - 2 if most < _FEW else most) // 3]
+        others = _distinct(unit, others, rates)[
+            : (most - 2 if most < _FEW else most) // 3
+        ]
         sets = judged + [c for c in sets if not c.action.offload] + self._cuts
-        distinct = _distinct(unit, [*presets, *sets, *others])
+        distinct = _distinct(unit, [*presets, *sets, *others], rates)
         fixed = [c for c in distinct if c in presets or c in others]
         found = _undominated([c for c in distinct if c not in fixed], self.cost)
         anchors = [c for c in fixed if c in presets]
@@ -112,7 +114,9 @@ class Pool:
         named = [preset(self.unit, name) for name in PRESETS]
         named += [c for c in self._named if not c.action.offload]
         found = [*named, *self._cuts, *cuts_by_rules(self.joint)]
-        return tuple(_with_unique_names(self.unit, _distinct(self.unit, found)))
+        return tuple(
+            _with_unique_names(self.unit, _distinct(self.unit, found, self.joint.rates))
+        )
 
     @cached_property
     def _named(self) -> list[Candidate]:
@@ -125,7 +129,7 @@ class Pool:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        return compute_intensive_names(self.unit)
+        return compute_intensive_names(self.unit, self.joint.rates)
 
     @cached_property
     def _corners(self) -> tuple[Cut, ...]:
@@ -177,18 +181,22 @@ def candidates(
     return pool.worth_compiling(offload=offload, ahead=ahead, most=most)
 
 
-def _distinct(unit: Unit, found: Iterable[Candidate]) -> list[Candidate]:
+def _distinct(
+    unit: Unit,
+    found: Iterable[Candidate],
+    rates: Rates = Rates(),  # noqa: B008
+) -> list[Candidate]:
     """The first of those that keep as many bytes and recompute as much."""
-    most_flops = unit.kept(RECOMPUTE).recompute_flops
+    most_work = work_again(unit, unit.kept(RECOMPUTE), rates)
     seen, distinct = set(), []
     for candidate in found:
         action, kept = candidate.action, unit.kept(candidate.action)
         # Two names of one value keep the same, too.
-        flops = round(kept.recompute_flops / max(1.0, _LEAST_GAIN * most_flops))
+        again = work_again(unit, kept, rates)
         size = (kept.device_bytes, kept.host_bytes)
         key = (
             *size,
-            flops,
+            round(again / max(1.0, _LEAST_GAIN * most_work)),
             kept.ahead,
             action.inverts,
             action.chunks,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from revremat._graph import Operation, Unit
+from revremat._graph import Kept, Operation, Unit
 from revremat._primitives import (
     ATTENTION,
     COLLECTIVES,
@@ -23,13 +23,13 @@ from revremat._primitives import (
 )
 
 _OPAQUE_PASSES = 8
-"""Of a kernel or a collective: that it reads and writes once is all that is known."""
+"""Of a kernel: that it reads and writes once is all that is known."""
 _FUSED = 1.05
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine computes in the time in which it moves one byte.
+    """What a machine does in the time in which it moves one byte.
 
     The defaults are what an H100 reaches in bfloat16; a ratio twice off moves a product
     from one candidate to the next, no more.
@@ -37,6 +37,7 @@ class Rates:
     Attributes:
       product_flops: In products.
       other_flops: In everything else.
+      sent_bytes: That it sends to other devices.
 
     Example:
       >>> from revremat.policies import Rates
@@ -46,6 +47,34 @@ class Rates:
 
     product_flops: float = 200.0
     other_flops: float = 20.0
+    sent_bytes: float = 0.125
+
+
+def work(unit: Unit, num_flops: int, sent_bytes: int, rates: Rates) -> float:
+    """FLOPs, and those of products for which there is time in an exchange.
+
+    Args:
+      unit: From a graph.
+      num_flops: Of all devices together.
+      sent_bytes: By each device.
+      rates: Of the machine.
+
+    Returns:
+      FLOPs on all devices together.
+    """
+    devices = max((op.num_devices for op in unit.operations), default=1)
+    return num_flops + devices * rates.product_flops / rates.sent_bytes * sent_bytes
+
+
+def work_again(unit: Unit, kept: Kept, rates: Rates) -> float:
+    """The same of what a layer recomputes.
+
+    Args:
+      unit: From a graph.
+      kept: What a layer of it keeps.
+      rates: Of the machine.
+    """
+    return work(unit, kept.recompute_flops, kept.sent_bytes, rates)
 
 
 @dataclass(frozen=True)
@@ -191,23 +220,25 @@ class Joint:
         }
 
     def _recomputing(self, op: Operation) -> float:
+        return self._computing(op) + op.sent_bytes / self.rates.sent_bytes
+
+    def _computing(self, op: Operation) -> float:
         size = lambda ks: float(sum(self.unit.values[k].num_bytes for k in ks))
         taken, made = size(op.inputs), size(op.outputs)
+        num_flops = op.num_flops / op.num_devices
         if takes_fused(op) and op.compute_intensive:
             # It passes over what is in memory; often its users share the pass.
             passed = min(taken, size(self._sources(op))) / 2
-            return max(passed, op.num_flops / self.rates.other_flops) + made
+            return max(passed, num_flops / self.rates.other_flops) + made
         if op.kind in VIEWS:
             return 0.0
         if not op.compute_intensive:
             whole = [k for k in op.outputs if k in self.read_whole]
-            return op.num_flops / self.rates.other_flops + 2 * size(whole)
-        moved = (taken + made) * (
-            _OPAQUE_PASSES if op.kind in OPAQUE or is_collective(op) else 1
-        )
+            return num_flops / self.rates.other_flops + 2 * size(whole)
+        moved = (taken + made) * (_OPAQUE_PASSES if op.kind in OPAQUE else 1)
         fast = is_product(op) or "call" in op.kind
         rate = self.rates.product_flops if fast else self.rates.other_flops
-        return max(moved, op.num_flops / rate) + made
+        return max(moved, num_flops / rate) + made
 
     def _sources(self, op: Operation) -> set[int]:
         """What an operation reads from memory, all that can be fused being fused."""

@@ -14,6 +14,7 @@ from revremat._graph import Operation, Unit
 from revremat.policies._bans import bans
 from revremat.policies._joint import Joint, is_kernel
 from revremat.policies._mincut import Weights, cut
+from revremat.policies._tagged import equivalents
 
 _TAGS = {
     "qkv": ("query_proj", "key_proj", "value_proj", "qkv_proj", "kv_proj"),
@@ -174,7 +175,22 @@ def _selective(unit: Unit, parts: Roles) -> Action | None:
     kept = unit.kept(SAVE).saved
     if inside.isdisjoint(kept):
         return None
-    return RECOMPUTE(save=[name for name in kept if name not in inside])
+    outside = (name for name in kept if name not in inside)
+    return RECOMPUTE(save=dict.fromkeys(_shard_of(unit, name) for name in outside))
+
+
+def _shard_of(unit: Unit, name: str) -> str:
+    """What a value was gathered from, by the user's tag if it has one; else itself.
+
+    A device keeps its shard, and the gather is run again (section 4.2.2 there).
+    """
+    op = unit.maker.get(unit.position[name])
+    if op is None or not op.sent_bytes or len(op.inputs) != 1:
+        return name
+    (shard,), whole = (unit.values[k] for k in op.inputs), unit.values[op.outputs[0]]
+    if not shard.name or not shard.is_decided or shard.num_bytes >= whole.num_bytes:
+        return name
+    return next(iter(equivalents(unit, shard.name)), shard.name)
 
 
 class _Reader:

@@ -14,7 +14,7 @@ from revremat._format import format_bytes
 from revremat._graph import Unit
 from revremat.policies._bans import bans
 from revremat.policies._candidate import Candidate, dots
-from revremat.policies._joint import Joint
+from revremat.policies._joint import Joint, Rates, work, work_again
 from revremat.policies._mincut import Cut, Weights, cut
 from revremat.policies._tagged import with_tags
 
@@ -30,6 +30,7 @@ _LONG = 16
 _MOST_SENT = 6
 _WORTH_SENDING = 0.03
 """Of what a layer keeps."""
+_RATES = Rates()
 
 
 def cheap_names(unit: Unit, corners: Sequence[Cut]) -> list[str]:
@@ -52,7 +53,9 @@ def cuts(
     found = [Candidate("min-cut", _keep(joint, partitioner.kept))]
     tagged = [with_tags(joint, corner.kept) for corner in corners]
     found += [Candidate(title(unit, kept), _keep(joint, kept)) for kept in tagged]
-    subsets = _best_subsets(unit, names) or [[name] for name in _cheap_names(unit)]
+    rates = joint.rates
+    subsets = _best_subsets(unit, names, rates)
+    subsets = subsets or [[name] for name in _cheap_names(unit, rates)]
     for subset in subsets:
         for more in (beside, []):
             kept = {unit.position[name] for name in (*subset, *more)}
@@ -119,10 +122,10 @@ def title(unit: Unit, kept: Iterable[int]) -> str:
     return f"{text} and {more} more" if more else text
 
 
-def compute_intensive_names(unit: Unit) -> tuple[str, ...]:
-    """Names of values that are tagged or cost a matrix product to recompute.
+def compute_intensive_names(unit: Unit, rates: Rates = _RATES) -> tuple[str, ...]:
+    """Names of values that are tagged or cost a product or an exchange to recompute.
 
-    Those that save most FLOPs per byte come first; at most ten. Untagged values whose
+    Those that save most work per byte come first; at most ten. Untagged values whose
     recomputing is less than a hundredth of all are not worth a name.
     """
     listed = []
@@ -136,25 +139,29 @@ def compute_intensive_names(unit: Unit) -> tuple[str, ...]:
             and (value.given or compute_intensive)
             and not (maker and maker.effectful)
         ):
-            flops = maker.num_flops / max(1, value.num_bytes) if maker else 0.0
-            listed.append((not value.given, -flops, value.name))
-    return _worth_keeping(unit, [n for *_, n in sorted(listed)[: 4 * _MOST_NAMES]])
+            made_by = (maker.num_flops, maker.sent_bytes) if maker else (0, 0)
+            per_byte = work(unit, *made_by, rates) / max(1, value.num_bytes)
+            listed.append((not value.given, -per_byte, value.name))
+    first = [n for *_, n in sorted(listed)[: 4 * _MOST_NAMES]]
+    return _worth_keeping(unit, first, rates)
 
 
-def _cheap_names(unit: Unit) -> tuple[str, ...]:
-    """Names of whatever a layer makes; those that save most FLOPs per byte first."""
+def _cheap_names(unit: Unit, rates: Rates = _RATES) -> tuple[str, ...]:
+    """Names of whatever a layer makes; those that save most work per byte first."""
     made = [v.name for v in unit.values if v.name and v.role == "made"]
-    return _worth_keeping(unit, made)
+    return _worth_keeping(unit, made, rates)
 
 
-def _worth_keeping(unit: Unit, names: Iterable[str]) -> tuple[str, ...]:
-    """Those that save a hundredth of all FLOPs, most of them per byte first."""
-    bare = unit.kept(RECOMPUTE).recompute_flops
+def _worth_keeping(
+    unit: Unit, names: Iterable[str], rates: Rates = _RATES
+) -> tuple[str, ...]:
+    """Those that save a hundredth of all work, most of it per byte first."""
+    bare = work_again(unit, unit.kept(RECOMPUTE), rates)
     gains = []
     for name in names:
         together = [name, *companions(unit, [name])]
         kept = unit.kept(RECOMPUTE(save=together))
-        saved = bare - kept.recompute_flops
+        saved = bare - work_again(unit, kept, rates)
         if name in kept.saved and saved >= _LEAST_GAIN * bare:
             sizes = [unit.values[unit.position[n]].num_bytes for n in together]
             rank = (-saved / max(1, sum(sizes)), -sizes[0], name)
@@ -182,19 +189,23 @@ def companions(unit: Unit, names: Iterable[str]) -> list[str]:
     return [name for name in found if name and name not in wanted]
 
 
-def _best_subsets(unit: Unit, names: Sequence[str]) -> list[list[str]]:
-    """Subsets that no other beats in both bytes and FLOPs."""
+def _best_subsets(
+    unit: Unit, names: Sequence[str], rates: Rates = _RATES
+) -> list[list[str]]:
+    """Subsets that no other beats in both bytes and work."""
     most = int(math.log2(max(2, _MOST_STEPS // max(1, len(unit.operations)))))
-    names, costed = names[:most], []
+    costed: list[tuple[int, float, list[str]]] = []
+    names = names[:most]
     for alone in _subsets(names):
         subset = (*alone, *companions(unit, alone))
         kept = unit.kept(RECOMPUTE(save=subset))
         if not set(subset) & set(kept.unused):
-            costed.append((kept.device_bytes, kept.recompute_flops, sorted(subset)))
-    front: list[tuple[int, int, list[str]]] = []
-    for size, flops, subset in sorted(costed):
-        if not front or flops < front[-1][1]:
-            front.append((size, flops, subset))
+            again = work_again(unit, kept, rates)
+            costed.append((kept.device_bytes, again, sorted(subset)))
+    front: list[tuple[int, float, list[str]]] = []
+    for size, again, subset in sorted(costed):
+        if not front or again < front[-1][1]:
+            front.append((size, again, subset))
     return [subset for *_, subset in front if subset]
 
 

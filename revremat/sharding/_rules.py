@@ -73,9 +73,9 @@ class ByPath:
     """Axes by the name of the array: tensor parallelism.
 
     Attributes:
-      table: `(pattern, spec)` pairs; the first pattern found in a path wins. A spec is
-        aligned with the *last* dimensions, so that one entry serves a layer's array
-        and the same array stacked over layers.
+      table: `(pattern, spec)` pairs. Patterns with different specs that match one path
+        are an error. A spec is aligned with the *last* dimensions, so that one entry
+        serves a layer's array and the same array stacked over layers.
 
     Example:
       >>> ByPath(((r"up/kernel$", PartitionSpec(None, "model")),)).place(
@@ -86,11 +86,17 @@ class ByPath:
     table: tuple[tuple[str, PartitionSpec], ...]
 
     def place(self, path, shape, placed, axis_sizes):
-        """Put the spec of the first matching pattern on the last dimensions."""
+        """Put the spec of the matching pattern on the last dimensions."""
         found = [entry for entry in self.table if re.search(entry[0], path)]
         if not found:
             return None
         pattern, spec = found[0]
+        for other, another in found[1:]:
+            if another != spec:
+                raise UserError(
+                    f"the patterns {pattern!r} and {other!r} both match {path!r} "
+                    f"{shape}, and say {spec} and {another}; make one of them narrower"
+                )
         if len(spec) > len(shape):
             raise UserError(
                 f"rule {pattern!r} has {len(spec)} entries ({spec}) and {path!r} has "
@@ -170,8 +176,8 @@ def resolve(rules: Sequence[Rule], shapes: Any, mesh: Mesh) -> Any:
 
     Raises:
       UserError: If an axis is not in the mesh, divides no dimension it is put on, is
-        used twice on an array, a `ByPath` pattern matches nothing, or there is a
-        `Logical` rule and nothing has names.
+        used twice on an array, a `ByPath` pattern matches nothing, two that differ
+        match one array, or there is a `Logical` rule and nothing has names.
 
     Example:
       >>> import jax, jax.numpy as jnp, revremat as rr

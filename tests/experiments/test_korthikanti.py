@@ -11,7 +11,7 @@ import pytest
 import revremat as rr
 from experiments.papers.korthikanti import claims as paper_claims
 from experiments.papers.korthikanti.__main__ import HERE, RESULTS, Paper, rows
-from experiments.papers.korthikanti.model import CORE, OUTSIDE, SCHEMES, step
+from experiments.papers.korthikanti.model import CORE, OUTSIDE, SCHEMES, problem, step
 from experiments.papers.korthikanti.published import (
     LENGTH,
     SIZES,
@@ -57,8 +57,7 @@ def test_what_the_layer_names_is_what_the_paper_counts():
     size = Size(2, 64, 2, 1, 1, 1, 2, 1, 1, 1, 1)
     target = rr.target("cpu:1")
     stack = step(size, SCHEMES["none"], 2, target.mesh({"data": 1, "model": 1}))
-    gradients = dataclasses.replace(stack.function, saved=None)
-    unit = rr.trace(gradients.loss, *stack.specs)["stack"]
+    unit = rr.trace(problem(stack))["stack"]
     named = {one.name: one.num_bytes for one in unit.residuals}
     sbh, pairs = size.sbh, size.heads * LENGTH**2 * size.micro_batch
     assert sum(named[name] for name in OUTSIDE) == 34 * sbh

@@ -119,6 +119,31 @@ def test_a_products_flops_count_as_the_bytes_moved_meanwhile():
     assert cost(200_000) - cost(100_000) == pytest.approx(1000)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sent", "devices", "found"),
+    [
+        ("psum", 0, 1, 210.0),  # reads, writes, and is read again
+        ("psum", 50, 1, 210.0 + 400),
+        ("sharding_constraint", 50, 1, 210.0 + 400),  # one that moves data
+        ("dot_general", 0, 1, 1000.0 + 100),
+        ("dot_general", 0, 4, 250.0 + 100),  # each device has its part of the work
+        ("dot_general", 50, 4, 250.0 + 100 + 400),
+    ],
+)
+def test_what_is_sent_counts_as_the_bytes_moved_meanwhile(kind, sent, devices, found):
+    values = {"x": ("input", 10), "y": ("made", 100)}
+    flops = 100_000 if kind == "dot_general" else 0
+    unit = unit_of(values, [(kind, ["x"], ["y"], flops)], ["y"])
+    op = replace(
+        unit.operations[0],
+        compute_intensive=True,
+        sent_bytes=sent,
+        num_devices=devices,
+    )
+    joint = Joint(replace(unit, operations=(op,)), replace(RATES, sent_bytes=0.125))
+    assert joint.recomputing == {0: found}
+
+
 def test_what_is_fused():
     joint = joint_of(VALUES, OPS, ["s", "r"])
     fused = [takes_fused(op) for op in joint.unit.operations]

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat import RECOMPUTE, SAVE, UserError
+from revremat import RECOMPUTE, SAVE, UserError, sharding
+from revremat import layers as parts
 from revremat.policies import NAMED, candidates, layers, named, roles
 from revremat.policies._named import Roles
 from tests.policies.units import made_by, transformer
@@ -50,6 +51,46 @@ def test_selective_recomputes_attention_and_nothing_else():
     assert "logistic" not in kept.recomputed
     assert made_by(unit, "exp").isdisjoint(kept.saved)
     assert kept.device_bytes < unit.kept(SAVE).device_bytes
+
+
+def spread(tagged, sequence=True):
+    """A layer with tensor and sequence parallelism over four devices."""
+    mesh = rr.target("cpu:4").mesh({"data": 1, "model": 4})
+    layout = sharding.Layout(mesh, sharding.megatron(sequence=sequence))
+
+    def layer(w, x):
+        name = "norm1" if tagged else None
+        whole = layout.gather(jnp.tanh(x * w["scale"]), name=name)
+        heads = "batch", "length", "heads", "kv"
+        qkv = jnp.einsum("bld,dxhk->xblhk", whole, w["qkv"])
+        q, k, v = (layout(part, *heads) for part in qkv)
+        ctx = parts.attention(q, k, v)
+        return x + layout.scatter(jnp.einsum("blhk,hkd->bld", ctx, w["out"]))
+
+    like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    w = {"scale": like(2, 16), "qkv": like(2, 16, 3, 4, 4), "out": like(2, 4, 4, 16)}
+    loss = lambda w, x: rr.stack(layer, w, x).sum()
+    return rr.trace(loss, w, like(2, 8, 16))["stack"]
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_selective_keeps_shards_of_what_is_gathered(tagged):
+    """As the paper does: each device its own, and the gather runs again."""
+    unit, shard = spread(tagged), 4 * 2 * 8 * 16 // 4
+    action = named(unit, "selective")
+    assert ("norm1" in action.save) is tagged
+    kept = unit.kept(action)
+    sizes = {unit.values[unit.position[n]].num_bytes for n in kept.saved}
+    assert max(sizes) == shard
+    assert kept.sent_bytes == 3 * shard  # of one gather
+    assert unit.kept(SAVE).sent_bytes == 0
+
+
+def test_selective_without_anything_gathered_keeps_what_the_program_keeps():
+    unit = spread(tagged=True, sequence=False)
+    kept = unit.kept(named(unit, "selective"))
+    assert set(kept.saved) < set(unit.kept(SAVE).saved)
+    assert kept.sent_bytes == 0
 
 
 def test_selective_has_nothing_to_drop_where_attention_is_a_kernel():

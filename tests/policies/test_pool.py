@@ -136,6 +136,7 @@ class Unit:
 
     num_layers = 3
     name = "u"
+    operations = ()
 
     def __init__(self, kept, most_flops=1000):
         self.of = {RECOMPUTE: (0, 0, most_flops)} | kept
@@ -147,6 +148,7 @@ class Unit:
             host_bytes=host,
             recompute_flops=flops,
             ahead=tuple(ahead),
+            sent_bytes=0,
         )
 
 

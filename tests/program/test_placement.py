@@ -6,6 +6,7 @@ import pytest
 from jax.sharding import AxisType
 
 import revremat as rr
+from revremat.program.ir._exchanged import num_sharing, sent_bytes
 from revremat.program.ir._ops import flatten
 from revremat.program.ir._placement import cut_of, parts_of, placement
 
@@ -69,6 +70,97 @@ def test_values_are_cut_as_what_they_are_made_of(case):
 )
 def test_products_are_cut_as_both_operands(specs, expected):
     assert parts(lambda x, w: x @ w, X, W, specs=specs) == [expected]
+
+
+X_BYTES, PRODUCT_BYTES = 4 * 4 * 8 * 16, 4 * 4 * 8 * 32
+SPLIT = jax.P(None, None, "model"), jax.P("model")
+EXCHANGES = {
+    # What each device sends, and how many share the work of the last operation.
+    "gathered": (lambda x, w: pin(x), (jax.P("data"), None), X_BYTES // 2, 1),
+    "over both axes": (
+        lambda x, w: pin(x),
+        (jax.P("data", "model"), None),
+        7 * X_BYTES // 8,
+        1,
+    ),
+    "over one of two": (
+        lambda x, w: pin(x, "data"),
+        (jax.P("data", "model"), None),
+        3 * X_BYTES // 8,
+        2,
+    ),
+    "cut": (lambda x, w: pin(x, "data"), (jax.P(), None), 0, 2),
+    "left alone": (lambda x, w: pin(x, "data"), (jax.P("data"), None), 0, 2),
+    "turned": (lambda x, w: pin(x, None, "model"), (jax.P("model"), None), 384, 4),
+    "added up": (lambda x, w: x @ w, SPLIT, 6 * PRODUCT_BYTES // 4, 4),
+    "added up and cut": (
+        lambda x, w: pin(x @ w, None, "model"),
+        SPLIT,
+        3 * PRODUCT_BYTES // 4,
+        4,
+    ),
+    "of each its own": (lambda x, w: x @ w, (jax.P("data"), None), 0, 2),
+    "of weights' columns": (lambda x, w: x @ w, (None, jax.P(None, "model")), 0, 4),
+    "a sum": (lambda x, w: x.sum(0), (jax.P("data"), None), 4 * 8 * 16, 2),
+    "a sum over what is whole": (lambda x, w: x.sum(1), (jax.P("data"), None), 0, 2),
+}
+
+
+@pytest.mark.parametrize("case", EXCHANGES)
+def test_what_devices_send_each_other_and_how_many_share_the_work(case):
+    f, specs, sent, sharing = EXCHANGES[case]
+    program = flatten(jax.make_jaxpr(f)(X, W))
+    given = {
+        value: cut_of(jax.NamedSharding(MESH, spec), len(value.aval.shape))
+        for value, spec in zip(program.inputs, specs, strict=True)
+        if spec is not None
+    }
+    found = placement(program, given)
+    assert sum(sent_bytes(op, found) for op in program.ops) == sent
+    assert num_sharing(program.ops[-1], found) == sharing
+
+
+def whole(x):
+    return jax.lax.all_gather(x, "model", axis=1, tiled=True)
+
+
+@pytest.mark.parametrize(
+    ("local", "sent"),
+    [
+        (lambda x: jnp.tanh(x), 0),
+        (lambda x: whole(x).sum(), 3 * X_BYTES // 4),
+        (lambda x: jax.lax.psum(x, "model").sum(), 2 * X_BYTES // 4),
+        (
+            lambda x: jax.lax.scan(
+                lambda y, _: (y + whole(x).sum(), None), 0.0, None, 5
+            )[0],
+            5 * 3 * X_BYTES // 4,
+        ),
+    ],
+)
+def test_of_a_shard_map_what_is_inside_is_counted(local, sent):
+    f = lambda x: jax.shard_map(
+        local,
+        mesh=MESH,
+        in_specs=jax.P(None, "model"),
+        out_specs=jax.P(None, "model") if not sent else jax.P(),
+        check_vma=False,
+    )(x)
+    program = flatten(jax.make_jaxpr(f)(X))
+    found = placement(program, {})
+    assert sum(sent_bytes(op, found) for op in program.ops) == sent
+
+
+def test_a_plan_tells_what_recomputing_sends():
+    def layer(w, x):
+        x = pin(x, "data")
+        return pin(x + rr.name(jnp.tanh(pin(x)), "whole") * w, "data")
+
+    loss = lambda w, x: rr.stack(layer, w, x).sum()
+    unit = rr.trace(loss, jnp.ones((4, 16)), X)["stack"]
+    assert unit.kept(rr.RECOMPUTE).sent_bytes == X_BYTES // 2
+    assert unit.kept(rr.RECOMPUTE(save=["whole"])).sent_bytes == 0
+    assert unit.kept(rr.SAVE).sent_bytes == 0
 
 
 def test_loops_hand_it_on():

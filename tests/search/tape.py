@@ -33,7 +33,7 @@ from revremat._search import (
     answer,
     decide,
 )
-from revremat._search._probe_programs import share_of, small_units
+from revremat._search._probe_programs import small_units
 from revremat._search._start import start
 from tests.search.model import told_of
 from tests.search.programs import CASES, Case
@@ -128,20 +128,17 @@ class Tape:
 
     Attributes:
       graph: Its units.
-      share: Part of an activation that lies on one device.
       small: Units that are small parts of the program.
       measured: From what was asked to what was told.
     """
 
     graph: Graph
-    share: float
     small: list[str]
     measured: dict[str, list[Any]]
 
     def save(self, name: str) -> None:
         data = {
             "graph": graph_data(self.graph),
-            "share": self.share,
             "small": self.small,
             "measured": self.measured,
         }
@@ -153,6 +150,7 @@ class Tape:
     def load(name: str) -> "Tape":
         path = HERE / "recorded" / f"{name}.json.gz"
         data = json.loads(gzip.decompress(path.read_bytes()))
+        data.pop("share", None)  # of older tapes, all on one device
         return Tape(**{**data, "graph": graph_of(data["graph"])})
 
 
@@ -236,7 +234,6 @@ def state_of(case: Case, tape: Tape, most: int | None = None, **fixed: Any) -> S
     return start(
         tape.graph,
         rr.target(case.target),
-        share=tape.share,
         small_units=frozenset(tape.small),
         repeats_loss=case.repeats_loss,
         most_compiles=most,
@@ -280,7 +277,7 @@ def record(case: Case) -> None:
         heuristics = _search.Heuristics(isolate_operations=0, isolate_part=2)
     small = small_units(compiler.traced, graph, heuristics)
     ours = {unit.name for unit in graph.units if not unit.enclosing}
-    tape = Tape(graph, share_of(problem.specs[1:]), sorted(small & ours), {})
+    tape = Tape(graph, sorted(small & ours), {})
     path = HERE / "recorded" / f"{case.name}.json.gz"
     if path.exists() and Tape.load(case.name).graph.units == graph.units:
         tape.measured.update(Tape.load(case.name).measured)

@@ -12,6 +12,8 @@ from revremat.policies import Way
 
 CARD = SimpleNamespace(
     matmul_efficiency=0.5,
+    link_efficiency=0.5,
+    link_bandwidth=5.0,
     peak_flops={"bfloat16": 800.0, "float32": 40.0},
     stream_bandwidth=20.0,
 )
@@ -75,9 +77,10 @@ PAIR = (
 """Two segments, and both as one."""
 
 
-def test_rates_are_what_is_computed_while_a_byte_is_moved():
+def test_rates_are_what_is_done_while_a_byte_is_moved():
     rates = rates_of(TARGET)
     assert (rates.product_flops, rates.other_flops) == (20.0, 2.0)
+    assert rates.sent_bytes == 0.125
 
 
 def test_segments_are_those_without_others_inside():

@@ -254,30 +254,30 @@ def test_no_layer_keeps_or_sends_less_than_nothing():
 
 
 def test_of_layers_that_cannot_be_left_out_slopes_are_against_recomputed_ones():
-    """Those keep their input, one byte, of which a quarter lies on a device."""
+    """Those keep their input, one byte."""
     unit = unit_of(layers=5, skippable=False)
     probes = {
         (RECOMPUTE,) * 5: (1000.0, 0.0, 80.0),
         (RECOMPUTE,) * 3 + (SAVE,) * 2: (1060.0, 8.0, 60.0),
         (SAVE,) * 5: (1150.0, 20.0, 30.0),
     }
-    costs = costs_of(unit, (FULL, KEEP), probes, share=0.25)
+    costs = costs_of(unit, (FULL, KEEP), probes)
     full, keep = costs.reference, costs.cost("save all")
-    assert (full.kept_bytes, full.base_bytes, full.time_us) == (0.25, 998.75, 0)
-    assert (keep.kept_bytes, keep.base_bytes) == (30.25, 1150 - 5 * 30.25)
+    assert (full.kept_bytes, full.base_bytes, full.time_us) == (1, 995, 0)
+    assert (keep.kept_bytes, keep.base_bytes) == (31, 1150 - 5 * 31)
     assert (keep.host_bytes, keep.time_us) == (4, -10)
     probes.pop((RECOMPUTE,) * 3 + (SAVE,) * 2)
-    rough = costs_of(unit, (FULL, KEEP), probes, share=0.25).cost("save all")
-    assert (rough.kept_bytes, rough.host_bytes, rough.time_us) == (30.25, 4, -10)
+    rough = costs_of(unit, (FULL, KEEP), probes).cost("save all")
+    assert (rough.kept_bytes, rough.host_bytes, rough.time_us) == (31, 4, -10)
 
 
 def test_of_one_layer_all_that_its_program_takes_is_its_cost():
     unit = unit_of(layers=1)
     probes = {(RECOMPUTE,): (100.0, 7.0, 30.0), (SAVE,): (150.0, 12.0, 20.0)}
-    costs = costs_of(unit, (FULL, KEEP), probes, share=0.5)
+    costs = costs_of(unit, (FULL, KEEP), probes)
     full, keep = costs.reference, costs.cost("save all")
-    size = unit.kept(SAVE).device_bytes / 2
-    assert (full.kept_bytes, full.base_bytes) == (0.5, 99.5)
+    size = unit.kept(SAVE).device_bytes
+    assert (full.kept_bytes, full.base_bytes) == (1, 99)
     assert (full.host_bytes, full.time_us) == (0, 30)
     assert (keep.kept_bytes, keep.base_bytes) == (size, 150 - size)
     assert (keep.host_bytes, keep.time_us) == (5, 20)

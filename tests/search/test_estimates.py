@@ -112,10 +112,10 @@ def test_of_estimates_those_stay_that_nothing_else_beats(estimates, stay):
     assert "".join(one.name for one in _best(estimates, known)) == stay
 
 
-def estimated(action, share=1.0):
+def estimated(action):
     """What is estimated beside recomputing all, and how it compares."""
     world = World()
-    state, _ = world.state(1000, share=share)
+    state, _ = world.state(1000)
     (unit,) = state.units
     target: Any = SimpleNamespace(
         platform="cuda", host_bytes=1e9, num_devices=1, card=CARD
@@ -134,23 +134,21 @@ def estimated(action, share=1.0):
     return found.costs[1:], saved
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_an_estimate_is_the_neighbours_cost_and_what_differs(share):
-    (one,), saved = estimated(small("a"), share)  # which needs no input
+def test_an_estimate_is_the_neighbours_cost_and_what_differs():
+    (one,), saved = estimated(small("a"))  # which needs no input
     assert saved > 0
-    assert (one.name, one.kept_bytes, one.base_bytes) == ("new", 1 + 3 * share, 10)
+    assert (one.name, one.kept_bytes, one.base_bytes) == ("new", 1 + 3, 10)
     assert (one.host_bytes, one.shortest_run) == (0, 2)
-    assert one.time_us == pytest.approx(100 - share * saved / 2)
+    assert one.time_us == pytest.approx(100 - saved / 2)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_what_is_sent_waits_for_the_host_beside(share):
-    (one,), saved = estimated(RECOMPUTE(offload=["a"]), share)
+def test_what_is_sent_waits_for_the_host_beside():
+    (one,), saved = estimated(RECOMPUTE(offload=["a"]))
     unit = unit_of()
-    assert (one.kept_bytes, one.host_bytes) == (1 - share, 4 * share)
+    assert (one.kept_bytes, one.host_bytes) == (0, 4)
     kept = unit.kept(RECOMPUTE(offload=["a"]))
-    took_us = 100 - share * saved / 2
-    wait = exposed_us(unit, kept, LayerCost("", 0, 0, 4 * share, took_us), 1e6)
+    took_us = 100 - saved / 2
+    wait = exposed_us(unit, kept, LayerCost("", 0, 0, 4, took_us), 1e6)
     assert one.time_us == pytest.approx(took_us + wait)
 
 

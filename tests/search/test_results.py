@@ -57,24 +57,24 @@ def test_the_worst_counts_of_what_came_out_larger_than_expected(pairs, most):
 
 
 @pytest.mark.parametrize(
-    ("plain", "recomputed", "share", "times"),
+    ("plain", "recomputed", "times"),
     [
-        (200, 16, 1.0, 1.0),  # eight layers give back 23 bytes each
-        (384, 16, 1.0, 2.0),
-        (108, 16, 0.5, 1.0),
-        (62, 16, 1.0, 0.25),
-        (16, 16, 1.0, 0.0),
+        (200, 16, 1.0),  # eight layers give back 23 bytes each
+        (384, 16, 2.0),
+        (108, 16, 0.5),
+        (62, 16, 0.25),
+        (16, 16, 0.0),
     ],
 )
 def test_how_often_activations_are_alive_is_told_by_what_is_given_back(
-    plain, recomputed, share, times
+    plain, recomputed, times
 ):
-    found = times_alive(row(forward=plain), row(RECOMPUTE, recomputed), GRAPH, share)
+    found = times_alive(row(forward=plain), row(RECOMPUTE, recomputed), GRAPH)
     assert found == times
 
 
 def test_where_nothing_is_given_back_it_is_told_by_bytes():
-    assert times_alive(row(forward=3), row(SAVE, 1), GRAPH, 1.0) == 2.0
+    assert times_alive(row(forward=3), row(SAVE, 1), GRAPH) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -24,7 +23,7 @@ from revremat._search import (
     name_of,
 )
 from revremat._search._answer import dropped
-from revremat._search._probe_programs import is_small_part, share_of, small_units
+from revremat._search._probe_programs import is_small_part, small_units
 from revremat._search._start import (
     expected_compiles,
     first_of,
@@ -39,6 +38,8 @@ from tests.search.world import Cost, World, measured, unit_of
 
 CARD = SimpleNamespace(
     matmul_efficiency=0.5,
+    link_efficiency=0.5,
+    link_bandwidth=5.0,
     peak_flops={"bfloat16": 800.0, "float32": 40.0},
     stream_bandwidth=20.0,
     pcie_bandwidth=1e9,
@@ -173,22 +174,6 @@ def test_too_few_compiles_are_refused_before_anything_is_measured(most):
     stepped = dataclasses.replace(problem, step=lambda loss: (loss, (w, x)))
     again = state_of(stepped, rr.target("cpu:1"), found, traced)
     assert again.space.repeats_loss
-
-
-@pytest.mark.parametrize(
-    ("sizes", "share"),
-    [((), 1.0), ((8,), 0.5), ((8, None), 0.75), ((None,), 1.0), ((2, 6), 0.5)],
-)
-def test_a_share_is_what_lies_on_one_of_two_devices(sizes, share):
-    """Of data of eight rows each, or as many as are given, split or whole."""
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    split = jax.sharding.NamedSharding(mesh, jax.P("d"))
-    data = [
-        jax.ShapeDtypeStruct((size or 8, 3), jnp.float32, sharding=size and split)
-        for size in sizes
-    ]
-    assert share_of(data) == share
-    assert share_of([jax.ShapeDtypeStruct((0, 3), jnp.float32)]) == 1.0
 
 
 def test_passes_come_in_an_order_that_has_reasons():

@@ -4,11 +4,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from revremat import sharding
 
-BATCH, LENGTH, WIDTH, HIDDEN = 8, 16, 8, 16
+BATCH, LENGTH, WIDTH, HIDDEN, HEADS, HEAD = 8, 16, 8, 16, 4, 2
 STREAM = "batch", "norm_length", "embed"
 RULES = {
     "data": ({"data": 8}, sharding.data_parallel()),
@@ -24,19 +25,36 @@ RULES = {
 
 
 class Model(nn.Module):
-    """A residual MLP with statistics of its batch, and dropout."""
+    """Statistics of its batch, attention, an MLP, and dropout in both."""
 
     @nn.compact
     def __call__(self, x):
         init = nn.initializers.lecun_normal()
         named = lambda *names: nn.with_logical_partitioning(init, names)
+        dropped = nn.Dropout(0.25, deterministic=False)
         x = nn.with_logical_constraint(x, STREAM)
+        y = nn.BatchNorm(use_running_average=False)(x)
+        y = nn.DenseGeneral(
+            (3, HEADS, HEAD),
+            use_bias=False,
+            kernel_init=named("embed", None, "heads", "kv"),
+        )(y)
+        heads = "batch", "length", "heads", "kv"
+        q, k, v = (nn.with_logical_constraint(y[:, :, i], heads) for i in range(3))
+        pairs = dropped(jax.nn.softmax(jnp.einsum("blhk,bmhk->bhlm", q, k)))
+        y = nn.with_logical_constraint(jnp.einsum("bhlm,bmhk->blhk", pairs, v), heads)
+        y = nn.DenseGeneral(
+            WIDTH,
+            axis=(-2, -1),
+            use_bias=False,
+            kernel_init=named("heads", "kv", "embed"),
+        )(y)
+        x = nn.with_logical_constraint(x + y, STREAM)
         y = nn.BatchNorm(use_running_average=False)(x)
         y = nn.Dense(HIDDEN, use_bias=False, kernel_init=named("embed", "mlp"))(y)
         y = nn.with_logical_constraint(jnp.tanh(y), ("batch", "length", "mlp"))
         y = nn.Dense(WIDTH, use_bias=False, kernel_init=named("mlp", "embed"))(y)
-        y = nn.Dropout(0.25, deterministic=False)(y)
-        return nn.with_logical_constraint(x + y, STREAM)
+        return nn.with_logical_constraint(x + dropped(y), STREAM)
 
 
 def loss(params, stats, x):
@@ -57,6 +75,20 @@ def state(dtype):
     return made["params"], cast(made["batch_stats"]), x
 
 
+def spread(params, dtype, mesh, *rules):
+    """Parameters of a dtype, where rules place them."""
+    place = sharding.resolve([*rules], params, mesh)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), nn.unbox(params))
+    return params, jax.tree.map(jax.device_put, params, nn.unbox(place))
+
+
+def check(found, expected, error):
+    """Leaf by leaf, relative to a leaf's largest entry where that is above one."""
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        most = error * max(1.0, float(jnp.abs(other).max()))
+        np.testing.assert_allclose(one, other, rtol=0, atol=most)
+
+
 @pytest.mark.every_commit("all-float64-1e-10")
 @pytest.mark.parametrize(("dtype", "error"), [("float64", 1e-10), ("float32", 1e-6)])
 @pytest.mark.parametrize("case", RULES)
@@ -65,11 +97,55 @@ def test_gradients_and_statistics_are_those_of_one_device(case, dtype, error):
     mesh = sharding.make_mesh(sizes)
     with jax.enable_x64(dtype == "float64"):
         params, stats, x = state(dtype)
-        place = sharding.resolve([sharding.Logical(rules)], params, mesh)
-        params = jax.tree.map(lambda leaf: leaf.astype(dtype), nn.unbox(params))
-        spread = jax.tree.map(jax.device_put, params, nn.unbox(place))
+        params, placed = spread(params, dtype, mesh, sharding.Logical(rules))
         grad = lambda loss: jax.jit(jax.grad(loss, (0, 2), has_aux=True))
-        found = grad(sharding.under(mesh, rules)(loss))(spread, stats, x)
-        expected = grad(loss)(params, stats, x)
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=error)
+        found = grad(sharding.under(mesh, rules)(loss))(placed, stats, x)
+        check(found, grad(loss)(params, stats, x), error)
+
+
+ALL = sharding.FSDP("data", min_size=0)
+STAGES = {
+    # Where weights, moments and gradients lie (Rajbhandari et al. 2020).
+    1: ((sharding.Replicate(),), (ALL,), (sharding.Replicate(),)),
+    2: ((sharding.Replicate(),), (ALL,), (ALL,)),
+    3: ((ALL,), (ALL,), (ALL,)),
+}
+
+
+@pytest.mark.every_commit("2-float64-1e-10")
+@pytest.mark.parametrize(("dtype", "error"), [("float64", 1e-10), ("float32", 1e-6)])
+@pytest.mark.parametrize("stage", STAGES)
+def test_steps_with_zero_are_those_of_one_device(stage, dtype, error):
+    """Two steps with momentum: weights, moments and statistics."""
+    mesh, rules = sharding.make_mesh({"data": 8}), sharding.data_parallel()
+    tx = optax.sgd(0.1, momentum=0.9)
+
+    def train(loss, place=lambda gradients: gradients):
+        def step(params, moments, stats, x):
+            gradients, stats = jax.grad(loss, has_aux=True)(params, stats, x)
+            updates, moments = tx.update(place(gradients), moments)
+            return optax.apply_updates(params, updates), moments, stats
+
+        return jax.jit(step)
+
+    with jax.enable_x64(dtype == "float64"):
+        params, stats, x = state(dtype)
+        whole = jax.tree.map(lambda leaf: leaf.astype(dtype), nn.unbox(params))
+        where = [sharding.resolve([*r], whole, mesh) for r in STAGES[stage]]
+        of_moments = sharding.resolve([*STAGES[stage][1]], tx.init(whole), mesh)
+        place = lambda g: jax.tree.map(jax.lax.with_sharding_constraint, g, where[2])
+        alone = whole, tx.init(whole), stats
+        cut = (
+            jax.tree.map(jax.device_put, whole, where[0]),
+            jax.tree.map(jax.device_put, tx.init(whole), of_moments),
+            stats,
+        )
+        one, all_of_them = (
+            train(loss),
+            train(sharding.under(mesh, rules)(loss), place),
+        )
+        for _ in range(2):
+            alone, cut = one(*alone, x), all_of_them(*cut, x)
+        check(cut, alone, error)
+        parts = {leaf.sharding.num_devices for leaf in jax.tree.leaves(cut[1])}
+        assert parts == {8}

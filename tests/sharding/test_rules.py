@@ -36,8 +36,8 @@ MEGATRON = ByPath(((r"up/kernel$", P(None, "model")), (r"down/kernel$", P("model
         ((MEGATRON,), "up/kernel", (3, 8, 8), P(None, None, "model")),
         ((MEGATRON,), "opt/mu/down/kernel", (3, 8), P(None, "model")),
         ((MEGATRON,), "up/bias", (8,), P()),
-        # The first pattern wins; the second rule takes what is free.
-        ((ByPath((("w", P("data")), ("w", P("model")))),), "w", (8,), P("data")),
+        # Two patterns may say the same; the second rule takes what is free.
+        ((ByPath((("w", P("data")), ("^w", P("data")))),), "w", (8,), P("data")),
         ((MEGATRON, FSDP(min_size=1)), "up/kernel", (8, 64), P("fsdp", "model")),
         (
             (ByPath((("w", P(("data", "fsdp"), None)),)),),
@@ -86,6 +86,18 @@ def test_an_axis_of_size_one_leaves_the_array_whole():
         ((FSDP("zero", min_size=1),), "w", (8,), "has only: data, fsdp, model"),
         ((ByPath((("w", P("data", "data")),)),), "w", (8, 8), "is used twice"),
         ((FSDP(min_size=1),), "w", (7, 9), "no free dimension"),
+        (
+            (ByPath((("w", P("data")), ("^w$", P("model")))),),
+            "w",
+            (8,),
+            r"'w' and '\^w\$' both match 'w' \(8,\), and say",
+        ),
+        (
+            (ByPath(((r"up/", P("data")), (r"kernel$", P(None, "model")))),),
+            "up/kernel",
+            (8, 8),
+            "make one of them narrower",
+        ),
         (
             (FSDP(min_size=1), ByPath((("w", P("model")),))),
             "w",

@@ -3,8 +3,10 @@
 Shapes: B batch, L length, D width, H heads, K width of a head, F hidden width.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -122,27 +124,43 @@ def weight_shapes(size: Size) -> dict[str, tuple[tuple[int, ...], tuple[Any, ...
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """The gradient of a stack of layers.
+class Loss:
+    """The sum of squares of a stack's output.
 
     Attributes:
       block: One layer.
       saved: Names of what each layer keeps; None leaves it to plans.
-      like: Weights and input, with the shardings that their gradients get.
+      has_dropout: Whether the key is used.
     """
 
     block: Block
     saved: tuple[str, ...] | None
-    like: Any
+    has_dropout: bool = True
 
-    def loss(self, weights: Any, x_BLD: Any, key_data: Any) -> Any:
-        """The sum of squares of the stack's output."""
+    def __call__(self, weights: Any, x_BLD: Any, key_data: Any) -> Any:
+        """A float32 number, or a float64 one."""
         num_layers = weights["up"].shape[0]
-        keys = jax.random.split(jax.random.wrap_key_data(key_data), num_layers)
         kept = None if self.saved is None else rr.RECOMPUTE(save=self.saved)
-        y_BLD = rr.stack(self.block, weights, x_BLD, keys, actions=kept)
+        block, keys = partial(self.block, key=None), None
+        if self.has_dropout:
+            key = jax.random.wrap_key_data(key_data)
+            block, keys = self.block, jax.random.split(key, num_layers)
+        y_BLD = rr.stack(block, weights, x_BLD, keys, actions=kept)
         wide = jnp.promote_types(y_BLD.dtype, jnp.float32)
         return jnp.sum(y_BLD.astype(wide) ** 2)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradient of a stack of layers.
+
+    Attributes:
+      loss: Of weights, input and key.
+      like: Weights and input, with the shardings that their gradients get.
+    """
+
+    loss: Callable[..., Any]
+    like: Any
 
     def __call__(self, weights: Any, x_BLD: Any, key_data: Any) -> Any:
         """Of weights and input, laid out as those are."""
@@ -162,6 +180,7 @@ def step(
     *,
     length: int = LENGTH,
     dtype: Any = jnp.bfloat16,
+    has_dropout: bool = True,
 ) -> rr.Step:
     """The gradient of a stack of layers.
 
@@ -172,6 +191,7 @@ def step(
       mesh: With the axes `data` and `model`.
       length: Of a sequence.
       dtype: Of weights and activations.
+      has_dropout: Whether the layers drop anything.
     """
     rules, axes = scheme.rules, dict(mesh.shape)
 
@@ -186,5 +206,20 @@ def step(
     x = spec((size.micro_batch, length, size.width), STREAM)
     key_data = spec((2,), (None,), jnp.uint32)
     block = Block(sharding.Layout(mesh, rules))
-    gradients = Gradients(block, scheme.saved, (weights, x))
+    loss = Loss(block, scheme.saved, has_dropout)
+    gradients = Gradients(loss, (weights, x))
     return rr.Step(gradients, (weights, x, key_data), name="stack")
+
+
+def problem(stack: rr.Step) -> rr.Problem:
+    """The same step, with what each layer keeps left to a plan.
+
+    Args:
+      stack: Made by `step`.
+    """
+    gradients = stack.function
+    loss = dataclasses.replace(gradients.loss, saved=None)
+    with_loss = lambda loss: dataclasses.replace(gradients, loss=loss)
+    layout = gradients.loss.block.layout
+    make = lambda loss: (with_loss(loss), stack.specs)
+    return rr.Problem(loss, stack.specs, make, name="stack", layout=layout)

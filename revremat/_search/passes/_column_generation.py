@@ -120,16 +120,16 @@ def _with_estimates(
     """Options with what has no cost beside what has, where nothing seems better."""
     pool, card = state.space.pools[unit_options.unit], state.space.target.card
     costs: LayerCosts = state.costs[unit_options.unit]
-    known, share = {p.name: p for p in unit_options.costs}, state.space.share
+    known = {p.name: p for p in unit_options.costs}
     estimates = []
     for candidate in proposed:
         near = _nearest(pool, costs.candidates.values(), candidate)
         if near is None:
             continue
         mine, theirs, there = pool.kept(candidate), pool.kept(near), known[near.name]
-        kept_bytes = share * (mine.device_bytes - theirs.device_bytes)
-        host_bytes = share * (mine.host_bytes - theirs.host_bytes)
-        traffic = share * (pool.cost(candidate).traffic - pool.cost(near).traffic)
+        kept_bytes = mine.device_bytes - theirs.device_bytes
+        host_bytes = mine.host_bytes - theirs.host_bytes
+        traffic = pool.cost(candidate).traffic - pool.cost(near).traffic
         estimate = LayerCost(
             candidate.name,
             max(0.0, there.kept_bytes + kept_bytes),

@@ -143,7 +143,6 @@ def _inner(state: State, enclosing: Sequence[Unit]) -> State | None:
                     space.target,
                     nesting=space.nesting + 1,
                     enclosing=(*space.enclosing, *enclosing),
-                    share=space.share,
                     small_units=space.small_units,
                     repeats_loss=space.repeats_loss,
                     most_compiles=space.most_compiles,

@@ -26,7 +26,7 @@ def slots(state: State, ask: Ask) -> State:
     known = state.reference
     if known is None:
         return state
-    one = state.space.share * unit.kept(RECOMPUTE).device_bytes
+    one = unit.kept(RECOMPUTE).device_bytes
     number, size = unit.num_layers, float(known.bytes)
     tried: set[int] = set()
     for _ in range(state.space.heuristics.most_numbers_of_slots):

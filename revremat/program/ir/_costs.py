@@ -39,7 +39,7 @@ def every_op(
     """
     for op in program.ops:
         yield op
-        for closed in filter(within, _inside(op)):
+        for closed in filter(within, programs_in(op)):
             inside = flatten(closed, keep_checkpoints=keep_checkpoints)
             yield from every_op(inside, within, keep_checkpoints=keep_checkpoints)
 
@@ -62,7 +62,7 @@ def num_flops(op: Op) -> int:
         return attention_flops(op.kind, params, shapes)
     if op.kind == "pallas_call":
         return _kernel_flops(op)
-    if inner := [program_flops(flatten(closed)) for closed in _inside(op)]:
+    if inner := [program_flops(flatten(closed)) for closed in programs_in(op)]:
         times = params.get("length", 1) if op.kind == "scan" else 1
         return times * (max(inner) if op.kind == "cond" else sum(inner))
     if op.kind in MOVES:
@@ -81,7 +81,7 @@ def _kernel_flops(op: Op) -> int:
         return int(estimate.flops)
     grid = getattr(op.eqn.params.get("grid_mapping"), "grid", ())
     pieces = math.prod(size for size in grid if isinstance(size, int))
-    return pieces * sum(program_flops(flatten(closed)) for closed in _inside(op))
+    return pieces * sum(program_flops(flatten(closed)) for closed in programs_in(op))
 
 
 def num_batch_dims(op: Op) -> int:
@@ -92,7 +92,7 @@ def num_batch_dims(op: Op) -> int:
     return len(lhs_batch)
 
 
-def _inside(op: Op) -> list[Any]:
+def programs_in(op: Op) -> list[Any]:
     """The programs an operation holds."""
     return [
         as_closed(item)

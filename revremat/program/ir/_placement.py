@@ -139,13 +139,6 @@ def pins(program: Program) -> dict[Value, NamedSharding]:
     }
 
 
-def moves_data(op: Op, found: Placement) -> bool:
-    """Whether a constraint makes a value lie elsewhere: a collective."""
-    if op.kind not in ("sharding_constraint", "reshard"):
-        return False
-    return found.of(op.inputs[0]) != found.of(op.outputs[0])
-
-
 def _is_cut(op: Op) -> bool:
     """Whether an operation says where its results lie."""
     return op.kind == "sharding_constraint" or any(map(_explicit, op.outputs))
