@@ -1,11 +1,9 @@
 """A search that is asked about several budgets, and about programs by hand.
 
 The search's state is immutable; this is what holds the newest one. Whatever is measured
-for one budget counts for the next. An oracle, such as `timed_search.TimedOracle`, may
-take the compiler's place.
+for one budget counts for the next.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +29,6 @@ class Searching:
       target: Where it would run.
       progress: Called before each compile; whatever it raises ends the search.
       unroll: Whether layers of loops may be unrolled.
-      oracle: Says what steps take; by default the target's compiler does.
     """
 
     def __init__(
@@ -40,12 +37,11 @@ class Searching:
         target: rr.Target,
         progress: Callable[[str, int, int], None] | None = None,
         unroll: bool = True,
-        oracle: rr.Oracle | None = None,
     ):
         self.problem, self.target, self.progress = problem, target, progress
         self.written = 0
         self.state, self.ask = _search.begin(
-            problem, target, oracle=oracle, unroll=unroll, progress=progress
+            problem, target, unroll=unroll, progress=progress
         )
 
     @property
@@ -120,22 +116,6 @@ class Searching:
             return Row(name, None, rr.measure(one, target=self.target))
         except (rr.UserError, jax.errors.JaxRuntimeError):
             return None
-
-    def measure_again(self, row: Row) -> rr.Measurement:
-        """A whole program once more; what the search knows of it stays as it is."""
-        key = self.state.key_of_row(row)
-        request = _search.Request(key, self.state.trials[key].label)
-        (found,) = self.ask.oracle.measure([request])
-        if isinstance(found, _search.Failure):
-            raise found.error
-        return found
-
-    def set_time(self, row: Row, time: rr.Time) -> None:
-        """From here on a whole program takes this time."""
-        key = self.state.key_of_row(row)
-        outcome = dataclasses.replace(row.measurement, time=time)
-        trial = dataclasses.replace(self.state.trials[key], outcome=outcome)
-        self.state = self.state.but(trials={**self.state.trials, key: trial})
 
     def key_of(self, actions: Actions | None) -> _search.ProgramKey:
         """A program by what its layers do."""

@@ -100,8 +100,8 @@ def main(options: Options) -> int:
         print(error)
         return 2
     if options.one_thread and os.environ.get("JAX_PLATFORMS", "cpu") == "cpu":
-        _start_with_one_thread()
-    _keep_freed_memory()
+        start_with_one_thread()
+    keep_freed_memory()
     jax.config.update("jax_compiler_enable_remat_pass", False)
     device = jax.devices()[0]
     cpu = device.platform == "cpu"
@@ -168,7 +168,7 @@ def main(options: Options) -> int:
     return 0 if held else 1
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """The process keeps what it frees, as the pools of cards do.
 
     By default the C library gives large pieces back to the system, or not, by what lies
@@ -196,7 +196,7 @@ def start_with_large_pages() -> None:
         os.execv(sys.executable, sys.orig_argv)
 
 
-def _start_with_one_thread() -> None:
+def start_with_one_thread() -> None:
     """JAX with a pool of one thread, which may then run on any core.
 
     The pool has as many threads as the process may use cores when JAX starts.

@@ -183,8 +183,8 @@ def _race(problem: rr.Problem, options: Options) -> None:
             for policy in POLICIES:
                 loops = Loops(form, policy)
                 losses[str(loops)] = written(problem.loss, loops)
-    step_time._start_with_one_thread()  # pyright: ignore[reportPrivateUsage]
-    step_time._keep_freed_memory()  # pyright: ignore[reportPrivateUsage]
+    step_time.start_with_one_thread()
+    step_time.keep_freed_memory()
     jax.config.update("jax_compiler_enable_remat_pass", False)
     policies, sizes = [], []
     for name, loss in losses.items():

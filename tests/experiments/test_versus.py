@@ -12,8 +12,8 @@ import revremat as rr
 from experiments.bench import (
     batches,
     comparison,
-    measured_gain,
     step_time,
+    timed,
     versus,
     versus_gains,
     versus_tables,
@@ -178,7 +178,7 @@ def test_the_readmes_table_has_a_row_for_each_program_and_the_means(whole, capsy
     [
         (versus, versus.Options(programs=("nonsense",))),
         (versus, versus.Options(largest_batch="nonsense")),
-        (measured_gain, measured_gain.Options(programs=("nonsense",))),
+        (timed, timed.Options(programs=("nonsense",))),
         (step_time, step_time.Options(programs=("nonsense",))),
         (table, table.Options(names=("nonsense",))),
     ],
