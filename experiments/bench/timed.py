@@ -62,6 +62,7 @@ class Options:
       rounds: How often each is run at the end.
       again: Programs that are there are run again.
       out: The file of the results.
+      markdown: Only prints the table of the documents.
       part: What the command's own processes do.
       folder: Where they find one another's files.
     """
@@ -71,6 +72,7 @@ class Options:
     rounds: int = 24
     again: bool = False
     out: Path = RESULT
+    markdown: bool = False
     part: Literal["all", "search", "race"] = "all"
     folder: Path = Path()
 
@@ -80,6 +82,9 @@ def main(options: Options) -> int:
     if unknown := refusal(options.programs, PROGRAMS):
         print(unknown)
         return 2
+    if options.markdown:
+        print(markdown(_read(options.out)["programs"]))
+        return 0
     if options.part != "all":
         (name,) = options.programs
         problem = PROGRAMS[name].make(rr.target("cpu:1"), options.size)
@@ -237,6 +242,33 @@ def table(name: str, found: dict[str, Any]) -> str:
         f"searched in {timed['processor_seconds']} s of processor time, timed; in "
         f"{estimated['processor_seconds']} s by estimates: {'; '.join(timed['plan'])}"
     )
+    return "\n".join(lines)
+
+
+def markdown(programs: dict[str, Any]) -> str:
+    """The table of the documents."""
+    lines = [
+        "| program | budget | plan | fastest of the others | plan takes | gain | "
+        "search, timed | search, estimated |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, found in programs.items():
+        told = summary(found)
+        plan_us = {one["name"]: one["measured_us"] for one in found["raced"]}[_PLAN]
+        searches = (
+            f"{found[f'{kind}_search']['processor_seconds']:.0f} s"
+            for kind in ("timed", "estimated")
+        )
+        cells = [
+            name,
+            format_bytes(found["budget_bytes"]),
+            "; ".join(found["timed_search"]["plan"]),
+            told["fastest_other"] or "none fits",
+            format_us(plan_us),
+            "" if told["gain"] is None else f"{told['gain']:.3f}",
+            *searches,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

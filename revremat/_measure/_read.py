@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping
 
 from revremat import xla
-from revremat._measurement import Measurement, Memory, Packing
+from revremat._format import format_us
+from revremat._measurement import Measurement, Memory, Packing, Time
 from revremat.xla import Artifact, Heap, Target
 
 _COARSEST_ALIGNMENT = 4096
@@ -85,6 +86,7 @@ def read_artifact(
             *artifact.remarks,
             *(_SAME_WORK.format(target.num_devices),) * idle,
             *(_OPAQUE,) * xla.has_opaque_kernels(module),
+            *_undecided(time),
             *_unmodeled(xla.unmodeled_calls(module, target.card)),
         ),
         collectives=xla.collectives_of(module, target, origins),
@@ -117,6 +119,21 @@ _SAME_WORK = (
     "the whole step; give arguments a sharding, such as "
     "jax.NamedSharding(rr.target(...).mesh({{'data': {0}}}), jax.P('data')) for a batch"
 )
+
+
+_LEAST_UNDECIDED = 1e-3
+"""Part of a step below which branches are not told."""
+
+
+def _undecided(time: Time) -> tuple[str, ...]:
+    """The note on branches that data decide; none where they make no difference."""
+    if time.undecided_us <= _LEAST_UNDECIDED * time.step_us:
+        return ()
+    least = format_us(time.step_us - time.undecided_us)
+    return (
+        f"data decide which branches run: a step takes {least} to "
+        f"{format_us(time.step_us)}, and the estimate has the longest of each",
+    )
 
 
 def _unmodeled(calls: Mapping[str, int]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ PHASES = (
 )
 """Where in a training step a buffer comes from, in the order reports list them."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 def categories(rules: Mapping[str, str]) -> Callable[[str, str, str, str], str]:
@@ -319,6 +319,8 @@ class Time:
         overlap; None where it notes nothing.
       measured: The program was run, and `step_us` is what it took; all else is an
         estimate.
+      undecided_us: The step takes up to so much less where branches that data decide
+        are short; `step_us` has the longest of each.
 
     Example:
       >>> import revremat as rr
@@ -341,6 +343,7 @@ class Time:
     critical_path_us: float = 0.0
     compiler_us: float | None = None
     measured: bool = False
+    undecided_us: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def trip_count(loop: Any, module: Module) -> float:
     if counted is None:
         return 1
     index, direction, bound = counted
-    start = _constant(_element(module.operands(loop)[0], index, module), module)
-    step = _step(body, index, module)
+    start = _constant(element_of(module.operands(loop)[0], index, module), module)
+    step = step_of(body, index, module)
     if start is None or not step:
         return 1
     # Iterations i = 0, 1, ... run while start + i * step compares so with the bound.
@@ -75,9 +75,9 @@ def _compared(condition: Computation, module: Module) -> tuple[int, str, int] | 
     return None
 
 
-def _step(body: Computation, index: int, module: Module) -> int | None:
+def step_of(body: Computation, index: int, module: Module) -> int | None:
     """By how much a pass through the body changes an element of the state."""
-    found = _element(body.root, index, module)
+    found = element_of(body.root, index, module)
     if found is None:
         return None
     made, arguments = _unfused(found, module)
@@ -119,7 +119,7 @@ def _resolve(i: Any, arguments: list[Any], module: Module) -> Any:
     return i
 
 
-def _element(value: Any, index: int, module: Module) -> Any | None:
+def element_of(value: Any, index: int, module: Module) -> Any | None:
     """An element of a tuple, where one instruction makes the tuple."""
     if value.opcode == "tuple" and index < len(value.operand_ids):
         return _resolve(module.operands(value)[index], [], module)

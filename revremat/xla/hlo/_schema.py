@@ -41,7 +41,8 @@ _MESSAGES = {
     "SourceTarget": "1 source int64, 2 target int64",
     "OutputOperandAliasing": "1 output_index* int64, 2 operand int64, "
     "3 operand_index* int64",
-    "Literal": "4 s32s* int32, 5 s64s* int64, 6 u32s* uint32, 7 u64s* uint64",
+    "Literal": "2 preds* bool, 4 s32s* int32, 5 s64s* int64, 6 u32s* uint32, "
+    "7 u64s* uint64",
     "Instruction": "1 name string, 2 opcode string, 3 shape Shape, "
     "7 metadata Metadata, 8 literal Literal, 9 parameter_number int64, "
     "11 fusion_kind string, "

@@ -18,6 +18,7 @@ from revremat.xla.hlo._loops import trip_count
 from revremat.xla.hlo._opcodes import CALLS, COLLECTIVES, NO_EVENT
 from revremat.xla.hlo._origin import Origins, phase_of
 from revremat.xla.memory._liveness import HOST_SPACE
+from revremat.xla.step_time._branches import shares_of
 from revremat.xla.step_time._collectives import collective_us, kind_of
 from revremat.xla.step_time._cost import Cost, cost_of
 from revremat.xla.step_time._gpu_kernels import gpu_kernel_us, lower_clock_us
@@ -48,6 +49,7 @@ class _Sums:
     path: float = 0.0
     compiler: float = 0.0
     products: float = 0.0
+    undecided: float = 0.0
 
     def add(self, other: "_Sums", times: float = 1) -> None:
         for f in fields(self):
@@ -127,6 +129,7 @@ def estimate(module: Module, target: Target) -> Time:
         spans=spans(played.events),
         critical_path_us=sums.path + beside,
         compiler_us=sums.compiler or None,
+        undecided_us=sums.undecided,
     )
 
 
@@ -309,12 +312,25 @@ class Clock:
                 body.then(self.run(computation))
             total.then(body, trip_count(i, self.module))
         elif i.opcode == "conditional":
-            ways = [self.run(c) for c in called]
-            total.then(max(ways, key=lambda way: way.sums.step, default=_Pass()))
+            self._branch(i, [self.run(c) for c in called], total)
         else:
             for computation in called:
                 total.then(self.run(computation))
         return total
+
+    def _branch(self, i: Any, branches: list[_Pass], total: _Pass) -> None:
+        """As often as each is taken; the longest where data decide."""
+        if not branches:
+            return
+        all_us = [branch.sums.step for branch in branches]
+        shares = shares_of(i, self.module, self.target.num_devices, all_us)
+        if shares is None:
+            total.then(branches[all_us.index(max(all_us))])
+            total.sums.undecided += max(all_us) - min(all_us)
+            return
+        for branch, share in zip(branches, shares, strict=True):
+            if share:
+                total.then(branch, share)
 
     def cost(self, i: Any) -> InstructionCost:
         """What an instruction costs that runs by itself."""
