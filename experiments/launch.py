@@ -171,8 +171,9 @@ def run(count: int, args: list[str], own: list[dict[str, str]]) -> int:
         child.reader = threading.Thread(target=child.read, daemon=True)
         child.reader.start()
     told: set[str] = set()
-    while any(child.process.poll() is None for child in children):
-        if any(child.process.returncode for child in children):
+    # All are asked each time: the one that has died is rarely the first.
+    while None in (codes := [child.process.poll() for child in children]):
+        if any(codes):
             break
         _pass_on(children, time.monotonic() - _HELD_BACK_S, told)
         time.sleep(0.05)

@@ -57,7 +57,7 @@ class Watch:
         """
         if _is_of_runtime(error):
             self._patience_s = _SHORT_PATIENCE_S
-            time.sleep(_SHORT_PATIENCE_S + 4 * self._pause_s)
+            time.sleep(PATIENCE_S)
         expected = isinstance(error, UserError | OSError)
         if not expected:
             traceback.print_exception(error)

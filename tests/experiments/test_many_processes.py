@@ -163,7 +163,9 @@ def test_killed_six_times_in_any_process_the_curve_is_the_same(trainer, tmp_path
         os.kill(pids(process)[victim], signal.SIGKILL)
         since = time.monotonic()
         code, _, err = end(process)
-        assert time.monotonic() - since < 10
+        took_s = time.monotonic() - since
+        print(f"process {victim} of step {num_rows(folder)}: {took_s:.1f} s")
+        assert took_s < 15
         assert code == 1
         assert err == (
             f"error: process {victim} of 4 was ended by SIGKILL; the others were "
