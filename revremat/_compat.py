@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax._src import ad_util, compiler, config, distributed, mesh, source_info_util
+from jax._src import (
+    ad_util,
+    compiler,
+    config,
+    distributed,
+    mesh,
+    sharding_impls,
+    source_info_util,
+)
 from jax._src.core import JaxprEqn, NamedAxisEffect, Tracer
 from jax._src.core import ShardingTypeError as ShardingTypeError
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention
@@ -233,6 +241,15 @@ def empty_of(aval: Any) -> Any:
     """An array of a type, its entries yet to be written."""
     with _mesh_of(aval):
         return ad_util.empty_like_aval(aval)
+
+
+def is_for_one_device(ctx: Any) -> bool:
+    """Whether what is lowered has no arrays that the compiler splits over devices."""
+    where = ctx.module_context.axis_context
+    if isinstance(where, sharding_impls.ShardingContext):
+        return where.num_devices == 1
+    manual = getattr(where, "manual_axes", frozenset())
+    return bool(manual) and manual == frozenset(where.mesh.axis_names)
 
 
 def _mesh_of(aval: Any) -> contextlib.AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat import _compat
 from revremat.program.arrays._host import move
+from revremat.program.arrays._room import room as room
 
 
 def is_differentiable(aval: Any) -> bool:
@@ -43,11 +44,6 @@ def zeros(aval: Any) -> Any:
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, aval.dtype)
     return move(_compat.zeros_of(aval), aval.memory_space)
-
-
-def room(aval: Any) -> Any:
-    """An array of this type, where it is to lie; all of it is to be written."""
-    return _compat.empty_of(aval)
 
 
 def stacked(aval: Any, length: int) -> Any:
