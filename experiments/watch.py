@@ -76,7 +76,7 @@ class Watch:
         # Not waited for long: process 0, which is asked, may be the one that is gone.
         farewell = threading.Thread(target=self._part, args=(sentence,), daemon=True)
         farewell.start()
-        farewell.join(_FAREWELL_S)
+        farewell.join(_FAREWELL_S if self._index == 0 else 1.0)
         # Not by `sys.exit`: the runtime would wait for collectives at the end.
         os._exit(1)
 
