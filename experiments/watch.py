@@ -5,6 +5,7 @@ alive, and what went wrong with it. A collective whose peer has died may wait fo
 so a thread looks at that, and ends the process.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -72,21 +73,20 @@ class Watch:
         sys.stdout.flush()
         if not told:
             print(f"error: {sentence}", file=sys.stderr, flush=True)
-        try:
+        # Not waited for long: process 0, which is asked, may be the one that is gone.
+        farewell = threading.Thread(target=self._part, args=(sentence,), daemon=True)
+        farewell.start()
+        farewell.join(_FAREWELL_S if self._index == 0 else 1.0)
+        # Not by `sys.exit`: the runtime would wait for collectives at the end.
+        os._exit(1)
+
+    def _part(self, sentence: str) -> None:
+        """Tell the others; process 0 has what is told and stays until all have read."""
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{_FAILED}{self._index}", sentence)
             self._client.key_value_set(f"{_ENDED}{self._index}", "")
-            self._wait_for_the_others()
-        finally:
-            # Not by `sys.exit`: the runtime would wait for collectives at the end.
-            os._exit(1)
-
-    def _wait_for_the_others(self) -> None:
-        """Process 0 has the store: it stays until the others have read there."""
-        until = time.monotonic() + _FAREWELL_S
-        while self._index == 0 and time.monotonic() < until:
-            if len(self._client.key_value_dir_get(_ENDED)) == self._count:
-                return
-            time.sleep(0.1)
+            while self._index == 0 and len(self._read(_ENDED)) < self._count:
+                time.sleep(0.1)
 
     def _look(self) -> None:
         beat, changed = 0, {}

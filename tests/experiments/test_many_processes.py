@@ -234,6 +234,7 @@ def test_without_a_launcher_the_others_name_who_is_gone(
     gone.send_signal(number)
     code, _, err = end(processes[0], timeout=60)
     gone.kill()
+    end(gone)
     assert code == 1
     coordinator = ", the coordinator," if victim == 0 else ""
     assert re.fullmatch(
@@ -253,6 +254,7 @@ def test_without_a_launcher_jax_ends_those_whose_coordinator_was_killed(
     wait_for_rows(first, tmp_path, 3)
     first.kill()
     code, _, err = end(second, timeout=60)
+    end(first)
     assert code == -signal.SIGABRT
     assert "This most likely indicates that another task died" in err
 
