@@ -8,6 +8,7 @@ from jax.experimental import pallas as pl
 import revremat as rr
 from revremat import sharding
 
+pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend")
 HEADS = "batch", "length", "heads", "kv"
 TARGET = rr.target("h100:8")
 
