@@ -10,6 +10,7 @@ import pytest
 
 import revremat as rr
 from experiments.papers.korthikanti import claims as paper_claims
+from experiments.papers.korthikanti import flax_models
 from experiments.papers.korthikanti.__main__ import HERE, RESULTS, Paper, rows
 from experiments.papers.korthikanti.model import CORE, OUTSIDE, SCHEMES, problem, step
 from experiments.papers.korthikanti.published import (
@@ -144,6 +145,40 @@ def test_stored_claims_are_those_of_the_stored_rows():
     assert (RESULTS / "korthikanti.txt").read_text() == paper_claims.table(found)
     held = {one["figure"]: one["holds"] for one in tomllib.loads(text)["claim"]}
     assert all(holds for figure, holds in held.items() if "table 4" not in figure)
+
+
+def a_few(model, num_layers):
+    size = dataclasses.replace(SIZES["22B"], heads=16, width=1024)
+    target = rr.target("h100:8")
+    mesh = target.mesh({"data": 1, "model": 8})
+    scheme = SCHEMES[flax_models.SCHEME]
+    stack = flax_models.step(model, size, scheme, num_layers, mesh, length=1024)
+    return size.width * 1024 * size.micro_batch, rr.measure(stack, target=target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", flax_models.MODELS)
+def test_a_model_with_logical_axes_keeps_and_exchanges_what_the_paper_does(model):
+    """34 sbh / t bytes a layer; gathers 2 + 2 + 2, four reduce-scatters, no other."""
+    (sbh, few), (_, many) = (a_few(model, number) for number in (6, 12))
+    kept = (many.memory.temp_bytes - few.memory.temp_bytes) / 6
+    assert kept == pytest.approx(34 * sbh / 8, rel=0.005)
+    counts = {}
+    for one in many.collectives:
+        if one.iterations == 12 and one.bytes >= 2 * sbh:
+            whole = one.count * one.bytes / (2 * sbh)
+            counts[one.kind] = counts.get(one.kind, 0) + whole
+    assert counts == {"all-gather": 6, "reduce-scatter": 4}
+
+
+@pytest.mark.parametrize("model", flax_models.MODELS)
+def test_the_models_name_what_the_layer_by_hand_names(model):
+    mesh = rr.target("cpu:8").mesh({"data": 1, "model": 8})
+    made = SMALL, SCHEMES["tp+sp"], 2, mesh
+    by_hand = rr.trace(problem(step(*made, length=16))).units[0]
+    unit = rr.trace(flax_models.problem(model, *made, length=16)).units[0]
+    sizes = lambda unit: {v.name: v.num_bytes for v in unit.values if v.given}
+    assert sizes(unit) == sizes(by_hand)
 
 
 @pytest.mark.every_commit("1")

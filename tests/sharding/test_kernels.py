@@ -8,6 +8,7 @@ from jax.experimental import pallas as pl
 import revremat as rr
 from revremat import sharding
 
+pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend")
 HEADS = "batch", "length", "heads", "kv"
 TARGET = rr.target("h100:8")
 
@@ -40,7 +41,7 @@ by_pallas.defvjp(lambda x: (by_pallas(x), None), lambda _, g: (by_pallas(g),))
 def spread(sizes, rules):
     """A layout, and queries, keys and values where their names say."""
     layout = sharding.Layout(TARGET.mesh(sizes), rules)
-    like = jax.ShapeDtypeStruct((2, 1024, 8, 64), jnp.bfloat16)
+    like = jax.ShapeDtypeStruct((4, 1024, 8, 64), jnp.bfloat16)
     where = jax.NamedSharding(layout.mesh, layout.spec(like, *HEADS))
     x = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=where)
     return layout, (x, x, x)

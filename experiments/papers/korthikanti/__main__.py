@@ -8,6 +8,8 @@ to 36 for the others, whose shallowest stacks have their peak elsewhere. The mos
 telling rows come first, each in a process of its own; started again, it goes on where
 it stopped.
 
+The layer is written by hand, and as Linen and NNX modules whose dimensions have names.
+
 Expected: 22B on eight H100 within 2 % of all rows of table 2; 175B, 530B and 1T on
 eight A100 within 0.5 % of 34 sbh/t with tensor and sequence parallelism and selective
 recompute.
@@ -31,6 +33,7 @@ from experiments.papers.korthikanti.claims import (
     devices_of,
     table,
 )
+from experiments.papers.korthikanti.flax_models import MODELS
 from experiments.papers.korthikanti.published import OVERHEADS, SIZES
 from experiments.papers.rows import Row, ask, complete
 
@@ -64,6 +67,7 @@ def rows(paper: Paper) -> Iterator[Wanted]:
     order = [("22B", scheme, "h100") for scheme in (BEST, *ROWS)]
     order += [(size, BEST, "a100") for size in SIZES if size != "22B"]
     order += [("22B", "full, sharded", "h100"), ("22B", "fewer", "h100")]
+    order += [("22B", model, "h100") for model in MODELS]
     timed = ("tp", *OVERHEADS, "full, sharded")
     order += [("22B", scheme, "a100") for scheme in timed]
     if paper.all_sizes:

@@ -78,6 +78,7 @@ def devices_of(scheme: str) -> int:
 def claims(found: Sequence[Row]) -> Iterator[Claim]:
     """All that the rows made so far decide."""
     yield from _layers(found)
+    yield from _models(found)
     yield from _fewer(found)
     yield from _first_stages(found)
     yield from _overheads(found)
@@ -100,6 +101,16 @@ def _layers(found: Sequence[Row]) -> Iterator[Claim]:
             allowed = (share if scheme == BEST else 0.02) * published
             figure = f"table 2, {name}: {scheme}, a layer"
             yield Claim(figure, "MB", published, ours / 1e6, allowed)
+
+
+def _models(found: Sequence[Row]) -> Iterator[Claim]:
+    """The recommended row, of Flax models with logical axes alone."""
+    for model, label in (("linen", "a Linen model"), ("nnx", "an NNX model")):
+        ours = slope(found, "temp_bytes", "22B", model, "h100", 8)
+        if ours is not None:
+            published = layer_bytes(SIZES["22B"], BEST) / 1e6
+            figure = f"table 2, 22B: {BEST}, {label}"
+            yield Claim(figure, "MB", published, ours / 1e6, 0.02 * published)
 
 
 def _fewer(found: Sequence[Row]) -> Iterator[Claim]:

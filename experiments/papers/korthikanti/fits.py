@@ -3,8 +3,8 @@
     python -m experiments.papers.korthikanti.fits
 
 24 layers with tensor and sequence parallelism on eight H100: `rr.fit` at 7 GiB and at
-10 GiB, and the plans that people would write. Each row is made in a process of its own;
-started again, the command goes on where it stopped.
+10 GiB, loops staying loops, and the plans that people would write. Each row is made in
+a process of its own; started again, the command goes on where it stopped.
 
 Expected: what is searched fits, and is no slower than what is written by hand and fits.
 

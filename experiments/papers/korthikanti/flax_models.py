@@ -27,6 +27,8 @@ from experiments.papers.korthikanti.published import Size
 from revremat import layers, sharding
 
 RATE = 0.1
+SCHEME = "tp+sp+selective"
+"""How rows of these models are spread, and what they keep."""
 WHOLE = "batch", "length", "embed"
 HEADS = "batch", "length", "heads", "kv"
 HIDDEN = "batch", "length", "mlp"
@@ -196,14 +198,22 @@ def problem(
     return rr.Problem(loss, specs, make, name=model, layout=layout)
 
 
-def planned(problem: rr.Problem, scheme: Scheme) -> rr.Step:
-    """Its step, whose layers keep what a scheme says.
+def step(
+    model: str, size: Size, scheme: Scheme, num_layers: int, mesh: Any, **how: Any
+) -> rr.Step:
+    """The same with a plan, by which layers keep what a scheme says.
 
     Args:
-      problem: Made by `problem`.
-      scheme: With the names.
+      model: A name in `MODELS`.
+      size: Of it.
+      scheme: How it is spread, and what it keeps.
+      num_layers: Of the stack.
+      mesh: With the axes `data` and `model`.
+      **how: As for `problem`.
     """
-    (unit,) = (u for u in rr.trace(problem).units if not u.enclosing)
-    plan = rr.trace(problem).plan({unit.name: rr.RECOMPUTE(save=scheme.saved)})
-    function, specs = problem.make_step(rr.apply(problem.loss, plan))
-    return rr.Step(function, specs, name=problem.name)
+    without = problem(model, size, scheme, num_layers, mesh, **how)
+    graph = rr.trace(without)
+    (unit,) = (u.name for u in graph.units if not u.enclosing)
+    plan = graph.plan({unit: rr.RECOMPUTE(save=scheme.saved)})
+    function, specs = without.make_step(rr.apply(without.loss, plan))
+    return rr.Step(function, specs, name=model)

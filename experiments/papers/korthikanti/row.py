@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import revremat as rr
+from experiments.papers.korthikanti import flax_models
 from experiments.papers.korthikanti.model import SCHEMES, step
 from experiments.papers.korthikanti.published import SIZES
 
@@ -23,7 +24,11 @@ def measure(name: str, scheme: str, num_layers: int, batch: int, spec: str) -> A
     size = replace(SIZES[name], micro_batch=batch)
     mesh = target.mesh({"data": 1, "model": target.num_devices})
     start = time.perf_counter()
-    stack = step(size, SCHEMES[scheme], num_layers, mesh)
+    if scheme in flax_models.MODELS:
+        made = SCHEMES[flax_models.SCHEME], num_layers, mesh
+        stack = flax_models.step(scheme, size, *made)
+    else:
+        stack = step(size, SCHEMES[scheme], num_layers, mesh)
     found = rr.measure(stack, target=target)
     return {
         "size": name,
