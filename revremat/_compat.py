@@ -81,6 +81,14 @@ def knows_varying_axes() -> bool:
     return bool(config._check_vma.value)
 
 
+_ANYWHERE = "revremat.anywhere"
+
+
+def trace_context() -> Any:
+    """Settings, meshes and axes by which JAX may trace the same function otherwise."""
+    return config.trace_context()
+
+
 @dataclass(frozen=True)
 class Scope:
     """Where an equation stands in a program whose calls are inlined.
@@ -106,6 +114,26 @@ class Scope:
     def inside(self, eqn: JaxprEqn) -> "Scope":
         """Of the program that an equation with this scope holds."""
         return Scope(self.names, self.made_at(eqn))
+
+    def anywhere(self) -> "Scope":
+        """A scope that stands for any other one; `placed` says for which."""
+        return Scope(source_info_util.new_name_stack(_ANYWHERE), self.caller)
+
+    def placed(self, around: "Scope") -> "Scope":
+        """The scope with another one for `anywhere`."""
+        parts = (
+            around.names.stack if getattr(one, "name", "") == _ANYWHERE else (one,)
+            for one in self.names.stack
+        )
+        stack = tuple(one for few in parts for one in few)
+        return Scope(type(self.names)(stack), around.caller)
+
+    def differentiated(self, *, backward: bool = False) -> "Scope":
+        """The scope in a forward or a backward pass, as JAX's own has it."""
+        stack = source_info_util.new_name_stack()
+        if backward:
+            stack = stack.transform("transpose")
+        return Scope(stack.transform("jvp") + self.names, self.caller)
 
     def made_at(self, eqn: JaxprEqn) -> Any:
         """The traceback of an equation, with that of the calls around it."""

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import tyro
 
 import revremat as rr
+from experiments.bench.columns import columns
 from experiments.records import write_whole
 from revremat import format_bytes, format_us
 
@@ -105,6 +106,27 @@ def told(rows: list[dict[str, Any]]) -> str:
         budget = format_bytes(row["budget_bytes"])
         parts.append(f"within {budget} {', '.join(both)}: {ratio(row):.3f}")
     return "; ".join(parts)
+
+
+def read(file: Path = RESULT) -> dict[str, Any]:
+    """What was found so far."""
+    return json.loads(file.read_text())
+
+
+def table(known: dict[str, Any]) -> str:
+    """Both ways to write each program, at every budget."""
+    lines = [("checkpoints", "budget", "without them", "with them", "ratio")]
+    for name, rows in known["programs"].items():
+        for row in rows:
+            both = (_cell(row["bare"]), _cell(row["checkpointed"]))
+            budget = format_bytes(row["budget_bytes"])
+            lines.append((name, budget, *both, f"{ratio(row):.3f}"))
+    return columns(lines)
+
+
+def _cell(one: dict[str, Any]) -> str:
+    note = "" if one["fits"] else ", does not fit"
+    return f"{format_bytes(one['bytes'])}, {format_us(one['step_us'])}{note}"
 
 
 def plainly(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,6 +24,7 @@ import numpy as np
 import tyro
 
 import revremat as rr
+from experiments.bench.columns import columns
 from experiments.bench.programs import PROGRAMS, Size, refusal
 from experiments.files import write_whole
 
@@ -206,11 +207,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
                 gained.add(name)
                 budget = format_bytes(row["budget_bytes"])
                 lines.append((name, row["program"], budget, str(ours), str(less)))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    text = [columns(lines)]
     groups = {
         "an equally good plan is found without": changed - gained,
         "changed nothing": set(names) - changed,

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import tyro
 
 import revremat as rr
+from experiments.bench.columns import columns
 from experiments.records import write_whole
 
 RESULT = Path(__file__).parents[1] / "results" / "rollouts.json"
@@ -123,6 +124,30 @@ def steps_again(plan: rr.Plan, length: int) -> int:
     if number := unit.actions[0].slots:
         return least_again(length, number)
     return sum(action.segment_length > 1 for action in unit.actions)
+
+
+def read(file: Path = RESULT) -> dict[str, Any]:
+    """What was found so far."""
+    return json.loads(file.read_text())
+
+
+def table(known: dict[str, Any]) -> str:
+    """Every rollout and budget, beside revolve's optimum for as many states."""
+    heads = ("steps", "states", "peak", "of least", "again", "of revolve's", "time")
+    lines = [heads]
+    for row in known["rollouts"].values():
+        lines.append(
+            (
+                str(row["length"]),
+                str(row["states"]),
+                rr.format_bytes(row["bytes"]),
+                f"{row['bytes'] / row['budget_bytes']:.3f}",
+                str(row["again"]),
+                f"{row['again'] / row['least_again']:.3f}",
+                rr.format_us(row["step_us"]),
+            )
+        )
+    return columns(lines)
 
 
 def told(row: dict[str, Any]) -> str:

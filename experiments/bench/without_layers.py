@@ -24,6 +24,7 @@ import jax
 import tyro
 
 import revremat as rr
+from experiments.bench.columns import columns
 from experiments.bench.programs.without_layers import PROGRAMS, Program, plain
 from experiments.records import write_whole
 from revremat import format_bytes, format_us
@@ -123,6 +124,39 @@ def compared(program: Program, target: str) -> dict[str, Any]:
         "searched": searched,
         "held": all(one["held"] for one in searched),
     }
+
+
+def read(folder: Path = RESULTS) -> dict[str, Any]:
+    """What was found so far."""
+    return json.loads((folder / "without-layers.json").read_text())
+
+
+def table(known: dict[str, Any]) -> str:
+    """Every program at every budget; then the smallest sizes.
+
+    Budgets are what a checkpointing by hand takes. Beside the search stands the fastest
+    of those by hand that fit, and at last the smallest of them.
+    """
+    heads = ("program", "budget", "searched", "by hand", "time", "compiles")
+    lines = [heads]
+    for name, row in known["programs"].items():
+        by_hand = [(one["bytes"], one["step_us"]) for one in row["by_hand"].values()]
+        for one in row["searched"]:
+            fitting = [hand for hand in by_hand if hand[0] <= one["budget_bytes"]]
+            best = min(fitting, key=lambda hand: hand[1]) if fitting else min(by_hand)
+            of = 1 if fitting else 0
+            ratio = (one["bytes"], one["step_us"])[of] / best[of]
+            lines.append(
+                (
+                    name,
+                    format_bytes(one["budget_bytes"]) if fitting else "smallest",
+                    f"{format_bytes(one['bytes'])}, {format_us(one['step_us'])}",
+                    f"{format_bytes(best[0])}, {format_us(best[1])}",
+                    f"{ratio:.3f}" if fitting else f"bytes {ratio:.3f}",
+                    str(one["num_compiles"]),
+                )
+            )
+    return columns(lines)
 
 
 def remembering(target: str) -> Callable[[rr.Step], rr.Measurement]:

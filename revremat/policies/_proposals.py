@@ -27,6 +27,7 @@ _CHEAP = 0.01
 """Of what recomputing everything costs."""
 _NUM_CHUNKINGS = 3
 _LONG = 16
+_VERY_LONG = 256
 _MOST_SENT = 6
 _WORTH_SENDING = 0.03
 """Of what a layer keeps."""
@@ -255,7 +256,8 @@ def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
     """Segments of long stacks, each as long as it should be by the bytes alone.
 
     Of N layers in segments of k, N / k inputs are kept, and what k layers keep once
-    theirs is run again: least at k = sqrt(N * input / kept) (Chen et al., 2016).
+    theirs is run again: least at k = sqrt(N * input / kept) (Chen et al., 2016). Very
+    long ones may have twice that: it leaves more room for layers that run only once.
     """
     if unit.num_layers < _LONG:
         return []
@@ -268,10 +270,12 @@ def _in_segments(unit: Unit, beside: Sequence[str]) -> list[Candidate]:
     ):
         kept = max(1, unit.kept(action).device_bytes)
         best = math.sqrt(unit.num_layers * handed / kept)
-        every = 2 ** max(1, round(math.log2(max(best, 1))))
-        if 4 * every <= unit.num_layers:
-            label = f"{name}, segments of {every}"
-            found.append(Candidate(label, replace(action, segment_length=every)))
+        least = 2 ** max(1, round(math.log2(max(best, 1))))
+        is_long = unit.num_layers >= _VERY_LONG and action.kind == "recompute"
+        for every in (least, 2 * least) if is_long else (least,):
+            if 4 * every <= unit.num_layers:
+                label = f"{name}, segments of {every}"
+                found.append(Candidate(label, replace(action, segment_length=every)))
     return found
 
 

@@ -7,8 +7,8 @@ of kernel sizes: this is for explaining and for pruning, the compiler decides.
 """
 
 from revremat._primitives import MOVES, REDUCTIONS, is_intensive
-from revremat.program.ir._linearize import Linearized
 from revremat.program.ir._ops import Atom, Op, Value
+from revremat.program.ir._passes import Linearized
 
 
 def takes_fused(op: Op) -> bool:

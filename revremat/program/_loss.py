@@ -18,8 +18,8 @@ from revremat.program._rewrite import Decision, rewrite
 from revremat.program.arrays._avals import is_differentiable
 from revremat.program.ir._costs import every_op
 from revremat.program.ir._fingerprint import describe, fingerprint
-from revremat.program.ir._linearize import depends
 from revremat.program.ir._ops import Program, flatten
+from revremat.program.ir._passes import depends
 from revremat.program.units._sites import Survey
 from revremat.program.units._survey import survey
 from revremat.program.units._units import FoundUnit, units_of

@@ -16,8 +16,8 @@ from revremat._sources import CALLED_AT, source_line
 from revremat.program.arrays._avals import is_differentiable
 from revremat.program.ir._actions_mark import read_actions
 from revremat.program.ir._costs import every_op
-from revremat.program.ir._linearize import pick
 from revremat.program.ir._ops import Op, as_closed, flatten
+from revremat.program.ir._passes import pick
 from revremat.program.units._sites import Survey
 
 _LOOPS = ("scan", "while")

@@ -242,7 +242,9 @@ def test_chunks_are_a_factor_of_four_apart(splits, found):
         (36, 100, 300, [8, 4]),
         (100, 1, 10_000, [8, 2]),  # at least two layers
         (100, 300, 100, [8, 8]),
-        (1000, 100, 0, [32, 32]),
+        (255, 100, 0, [16, 16]),
+        (256, 100, 0, [16, 32, 16]),  # very long ones: twice that, too
+        (1000, 100, 0, [32, 64, 32]),
     ],
 )
 def test_segments_are_as_long_as_their_bytes_say(
@@ -252,13 +254,12 @@ def test_segments_are_as_long_as_their_bytes_say(
     unit = unit_of(values, [("exp", "x", "a", 9)], "xa", num_layers=num_layers)
     proposed = _proposals._in_segments(unit, [])
     assert [c.action.segment_length for c in proposed] == found
-    names = ("recompute all", "save all")
+    names = {RECOMPUTE: "recompute all", SAVE: "save all"}
+    alone = [c.action(segment_length=1) for c in proposed]
+    assert alone == [RECOMPUTE] * (len(found) - 1) + [SAVE] * bool(found)
     assert [c.name for c in proposed] == [
-        f"{name}, segments of {every}"
-        for name, every in zip(names, found, strict=False)
-    ]
-    assert [c.action(segment_length=1) for c in proposed] == [RECOMPUTE, SAVE][
-        : len(found)
+        f"{names[action]}, segments of {every}"
+        for action, every in zip(alone, found, strict=True)
     ]
 
 

@@ -177,8 +177,8 @@ def with_wide_middles(ws, x):
         # Cut in the middle, the first part would hand on all that it makes.
         (with_wide_middles, (8, 64, 9, 72, 10, 80, 11, 88, 12), [2, 2, 2, 2]),
         (with_wide_middles, (9, 40, 8, 48, 10, 36, 11, 60, 7), [2, 2, 2, 2]),
-        # Where all hand on little, each product is a segment.
-        (chain, (8, 9, 10, 11, 12), [1, 1, 1, 1]),
+        # What a tanh keeps is what it hands on, and its layer alone gives nothing back.
+        (chain, (8, 9, 10, 11, 12), [2, 1, 1]),
     ],
 )
 def test_no_cut_is_made_that_gives_nothing_back(loss, widths, products):
@@ -190,3 +190,64 @@ def test_no_cut_is_made_that_gives_nothing_back(loss, widths, products):
         if u.name not in outer
     ]
     assert found == products
+
+
+def attends(w, x):
+    """The largest block by far: its weights are as wide as the batch."""
+    weights = jax.nn.softmax(jnp.exp(jnp.sin((x @ w["q"]) @ x.T)))
+    return x + (weights @ x) @ w["o"]
+
+
+def gates(w, x):
+    return x + (jax.nn.silu(x @ w["up"]) * jnp.cos(x @ w["gate"])) @ w["down"]
+
+
+def mixes(w, x):
+    return x + jnp.tanh(jnp.sin(w["t"] @ x)) @ w["q"]
+
+
+def blocks_of(order):
+    def loss(ws, x):
+        for block, w in zip(order, ws, strict=True):
+            x = block(w, x)
+        return (x**2).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "order",
+    [(attends, gates, mixes), (gates, attends, mixes), (mixes, attends, gates)],
+)
+def test_groups_end_where_blocks_do(order):
+    spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    rows, width = 512, 24
+
+    def weights(k):
+        inner = 8 * width + 8 * k
+        square, wide = spec(width, width), spec(width, inner)
+        w = {"q": square, "o": square, "t": spec(rows, rows)}
+        return {**w, "up": wide, "gate": wide, "down": spec(inner, width)}
+
+    ws = [weights(k) for k in range(len(order))]
+    graph = rr.trace(blocks_of(order), ws, spec(rows, width))
+    # What a block hands on is one state; nothing else leaves a group.
+    groups = [u for u in graph.units if not u.enclosing]
+    assert len(groups) >= len(order)
+    narrow = [u for u in groups[:-1] if handed_on(u) == 4 * rows * width]
+    assert len(narrow) >= len(order) - 1
+
+
+def handed_on(unit):
+    """Bytes of what a unit gives."""
+    return sum(unit.values[k].num_bytes for k in unit.outputs)
+
+
+def test_one_layer_of_three_products_is_cut():
+    def loss(ws, x):
+        h = jax.nn.gelu(x @ ws[0])
+        h = jax.nn.silu(h @ ws[1]) * jnp.sin(h)
+        return jnp.square(x + jnp.tanh(h @ ws[2])).mean()
+
+    units = rr.trace(loss, *specs((8, 64, 64, 8))).units
+    assert {u.kind for u in units} == {"segment"}

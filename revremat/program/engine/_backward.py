@@ -25,8 +25,8 @@ from revremat.program.engine._engine import Engine
 from revremat.program.engine._keep import Kept
 from revremat.program.engine._segments import Segment
 from revremat.program.ir._late_moves import LateMoves, late_moves
-from revremat.program.ir._linearize import pick
 from revremat.program.ir._ops import Value
+from revremat.program.ir._passes import pick
 
 
 @partial(

@@ -13,8 +13,8 @@ from revremat._errors import UserError
 from revremat._primitives import is_intensive
 from revremat._resolve import Flow
 from revremat.program.ir._inverse import undone
-from revremat.program.ir._linearize import Linearized
 from revremat.program.ir._ops import Atom, Op, Program, Value
+from revremat.program.ir._passes import Linearized
 from revremat.program.ir._placement import pins
 
 INPUT = "input"

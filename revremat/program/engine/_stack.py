@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from revremat._action import Action, Facts, check_actions
 from revremat.program.engine._keep import Layer, name_values
-from revremat.program.ir._linearize import depends, linearize, pick
+from revremat.program.ir._linearize import linearize
 from revremat.program.ir._ops import Program
+from revremat.program.ir._passes import depends, pick
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,9 @@ from revremat.program.arrays._buffers import barrier
 from revremat.program.engine import _layer
 from revremat.program.engine._keep import Kept, Layer, name_values, resolve
 from revremat.program.engine._stack import widen
-from revremat.program.ir._linearize import linearize, pick
+from revremat.program.ir._linearize import linearize
 from revremat.program.ir._ops import Program
+from revremat.program.ir._passes import pick
 
 
 @dataclass(frozen=True, eq=False)

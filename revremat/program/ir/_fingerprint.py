@@ -32,6 +32,7 @@ from revremat.program.ir._ops import (
     flatten,
     is_scalar,
 )
+from revremat.program.ir._passes import pick
 
 # Equal in meaning, or private to a process, or decided by the caller.
 IGNORED = {
@@ -122,8 +123,13 @@ _described: WeakKeyDictionary[Op, str] = WeakKeyDictionary()
 
 
 def _aval(aval: Any) -> str:
-    shape = ",".join(map(str, getattr(aval, "shape", ())))
-    return f"{getattr(aval, 'dtype', type(aval).__name__)}[{shape}]"
+    dtype = getattr(aval, "dtype", type(aval).__name__)
+    return _typed(getattr(aval, "shape", ()), dtype)
+
+
+@lru_cache(maxsize=4096)
+def _typed(shape: tuple[Any, ...], dtype: Any) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,8 @@ _INSIDE_DERIVATIVES = _How(exact=True)  # a derivative may call its own function
 
 def _params(op: Op, how: _How) -> str:
     params, own = op.eqn.params, op.kind.startswith(OWN_DERIVATIVE)
+    if not own and not any(map(_holds_more, params.values())):
+        return _plain_params(_ById(op.eqn), how)
     found = []
     for key in sorted(params):
         if key in IGNORED:
@@ -158,6 +166,14 @@ def _params(op: Op, how: _How) -> str:
     if own and how.derivatives:
         found.append(f"derivative={_derivative(_ById(op.eqn))}")
     return ";".join(found)
+
+
+def _holds_more(value: Any) -> bool:
+    """Whether a parameter holds what a cache should not hold on to."""
+    if isinstance(value, tuple | list):
+        return any(map(_holds_more, value))
+    is_array = isinstance(value, np.ndarray | jax.Array)
+    return is_array or _is_program(value) or callable(value)
 
 
 def _is_program(value: Any) -> bool:
@@ -215,6 +231,13 @@ class _ById:
         return isinstance(other, _ById) and other.eqn is self.eqn
 
 
+@lru_cache(maxsize=2**14)
+def _plain_params(key: _ById, how: _How) -> str:
+    params = key.eqn.params
+    listed = (name for name in sorted(params) if name not in IGNORED)
+    return ";".join(f"{name}={_param(params[name], how)}" for name in listed)
+
+
 def _cotangent(out: Any) -> Any:
     if jnp.issubdtype(out.dtype, jnp.inexact):
         return jnp.ones_like(out)
@@ -232,18 +255,25 @@ def _derivative(key: _ById) -> str:
     on = list(map(is_differentiable, avals))
     scope = _compat.Scope().within(eqn)
 
-    def pulled(*args: Any) -> Any:
-        def f(*some: Any) -> Any:
-            given = iter(some)
-            values = [next(given) if m else a for a, m in zip(args, on, strict=True)]
-            outs = _compat.bind(eqn, values, scope)
-            return list(filter(is_differentiable, outs))
+    def f(args: Any, some: Any) -> Any:
+        given = iter(some)
+        values = [next(given) if m else a for a, m in zip(args, on, strict=True)]
+        outs = _compat.bind(eqn, values, scope)
+        return list(filter(is_differentiable, outs))
 
-        outs, pull = jax.vjp(f, *(a for a, m in zip(args, on, strict=True) if m))
+    def pushed(args: Any, tangents: Any) -> Any:
+        return jax.jvp(lambda *some: f(args, some), pick(args, on), tangents)[1]
+
+    def pulled(args: Any) -> Any:
+        outs, pull = jax.vjp(lambda *some: f(args, some), *pick(args, on))
         return pull(list(map(_cotangent, outs)))
 
     try:
-        closed = jax.make_jaxpr(pulled)(*avals)
+        if eqn.primitive.name.startswith("custom_jvp"):  # its author wrote that one
+            tangents = [aval.to_tangent_aval() for aval in pick(avals, on)]
+            closed = jax.make_jaxpr(pushed)(avals, tangents)
+        else:
+            closed = jax.make_jaxpr(pulled)(avals)
     except Exception:  # whatever a user's function raises
         return f"unknown@{id(eqn)}"
     return "{" + describe(flatten(closed), how=_INSIDE_DERIVATIVES) + "}"

@@ -9,26 +9,31 @@ kept after it, both parts are better computed again together.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float
 
-from revremat._primitives import MOVES
+from revremat._primitives import EXACT, KEEPS_RESULT, MOVES
 from revremat.program.ir._costs import num_bytes
-from revremat.program.ir._ops import Constant, Op
-from revremat.program.units._stretch import Stretch, made_by
+from revremat.program.ir._ops import Constant, Op, Value, as_closed, flatten
+from revremat.program.units._stretch import Stretch, used_by
 
 _MOST_SEGMENTS = 24
 """Of one stretch: a search chooses among a few actions for each."""
-_FEWEST_SEGMENTS = 4
+_FEWEST_SEGMENTS = 3
 """With fewer there is next to nothing to choose that the whole has not."""
+_MOST_GROUPS = 6
+"""Where cuts are narrow; with wide ones, the root of the number of segments."""
+_NARROW = 1 / 8
+"""Of what the smaller half makes, by what a cut between blocks passes on at most."""
 _FEWEST_OPS = 8
 """Of a segment without a product, where no operation is one."""
 _LEAST_PART = 1 / 64
 """Of what a stretch makes, by a segment."""
-_MIDDLE = 0.2
-"""Of what a part makes: as much at least lies before a cut and after it."""
+_ABOUT_AS_NARROW = 1.3
+"""How much wider than the narrowest a cut before a product may be."""
 
 Part = tuple[int, int]
 """From which operation of a stretch on, up to which."""
@@ -49,47 +54,74 @@ def find_segments(stretch: Stretch) -> list[list[Part]]:
       Parts that follow one another from the first operation to the last; nothing where
       they would be too few.
     """
-    kept = np.cumsum([0, *map(_kept_of, stretch.ops)])
+    kept = np.cumsum([0, *(_kept_of(stretch, op) for op in stretch.ops)])
 
     def gives_back(begin: int, place: int, end: int, passed_on: float) -> bool:
         before, after = kept[place] - kept[begin], kept[end] - kept[place]
         return bool(2 * passed_on <= before and passed_on <= after)
 
-    steps = _cuts(stretch, gives_back)
-    if len(steps) < _FEWEST_SEGMENTS:
-        steps = _cuts(stretch, lambda begin, place, end, passed_on: True)
-    parts = steps[-1]
-    if len(parts) < _FEWEST_SEGMENTS:
+    cuts = _cuts(stretch, gives_back)
+    if len(cuts) + 1 < _FEWEST_SEGMENTS:
+        cuts = _cuts(stretch, lambda begin, place, end, passed_on: True)
+    if len(cuts) + 1 < _FEWEST_SEGMENTS:
         return []
-    groups = steps[math.isqrt(len(parts) - 1)]
-    return [[part for part in parts if begin <= part[0] < end] for begin, end in groups]
+    narrow = sum(width <= _NARROW for width in cuts.values())
+    number = max(math.isqrt(len(cuts)), min(narrow, _MOST_GROUPS - 1))
+    between = sorted(cuts, key=lambda place: cuts[place])[:number]
+    parts = _parts(len(stretch), cuts)
+    return [
+        [part for part in parts if begin <= part[0] < end]
+        for begin, end in _parts(len(stretch), between)
+    ]
 
 
-def _kept_of(op: Op) -> int:
-    """Bytes that an operation makes, unless no derivative needs them for its sake."""
+def _parts(length: int, cuts: Iterable[int]) -> list[Part]:
+    return list(pairwise((0, *sorted(cuts), length)))
+
+
+def _kept_of(stretch: Stretch, op: Op) -> int:
+    """Bytes of an operation's results that a backward pass needs.
+
+    Those are its own, or what the operations that take them are differentiated by.
+    """
+    keeps = op.kind in KEEPS_RESULT or _selects(op)
+    return sum(
+        num_bytes(out.aval)
+        for out in op.outputs
+        if keeps or any(map(_needs_what_it_takes, stretch.users.get(out, ())))
+    )
+
+
+def _needs_what_it_takes(op: Op) -> bool:
+    """Whether the derivative of an operation is told by what it takes."""
     is_scaled = op.kind in _SCALES and any(isinstance(a, Constant) for a in op.inputs)
-    return 0 if is_scaled or op.kind in MOVES | _SUMS else made_by(op)
+    is_linear = is_scaled or op.kind in MOVES | _SUMS
+    return not is_linear and op.kind not in KEEPS_RESULT and not _selects(op)
 
 
-def _cuts(stretch: Stretch, allowed: Allowed) -> list[list[Part]]:
-    """One part, then two, and so on, each time with the largest one cut in two."""
-    parts = [(0, len(stretch))]
+def _selects(op: Op) -> bool:
+    """Whether it gives entries of what it takes, and its result says which, as relu."""
+    if not op.kind.startswith("custom_jvp_call"):
+        return False
+    inside = flatten(as_closed(op.eqn.params["call_jaxpr"])).ops
+    return all(one.kind in EXACT for one in inside)
+
+
+def _cuts(stretch: Stretch, allowed: Allowed) -> dict[int, float]:
+    """Places of cuts with their widths: each time the largest part is cut in two."""
+    cuts: dict[int, float] = {}
     whole: set[Part] = set()
-    steps = [parts]
-    while len(parts) < _MOST_SEGMENTS:
-        waiting = [part for part in parts if part not in whole]
+    while len(cuts) + 1 < _MOST_SEGMENTS:
+        waiting = [p for p in _parts(len(stretch), cuts) if p not in whole]
         if not waiting:
             break
         largest = max(waiting, key=lambda part: _made(stretch, part))
-        place = _narrowest(stretch, *largest, allowed)
-        if place is None:
+        found = _narrowest(stretch, *largest, allowed)
+        if found is None:
             whole.add(largest)
-            continue
-        k = parts.index(largest)
-        begin, end = largest
-        parts = [*parts[:k], (begin, place), (place, end), *parts[k + 1 :]]
-        steps.append(parts)
-    return steps
+        else:
+            place, cuts[place] = found
+    return cuts
 
 
 def _made(stretch: Stretch, part: Part) -> float:
@@ -97,10 +129,18 @@ def _made(stretch: Stretch, part: Part) -> float:
     return float(stretch.made[end] - stretch.made[begin])
 
 
-def _narrowest(stretch: Stretch, begin: int, end: int, allowed: Allowed) -> int | None:
-    """The operation before which the least is passed on within a part."""
+def _narrowest(
+    stretch: Stretch, begin: int, end: int, allowed: Allowed
+) -> tuple[int, float] | None:
+    """The operation before which least is passed on, of what the smaller half makes.
+
+    A cut near an end gives little back, however little is passed on there. What comes
+    from elsewhere counts as well where both halves use it: mostly, a block ends after
+    that. Of places that are about as narrow the one with fewest bytes is taken, and
+    best before a product.
+    """
     made = stretch.made[begin : end + 1] - stretch.made[begin]
-    crossing = _crossing(stretch, begin, end)
+    crossing, beside = _crossing(stretch, begin, end), _shared(stretch, begin, end)
     options = []
     for k in range(1, end - begin):
         if not (
@@ -110,19 +150,14 @@ def _narrowest(stretch: Stretch, begin: int, end: int, allowed: Allowed) -> int 
             continue
         if not allowed(begin, begin + k, end, float(crossing[k])):
             continue
-        share = float(made[k] / made[-1])
-        is_central = _MIDDLE <= share <= 1 - _MIDDLE
+        smaller = float(min(made[k], made[-1] - made[k]))
         is_product = stretch.heavy[begin + k + 1] > stretch.heavy[begin + k]
-        options.append(
-            (
-                not is_central,
-                float(crossing[k]),
-                not is_product,
-                abs(share - 1 / 2),
-                begin + k,
-            )
-        )
-    return min(options)[-1] if options else None
+        passed_on = float(crossing[k] + beside[k])
+        options.append((passed_on, not is_product, passed_on / smaller, begin + k))
+    least = min((width for *_, width, _ in options), default=0.0)
+    narrow = [one for one in options if one[2] <= _ABOUT_AS_NARROW * least]
+    *_, width, place = min(narrow, default=(0.0, None))
+    return None if place is None else (place, width)
 
 
 def _is_enough(stretch: Stretch, begin: int, end: int) -> bool:
@@ -142,4 +177,20 @@ def _crossing(stretch: Stretch, begin: int, end: int) -> Float[np.ndarray, " _"]
             if last < end and last > begin + k:
                 steps[k + 1] += num_bytes(out.aval)
                 steps[last - begin + 1] -= num_bytes(out.aval)
+    return np.cumsum(steps)
+
+
+def _shared(stretch: Stretch, begin: int, end: int) -> Float[np.ndarray, " _"]:
+    """Bytes made elsewhere that a part uses before each of its operations and later."""
+    uses: dict[Value, tuple[int, int]] = {}
+    for k, op in enumerate(stretch.ops[begin:end]):
+        for value in used_by([op]):
+            first, _ = uses.get(value, (k, k))
+            uses[value] = first, k
+    made = {out for op in stretch.ops[begin:end] for out in op.outputs}
+    steps = np.zeros(end - begin + 2)
+    for value, (first, last) in uses.items():
+        if value not in made:
+            steps[first + 1] += num_bytes(value.aval)
+            steps[last + 1] -= num_bytes(value.aval)
     return np.cumsum(steps)

@@ -11,8 +11,8 @@ from jax.extend.core import JaxprEqn
 from revremat import _compat
 from revremat._primitives import CALLS, CHECKPOINTS
 from revremat.program.arrays._avals import is_differentiable
-from revremat.program.ir._linearize import has_derivative
 from revremat.program.ir._ops import Constant, Op, Value, as_closed, flatten
+from revremat.program.ir._passes import has_derivative
 from revremat.program.units._checkpoints import best_survey, has_checkpoint
 from revremat.program.units._segment_sites import with_segments
 from revremat.program.units._sites import (
