@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import jax
 
 import revremat as rr
-from experiments.watch import PATIENCE_S, Watch
+from experiments.watch import Watch
 from revremat import UserError
 
 # Private: JAX has no public door to the key-value store of its coordination service.
@@ -23,8 +23,6 @@ _MEETING = "revremat/meeting/"
 # No limit of its own: the watch ends who waits for a process that is gone.
 _DAY_MS = 86_400_000
 _SOON_S = 10.0
-# Beyond the watch's patience, which tells more: what is left is 60 s in all.
-_HEARTBEAT_S = int(PATIENCE_S) + 20
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,6 @@ def join(config: ProcessesConfig, target: str) -> Processes:
             config.count,
             config.index,
             cluster_detection_method=None if config.count is None else "deactivate",
-            heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
     except (RuntimeError, ValueError, OSError, KeyError, ImportError) as error:
         reason = str(error).strip().split("\n")[0][:200]

@@ -18,7 +18,10 @@ import jax
 from revremat import UserError
 
 PATIENCE_S = 30.0
-"""A process that says nothing for so long is gone: less is a busy machine."""
+"""A process that says nothing for so long is gone: less is a busy machine.
+
+JAX's own limit is 100 s. It aborts the process with a message of many lines.
+"""
 _SHORT_PATIENCE_S = 8.0
 """The same where a collective has failed already."""
 _FAREWELL_S = 5.0
