@@ -175,9 +175,9 @@ def test_a_row_without_a_plan_takes_nothing_and_is_not_alike():
 # ---- Programs ------------------------------------------------------------------------
 
 
-def two(**how) -> Any:
+def two() -> Any:
     """Two units; in the second one layers are outer ones."""
-    state, _ = World(unit_names=("u", "v")).state(100, **how)
+    state, _ = World(unit_names=("u", "v")).state(100)
     u, v = state.units
     units = (u, dataclasses.replace(v, fingerprint="another"))
     space = dataclasses.replace(state.space, units=units)
@@ -223,11 +223,11 @@ def test_a_shortened_program_has_all_other_units_unless_it_is_isolated():
 
 
 def test_what_other_units_keep_in_a_shortened_program_is_their_input():
-    """Eight layers' of one byte each, of which a part lies on a device."""
-    state = two(share=0.5)
+    """Eight layers' of one byte each."""
+    state = two()
     by_others = lambda state: {n: c.kept_by_others for n, c in state.costs.items()}
-    assert by_others(state) == {"u": 4.0, "v": 4.0}
-    assert by_others(state.but(isolated=frozenset("u"))) == {"u": 0.0, "v": 4.0}
+    assert by_others(state) == {"u": 8.0, "v": 8.0}
+    assert by_others(state.but(isolated=frozenset("u"))) == {"u": 0.0, "v": 8.0}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class _Sites:
 
     def __init__(self, found: Survey, stretch: Stretch, moves: Sequence[Op]):
         self.found, self.stretch, self.moves = found, stretch, moves
-        self.groups = find_segments(stretch)
+        self.groups = find_segments(stretch, at_any_place=not found.sites)
         self.owners = self._owners()
 
     @property

@@ -44,11 +44,13 @@ _SCALES = {"mul", "div"}
 """By a number, whose derivative needs the number alone."""
 
 
-def find_segments(stretch: Stretch) -> list[list[Part]]:
+def find_segments(stretch: Stretch, at_any_place: bool = True) -> list[list[Part]]:
     """The segments of a stretch of operations in groups, in program order.
 
     Args:
       stretch: Where.
+      at_any_place: Whether a cut that gives nothing back is better than too few of
+        them, because there is nothing else to decide.
 
     Returns:
       Parts that follow one another from the first operation to the last; nothing where
@@ -61,7 +63,7 @@ def find_segments(stretch: Stretch) -> list[list[Part]]:
         return bool(2 * passed_on <= before and passed_on <= after)
 
     cuts = _cuts(stretch, gives_back)
-    if len(cuts) + 1 < _FEWEST_SEGMENTS:
+    if at_any_place and len(cuts) + 1 < _FEWEST_SEGMENTS:
         cuts = _cuts(stretch, lambda begin, place, end, passed_on: True)
     if len(cuts) + 1 < _FEWEST_SEGMENTS:
         return []
