@@ -77,14 +77,12 @@ def _send_all(engine: Engine, segment: Segment, kept: list[Any]) -> list[Any]:
 
 
 def _room(engine: Engine, segment: Segment) -> list[list[Any]]:
-    """Buffers for what the layers of a pattern save.
+    """Buffers for what the layers of a pattern save, where there are several.
 
-    What a loop gives out is only written when an iteration ends, into stacks that
-    `lax.scan` fills with zeros first. Written to buffers, it is out of the way before
-    the pattern's next layer begins. Of several layers to an iteration, what they all
-    give out is written at once.
+    What a loop gives out is only written when an iteration ends; written to buffers, it
+    is out of the way before the pattern's next layer begins.
     """
-    if segment.is_unrolled_in_part and len(segment.pattern) == 1:
+    if len(segment.pattern) == 1:
         return [[]]
     room = lambda value: _avals.room(_avals.stacked(value.aval, segment.repeats))
     return [list(map(room, engine.kept[a].saved)) for a in segment.pattern]
