@@ -16,6 +16,7 @@ import revremat as rr
 from experiments.papers.korthikanti.fits import FIT
 from experiments.papers.korthikanti.model import SCHEMES, problem, step
 from experiments.papers.korthikanti.published import SIZES
+from experiments.papers.korthikanti.row import figures
 
 
 def measure(plan: str, budget: str, dropout: int, num_layers: int, spec: str) -> Any:
@@ -44,14 +45,8 @@ def measure(plan: str, budget: str, dropout: int, num_layers: int, spec: str) ->
         "target": spec,
         "actions": [str(unit) for unit in units],
         "compiles": compiles,
-        "total_bytes": found.memory.total_bytes,
-        "step_us": round(found.time.step_us, 1),
-        "recompute_us": round(found.time.recompute_us, 1),
-        "hidden_recompute_us": round(found.time.hidden_recompute_us, 1),
-        "collective_us": round(found.time.collective_us, 1),
-        "exposed_collective_us": round(found.time.exposed_collective_us, 1),
+        **figures(found),
         "seconds": round(time.perf_counter() - start, 1),
-        "versions": found.versions,
         **stored,
     }
 

@@ -37,13 +37,21 @@ def measure(name: str, scheme: str, num_layers: int, batch: int, spec: str) -> A
         "batch": batch,
         "target": spec,
         "temp_bytes": found.memory.temp_bytes,
-        "total_bytes": found.memory.total_bytes,
-        "step_us": round(found.time.step_us, 1),
-        "recompute_us": round(found.time.recompute_us, 1),
-        "hidden_recompute_us": round(found.time.hidden_recompute_us, 1),
-        "collective_us": round(found.time.collective_us, 1),
-        "exposed_collective_us": round(found.time.exposed_collective_us, 1),
+        **figures(found),
         "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def figures(found: rr.Measurement) -> dict[str, Any]:
+    """Bytes and times of a step, as rows store them."""
+    took = found.time
+    return {
+        "total_bytes": found.memory.total_bytes,
+        "step_us": round(took.step_us, 1),
+        "recompute_us": round(took.recompute_us, 1),
+        "hidden_recompute_us": round(took.hidden_recompute_us, 1),
+        "collective_us": round(took.collective_us, 1),
+        "exposed_collective_us": round(took.exposed_collective_us, 1),
         "versions": found.versions,
     }
 

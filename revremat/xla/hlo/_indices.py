@@ -99,7 +99,9 @@ class Indices:
             case "replica-id":
                 return np.zeros([1] * depth, int)
             case "parameter":
-                return self._parameter(i, frame)
+                given = self._given(i, frame)
+                assert frame.outer is not None
+                return self._value(given, frame.outer)
             case "get-tuple-element":
                 return self._element(self.module.operands(i)[0], i.tuple_index, frame)
             case "fusion" | "call":
@@ -133,10 +135,6 @@ class Indices:
         if (two := _OF_TWO.get(i.opcode)) is not None:
             return two(of(0), of(1))
         raise UndecidedError
-
-    def _parameter(self, i: Any, frame: _Frame) -> Grid:
-        given = self._given(i, frame)
-        return self._value(given, frame.outer) if frame.outer else _undecided()
 
     def _given(self, parameter: Any, frame: _Frame) -> Any:
         """What the caller of a computation, no loop, gives it."""
@@ -201,10 +199,6 @@ class Indices:
             steps = np.arange(size).reshape([-1 if k == n else 1 for k in range(rank)])
             found = np.take_along_axis(found, at + steps, axis=depth + n)
         return found
-
-
-def _undecided() -> Grid:
-    raise UndecidedError
 
 
 def _constant(i: Any) -> Grid:
