@@ -39,6 +39,7 @@ OVERHEAD = CLASSES[:3]
 
 _MARKS = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"}
 _FILLS = {"broadcast", "iota"}
+_WRITES = {"dynamic-update-slice"}
 _COPIES = {"copy", "convert", "transpose", "reshape", "slice", "dynamic-slice"}
 _PRODUCTS = {"dot", "convolution"}
 
@@ -102,12 +103,12 @@ def moved(problem: rr.Problem, loss: Any, target: rr.Target) -> dict[str, Any]:
 def class_of(i: Any, module: xla.Module) -> str:
     """The class of a kernel, by what it is made of."""
     inside = [x for x in _inside(i, module) if x.opcode not in _MARKS]
-    kinds = {x.opcode for x in inside}
+    kinds = {x.opcode for x in inside if not _is_index(x)}
     if kinds & _PRODUCTS or (
         i.opcode == "custom-call" and "gemm" in i.custom_call_target
     ):
         return "products"
-    if "dynamic-update-slice" in kinds:
+    if "dynamic-update-slice" in kinds and kinds <= {*_WRITES, *_COPIES, *_FILLS}:
         return "residual writes"
     if kinds <= _FILLS:
         return "zero fills"
@@ -127,6 +128,11 @@ def _inside(i: Any, module: xla.Module) -> Iterator[Any]:
     for computation in module.called(i):
         for inner in computation.instructions:
             yield from _inside(inner, module)
+
+
+def _is_index(i: Any) -> bool:
+    """Whether it makes one number, where a slice begins for one."""
+    return i.opcode != "reduce" and not i.shape.dimensions and not i.shape.tuple_shapes
 
 
 def _cell(of: dict[str, float]) -> str:

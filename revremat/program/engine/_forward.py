@@ -77,12 +77,15 @@ def _send_all(engine: Engine, segment: Segment, kept: list[Any]) -> list[Any]:
 
 
 def _room(engine: Engine, segment: Segment) -> list[list[Any]]:
-    """Buffers for what the layers of a pattern save, where there are several.
+    """Buffers for what the layers of a loop's pattern save.
 
-    What a loop gives out is only written when an iteration ends; written to buffers, it
-    is out of the way before the pattern's next layer begins.
+    What a loop gives out is only written when an iteration ends, into stacks that
+    `lax.scan` fills with zeros first. Written to buffers, it is out of the way before
+    the pattern's next layer begins. Of several layers to an iteration, what they all
+    give out is written at once. Without a loop each layer's arrays stay by themselves.
     """
-    if len(segment.pattern) == 1:
+    no_loop = engine.is_unrolled(segment, segment.repeats)
+    if len(segment.pattern) == 1 and (no_loop or segment.is_unrolled_in_part):
         return [[]]
     room = lambda value: _avals.room(_avals.stacked(value.aval, segment.repeats))
     return [list(map(room, engine.kept[a].saved)) for a in segment.pattern]
