@@ -93,11 +93,20 @@ def moved(problem: rr.Problem, loss: Any, target: rr.Target) -> dict[str, Any]:
     found |= {name: {"us": 0.0, "bytes": 0} for name in OVERHEAD}
     for one in xla.instruction_times(module, target):
         if one.stream == "compute":
-            of = found[class_of(one.instruction, module)]
+            kernel = _apart(one.instruction, module)
+            of = found[class_of(kernel, module)]
             of["us"] += one.times * one.us
             if "bytes" in of:
-                of["bytes"] += one.times * xla.cost_of(one.instruction, module).bytes
+                of["bytes"] += one.times * xla.cost_of(kernel, module).bytes
     return found
+
+
+def _apart(i: Any, module: xla.Module) -> Any:
+    """The kernel itself, of one that other kernels may run beside."""
+    if i.opcode != "async-start":
+        return i
+    (computation,) = module.called(i)
+    return computation.root
 
 
 def class_of(i: Any, module: xla.Module) -> str:

@@ -1,6 +1,7 @@
 """Timed: an oracle that runs what it compiles, on the devices of this machine."""
 
 import dataclasses
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,9 @@ from revremat._search._state import State
 _MOST_IN_TURN = 4
 """Programs that are run in turn, and hold their arguments at the same time."""
 _FINAL_SECONDS = 2.0
-"""Of each program that is timed again at the end."""
+"""Of each program that is timed again at the end, at most."""
+_FINAL_SHARE = 0.2
+"""Of the time until then, that all of them take: short steps need no longer."""
 
 _Made = tuple[Measurement, Runnable]
 
@@ -29,10 +32,12 @@ class TimedOracle:
     Attributes:
       compiler: Makes and compiles the steps.
       kept: Whole programs that were compiled, to be timed once more.
+      began: When it was made, by `time.monotonic`.
     """
 
     compiler: CompilerOracle
     kept: dict[ProgramKey, _Made] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
 
     def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
         """Compiles programs, as many at a time as there are cores; then runs each.
@@ -89,7 +94,9 @@ class TimedOracle:
         rows = self._nearest(state)
         if len(rows) < 2:
             return state
-        again = self._timed([self.kept[key] for key in rows], seconds=_FINAL_SECONDS)
+        share = _FINAL_SHARE * (time.monotonic() - self.began) / len(rows)
+        seconds = min(_FINAL_SECONDS, share)
+        again = self._timed([self.kept[key] for key in rows], seconds=seconds)
         trials = dict(state.trials)
         for key, outcome in zip(rows, again, strict=True):
             trials[key] = dataclasses.replace(trials[key], outcome=outcome)

@@ -6,7 +6,8 @@ from experiments.bench.moved_bytes import class_of
 from tests.xla.modules import Program
 
 MADE_OF = {
-    ("dynamic-slice", "multiply", "dynamic-update-slice"): "residual writes",
+    ("dynamic-slice", "multiply", "dynamic-update-slice"): "elementwise",
+    ("dynamic-slice", "convert", "dynamic-update-slice"): "residual writes",
     ("constant", "broadcast"): "zero fills",
     ("dynamic-slice", "bitcast"): "slice copies",
     ("slice", "convert"): "slice copies",
@@ -37,3 +38,14 @@ def test_a_librarys_kernel_is_what_it_is_called(target, kind):
     call = program.entry.add("custom-call", (10,), custom_call_target=target)
     module = program.module()
     assert class_of(module.instructions[call.id], module) == kind
+
+
+def test_arithmetic_of_an_index_is_no_arithmetic():
+    program = Program()
+    inside = program.computation("inside")
+    for opcode in ("add", "select"):
+        inside.add(opcode)
+    inside.add("dynamic-update-slice", (10,))
+    fusion = program.entry.add("fusion", (10,), calls=[inside])
+    module = program.module()
+    assert class_of(module.instructions[fusion.id], module) == "residual writes"

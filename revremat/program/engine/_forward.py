@@ -102,7 +102,7 @@ def _step(engine: Engine, segment: Segment, consts, xs, state, t):
         index = engine.index(segment, t, j)
         inputs = [*consts, *carry, *take(xs, index)]
         outs, (on_device, on_host) = _layer.forward(
-            engine.layer, engine.kept[action], inputs
+            engine.layer, engine.kept[action], inputs, in_place=bool(room[j])
         )
         carry, y = outs[: len(carry)], outs[len(carry) :]
         ys = put(ys, y, index)

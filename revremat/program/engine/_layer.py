@@ -7,6 +7,7 @@ import jax
 
 from revremat.program.arrays._buffers import again, barrier
 from revremat.program.arrays._host import to_device, to_host
+from revremat.program.engine._apart import apart
 from revremat.program.engine._keep import Kept, Layer
 from revremat.program.ir._ops import Op, Program, Value, needed, read, run
 
@@ -14,13 +15,26 @@ Saved = tuple[list[Any], list[Any]]
 """What a layer keeps: values on the device, values on the host."""
 
 
-def forward(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any], Saved]:
-    """The layer's outputs, and what it keeps."""
+def forward(
+    layer: Layer, kept: Kept, inputs: Sequence[Any], in_place: bool = False
+) -> tuple[list[Any], Saved]:
+    """The layer's outputs, and what it keeps.
+
+    Args:
+      layer: The layer.
+      kept: What it keeps.
+      inputs: What it is given.
+      in_place: Whether what it keeps on the device is written into stacks.
+    """
     program = layer.passes.forward
     targets = (*program.outputs, *kept.saved, *kept.offloaded)
     ops, _ = needed(program.ops, targets, keep_effects=True)
     env = dict(zip(program.inputs, inputs, strict=True))
-    run(ops, env)
+    alone = apart(ops, kept.saved) if in_place else frozenset()
+    for op in ops:
+        run([op], env)
+        for value in alone.intersection(op.outputs):
+            env[value] = barrier(env[value])
     on_host = [to_host(_pinned(layer, v, env)) for v in kept.offloaded]
     outputs = [read(env, out) for out in program.outputs]
     return outputs, ([_pinned(layer, v, env) for v in kept.saved], on_host)
