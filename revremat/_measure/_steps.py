@@ -210,23 +210,20 @@ class Compiles[T]:
     def __exit__(self, *error: Any) -> None:
         self._pool.__exit__(*error)
 
-    def start(self, step: Step) -> Iterator[T | Failure]:
+    def start(
+        self, step: Step, lower: Callable[[], xla.Lowered] | None = None
+    ) -> Iterator[T | Failure]:
         """Traces a step and starts its compile.
 
         Args:
           step: The step.
+          lower: Has it lowered already.
 
         Yields:
           The oldest result that is not handed out yet, if all cores are busy.
         """
         try:
-            lowered = xla.lower_step(
-                step.function,
-                step.specs,
-                self.target,
-                donate=step.donate,
-                **remat_pass_of(step.plan, self.target),
-            )
+            lowered = lower() if lower else self._lower(step)
         except Exception as error:
             failure = Failure(error)
             self._running.append(lambda: failure)
@@ -236,6 +233,15 @@ class Compiles[T]:
             self._running.append(compiled.result)
         if len(self._running) >= self._workers:
             yield self._running.popleft()()
+
+    def _lower(self, step: Step) -> xla.Lowered:
+        return xla.lower_step(
+            step.function,
+            step.specs,
+            self.target,
+            donate=step.donate,
+            **remat_pass_of(step.plan, self.target),
+        )
 
     def rest(self) -> Iterator[T | Failure]:
         """All results that are not handed out yet, in order."""

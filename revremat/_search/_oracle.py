@@ -21,6 +21,7 @@ from revremat._measure import (
 from revremat._measurement import Measurement
 from revremat._problem import Problem
 from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
+from revremat._search._memory import Known, known_of
 from revremat._search._probe_programs import isolate, shorten
 from revremat._search._state import OutOfCompiles, State
 from revremat.program._loss import TracedLoss
@@ -67,8 +68,42 @@ class CompilerOracle:
         if self.oracle is not None:
             made = (self.step(request.key) for request in requests)
             return list(ask_each(made, self.oracle))
-        finish = functools.partial(read_step, exact=self.exact)
-        return [found for _, found in self.compile(requests, finish)]
+        return self._measured(requests, self.exact)
+
+    def _measured(
+        self, requests: Iterable[Request], exact: bool
+    ) -> list[Measurement | Failure]:
+        """Compiles what no earlier search of this process has measured."""
+        found: dict[int, Measurement | Failure] = {}
+        places: list[int] = []
+
+        def unknown() -> Iterator[Request]:
+            for place, request in enumerate(requests):
+                if (before := self._known.get((request.key, exact))) is not None:
+                    found[place] = before
+                else:
+                    places.append(place)
+                    yield request
+
+        made = self.compile(unknown(), functools.partial(read_step, exact=exact))
+        for place, (request, one) in zip(places, made, strict=True):
+            found[place] = one
+            if isinstance(one, Measurement):
+                self._known[request.key, exact] = one
+        return [found[place] for place in sorted(found)]
+
+    @functools.cached_property
+    def _known(self) -> Known:
+        """What earlier searches of this process measured of the same problem."""
+        try:
+            return known_of(self._baseline, self.graph)
+        except Exception:  # told where the baseline is measured
+            return {}
+
+    @functools.cached_property
+    def _baseline(self) -> Lowered:
+        step = self.step(BASELINE)
+        return lower_step(step.function, step.specs, self.target, donate=step.donate)
 
     def confirmed(self, state: State) -> State:
         """The same, where the best program takes what an exact compile says.
@@ -82,7 +117,7 @@ class CompilerOracle:
         while (key := state.key_of_row(state.best)) not in known:
             known.add(key)
             request = Request(key, state.trials[key].label)
-            ((_, outcome),) = self.compile([request], read_step)
+            (outcome,) = self._measured([request], exact=True)
             trial = dataclasses.replace(state.trials[key], outcome=outcome)
             state = state.but(trials={**state.trials, key: trial})
         return state
@@ -113,7 +148,9 @@ class CompilerOracle:
                 asked.append(request)
                 calls.append(False)
                 step = self.step(request.key, functools.partial(note, place))
-                found += compiles.start(step)
+                is_baseline = request.key == BASELINE
+                lower = (lambda: self._baseline) if is_baseline else None
+                found += compiles.start(step, lower)
             found += compiles.rest()
         plans = [
             called

@@ -6,6 +6,7 @@ from revremat.xla.compile._compile import compile_step as compile_step
 from revremat.xla.compile._compile import lower_step as lower_step
 from revremat.xla.compile._compile import lower_traced as lower_traced
 from revremat.xla.compile._compile import read_compiled as read_compiled
+from revremat.xla.compile._disk import cache_folder as cache_folder
 from revremat.xla.compile._dumps import find_dump as find_dump
 from revremat.xla.compile._dumps import read_dump as read_dump
 from revremat.xla.compile._remat_pass import remat_pass_options as remat_pass_options

@@ -85,6 +85,11 @@ class Lowered:
         ]
         return bool(found) and all(s and s.is_fully_replicated for s in found)
 
+    @property
+    def identity(self) -> str:
+        """A hash of everything that its compile depends on."""
+        return self._key()
+
     def compile(self, *, cache: bool = True, exact: bool = True) -> Artifact:
         """Compiles it, or reads an identical compile from the disk.
 

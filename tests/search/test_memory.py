@@ -1,0 +1,68 @@
+"""What a search has measured, the next one of the same process need not ask for."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import revremat as rr
+from revremat._measure import _steps
+from revremat.xla.compile import _compile
+
+WIDTH, ROWS, LAYERS = 32, 256, 3
+
+
+def problem(factor=1.0, donate=()):
+    def loss(w, x):
+        layer = lambda x, w: (factor * jnp.tanh(x @ w), None)
+        return (jax.lax.scan(layer, x, w)[0] ** 2).mean()
+
+    w = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
+    x = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    return rr.Problem(loss, (w, x), donate=donate)
+
+
+@pytest.fixture
+def lowered(monkeypatch, tmp_path):
+    """How many steps were lowered."""
+    monkeypatch.setenv("REVREMAT_CACHE", str(tmp_path))
+    count = []
+    lower = _compile.lower_step
+
+    def counted(*args, **kwargs):
+        count.append(None)
+        return lower(*args, **kwargs)
+
+    monkeypatch.setattr(_steps.xla, "lower_step", counted)
+    return count
+
+
+def search(lowered, made, budget="90%", **how):
+    before = len(lowered)
+    fit = rr.fit(made, budget=budget, target="cpu:1", most_compiles=8, **how)
+    return fit, len(lowered) - before
+
+
+def test_a_second_budget_is_answered_by_what_the_first_one_measured(lowered):
+    first, many = search(lowered, problem())
+    second, few = search(lowered, problem(), budget="95%")
+    assert many >= 6
+    assert few <= 2
+    assert second.num_compiles == first.num_compiles
+    again = {row.name: row for row in second.rows}
+    assert all(again[row.name] == row for row in first.rows if row.name in again)
+
+
+@pytest.mark.parametrize(
+    "other", [problem(factor=2.0), problem(donate=(0,))], ids=["loss", "step"]
+)
+def test_another_program_is_measured_anew(lowered, other):
+    _, many = search(lowered, problem())
+    _, anew = search(lowered, other)
+    assert anew == many
+
+
+def test_another_folder_of_compiles_is_another_memory(lowered, monkeypatch, tmp_path):
+    _, many = search(lowered, problem())
+    monkeypatch.setenv("REVREMAT_CACHE", str(tmp_path / "other"))
+    _, anew = search(lowered, problem())
+    assert anew == many
