@@ -55,7 +55,7 @@ def weights():
 
 
 def plain(w, x):
-    return x + jnp.tanh(x @ w["up"]) @ w["down"]
+    return x + jax.nn.softmax(jnp.tanh(x @ w["up"])) @ w["down"]
 
 
 # Meshes -------------------------------------------------------------------------------

@@ -6,8 +6,12 @@ there. With the maximum in a kernel by itself, the result is computed in the sta
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from jax import lax
 
 from revremat._primitives import REDUCTIONS, is_intensive
+from revremat.program.arrays._buffers import barrier
 from revremat.program.ir._ops import Atom, Op, Value
 
 
@@ -25,6 +29,11 @@ def apart(ops: Sequence[Op], saved: Iterable[Value]) -> frozenset[Value]:
         if value in made and not is_intensive(made[value].kind):
             found |= _reductions_of(value, made, kept)
     return frozenset(found)
+
+
+def alone(x: Any) -> Any:
+    """The same array, which no kernel for GPUs makes beside what follows from it."""
+    return lax.platform_dependent(x, cuda=barrier, rocm=barrier, default=lambda x: x)
 
 
 def _reductions_of(

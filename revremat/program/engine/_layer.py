@@ -7,7 +7,7 @@ import jax
 
 from revremat.program.arrays._buffers import again, barrier
 from revremat.program.arrays._host import to_device, to_host
-from revremat.program.engine._apart import apart
+from revremat.program.engine._apart import alone, apart
 from revremat.program.engine._keep import Kept, Layer
 from revremat.program.ir._ops import Op, Program, Value, needed, read, run
 
@@ -30,11 +30,11 @@ def forward(
     targets = (*program.outputs, *kept.saved, *kept.offloaded)
     ops, _ = needed(program.ops, targets, keep_effects=True)
     env = dict(zip(program.inputs, inputs, strict=True))
-    alone = apart(ops, kept.saved) if in_place else frozenset()
+    by_themselves = apart(ops, kept.saved) if in_place else frozenset()
     for op in ops:
         run([op], env)
-        for value in alone.intersection(op.outputs):
-            env[value] = barrier(env[value])
+        for value in by_themselves.intersection(op.outputs):
+            env[value] = alone(env[value])
     on_host = [to_host(_pinned(layer, v, env)) for v in kept.offloaded]
     outputs = [read(env, out) for out in program.outputs]
     return outputs, ([_pinned(layer, v, env) for v in kept.saved], on_host)
