@@ -20,6 +20,7 @@ from experiments.papers.korthikanti.published import (
     hardware_flops,
     layer_bytes,
     model_flops,
+    size_of,
     utilization,
 )
 from experiments.papers.rows import complete, stored
@@ -115,6 +116,40 @@ def test_a_claim_is_a_slope_beside_a_formula():
     assert not by_figure(far)[figure].holds
     assert "not within tolerance" in paper_claims.table(far)
     assert figure not in by_figure(near[:1])
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "scheme", "megabytes"),
+    [
+        # By hand: sbh is 50.33 and 16.78 million; 5 as / h is 106.7 and 80.
+        ("22B", 2, "tp", 1107.3 + 2684.4),
+        ("22B", 4, "tp+sp+selective", 427.8),
+        ("4096x32x2", 2, "tp+sp", 285.2 + 671.1),
+    ],
+)
+def test_other_sizes_and_degrees_are_claims_as_well(name, tensor, scheme, megabytes):
+    target = f"{paper_claims.card_of(name)}:{tensor}"
+    batch = size_of(name).micro_batch
+    made = [
+        row(scheme, n, int(n * megabytes * 1e6), target) | {"size": name}
+        for n in (24, 36)
+    ]
+    for one in made:
+        one["batch"] = batch
+    (claim,) = [c for c in paper_claims.claims(made) if "for t" in c.figure]
+    assert claim.figure == f"table 2 for t = {tensor}, {name}: {scheme}, a layer"
+    assert claim.published == pytest.approx(megabytes, rel=1e-3)
+    assert claim.holds
+
+
+def test_a_reader_chooses_sizes_and_degrees():
+    found = [*rows(Paper(sizes=("4096x32x2",), tensor=(2, 4)))]
+    assert len(found) == len({*found})
+    assert {row[4] for row in found} == {"a100:1", "a100:2", "a100:4"}
+    assert {row[3] for row in found} == {2}
+    for wrong in ("23B", "4096x32", "4096x33x2", "0x1x1"):
+        with pytest.raises(ValueError, match=r"write \w+|do not divide"):
+            size_of(wrong)
 
 
 def test_rows_are_written_one_by_one_and_only_once(tmp_path):

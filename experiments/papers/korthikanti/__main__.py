@@ -15,6 +15,11 @@ eight A100 within 0.5 % of 34 sbh/t with tensor and sequence parallelism and sel
 recompute.
 
 Writes results/korthikanti.json and .txt, and claims.toml beside this file.
+
+    python -m experiments.papers.korthikanti --sizes 4096x32x2 --tensor 2 4 --out /tmp/x
+
+Compiles the rows of table 2 for other widths, heads and sequences at a time, and for
+other degrees of tensor parallelism, beside the paper's formulas.
 """
 
 import sys
@@ -29,18 +34,26 @@ from experiments.papers.korthikanti.claims import (
     BEST,
     ROWS,
     as_toml,
+    card_of,
     claims,
     devices_of,
     table,
 )
 from experiments.papers.korthikanti.flax_models import MODELS
-from experiments.papers.korthikanti.published import OVERHEADS, SIZES
+from experiments.papers.korthikanti.published import (
+    OVERHEADS,
+    SIZES,
+    TENSOR,
+    size_of,
+)
 from experiments.papers.rows import Row, ask, complete
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "results"
 KEY = ("size", "scheme", "layers", "batch", "target")
 Wanted = tuple[str, str, int, int, str]
+OTHER_TENSOR = 2, 4
+"""Degrees of tensor parallelism beside the paper's eight."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,8 @@ class Paper:
 
     Attributes:
       all_sizes: Also all rows of table 2 for 175B, 530B and 1T.
+      sizes: Only these, of the paper or as WIDTHxHEADSxBATCH.
+      tensor: Only these degrees of tensor parallelism.
       most: Stop after so many compiles.
       seconds: The most one may take.
       out: Folder for the results.
@@ -56,6 +71,8 @@ class Paper:
     """
 
     all_sizes: bool = True
+    sizes: tuple[str, ...] = ()
+    tensor: tuple[int, ...] = ()
     most: int | None = None
     seconds: float = 900.0
     out: Path = RESULTS
@@ -64,6 +81,9 @@ class Paper:
 
 def rows(paper: Paper) -> Iterator[Wanted]:
     """Size, scheme, layers, batch and target, the most telling first."""
+    if paper.sizes or paper.tensor:
+        yield from _other_rows(paper.sizes or ("22B",), paper.tensor or (TENSOR,))
+        return
     order = [("22B", scheme, "h100") for scheme in (BEST, *ROWS)]
     order += [(size, BEST, "a100") for size in SIZES if size != "22B"]
     order += [("22B", "full, sharded", "h100"), ("22B", "fewer", "h100")]
@@ -74,14 +94,35 @@ def rows(paper: Paper) -> Iterator[Wanted]:
         others = [size for size in SIZES if size != "22B"]
         order += [(size, scheme, "a100") for size in others for scheme in ROWS]
     for size, scheme, card in dict.fromkeys(order):
-        for layers in (12, 24) if size == "22B" else (24, 36):
-            target = f"{card}:{devices_of(scheme)}"
-            yield size, scheme, layers, SIZES[size].micro_batch, target
+        yield from _two_depths(size, scheme, f"{card}:{devices_of(scheme)}")
+    yield from _other_rows(("22B",), OTHER_TENSOR)
+
+
+def _other_rows(sizes: Sequence[str], tensor: Sequence[int]) -> Iterator[Wanted]:
+    """Rows of table 2 for other sizes and degrees of tensor parallelism."""
+    order = [
+        (size, scheme, f"{card_of(size)}:{devices_of(scheme, degree)}")
+        for size in sizes
+        for degree in tensor
+        for scheme in (BEST, *ROWS)
+    ]
+    for one in dict.fromkeys(order):
+        yield from _two_depths(*one)
+
+
+def _two_depths(size: str, scheme: str, target: str) -> Iterator[Wanted]:
+    for layers in (12, 24) if size == "22B" else (24, 36):
+        yield size, scheme, layers, size_of(size).micro_batch, target
 
 
 def main() -> int:
     """Compile what is missing, write after each, compare with the paper."""
     paper = tyro.cli(Paper, description=__doc__)
+    try:
+        wanted = [*rows(paper)]
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     path = paper.out / "korthikanti.json"
 
     def report(found: Sequence[Row]) -> None:
@@ -90,7 +131,7 @@ def main() -> int:
 
     found, failed = complete(
         path,
-        rows(paper),
+        wanted,
         KEY,
         lambda row: ask("experiments.papers.korthikanti.row", row, paper.seconds),
         report,

@@ -8,9 +8,11 @@ from typing import Any
 from experiments.papers.korthikanti.published import (
     OVERHEADS,
     SIZES,
+    TENSOR,
     hardware_flops,
     layer_bytes,
     model_flops,
+    size_of,
     utilization,
 )
 
@@ -61,7 +63,7 @@ def slope(
       card: Whose compiler was asked.
       devices: How many there are.
     """
-    wanted = size, scheme, f"{card}:{devices}", SIZES[size].micro_batch
+    wanted = size, scheme, f"{card}:{devices}", size_of(size).micro_batch
     keys = "size", "scheme", "target", "batch"
     rows = [row for row in found if tuple(row[key] for key in keys) == wanted]
     if len(rows) < 2:
@@ -70,14 +72,20 @@ def slope(
     return (many[field] - few[field]) / (many["layers"] - few["layers"])
 
 
-def devices_of(scheme: str) -> int:
+def devices_of(scheme: str, tensor: int = TENSOR) -> int:
     """Of tensor parallelism; the row without any has one."""
-    return 1 if scheme == "none" else 8
+    return 1 if scheme == "none" else tensor
+
+
+def card_of(size: str) -> str:
+    """On which bytes of a size are compared with the paper's."""
+    return "h100" if size == "22B" else "a100"
 
 
 def claims(found: Sequence[Row]) -> Iterator[Claim]:
     """All that the rows made so far decide."""
     yield from _layers(found)
+    yield from _others(found)
     yield from _models(found)
     yield from _fewer(found)
     yield from _first_stages(found)
@@ -91,9 +99,10 @@ def claims(found: Sequence[Row]) -> Iterator[Claim]:
 
 def _layers(found: Sequence[Row]) -> Iterator[Claim]:
     for name, size in SIZES.items():
-        card, share = ("h100", 0.02) if name == "22B" else ("a100", 0.005)
+        share = 0.02 if name == "22B" else 0.005
         for scheme in ROWS:
-            ours = slope(found, "temp_bytes", name, scheme, card, devices_of(scheme))
+            of_one = name, scheme, card_of(name), devices_of(scheme)
+            ours = slope(found, "temp_bytes", *of_one)
             if ours is None:
                 continue
             published = layer_bytes(size, scheme) / 1e6
@@ -101,6 +110,24 @@ def _layers(found: Sequence[Row]) -> Iterator[Claim]:
             allowed = (share if scheme == BEST else 0.02) * published
             figure = f"table 2, {name}: {scheme}, a layer"
             yield Claim(figure, "MB", published, ours / 1e6, allowed)
+
+
+def _others(found: Sequence[Row]) -> Iterator[Claim]:
+    """Other sizes and degrees of tensor parallelism, by the paper's formulas."""
+    parts = [(row["size"], row["target"].partition(":")) for row in found]
+    for name, (card, _, devices) in dict.fromkeys(parts):
+        tensor = int(devices)
+        by_paper = name in SIZES and tensor in (1, TENSOR)
+        if by_paper or card != card_of(name):
+            continue
+        for scheme in ROWS:
+            if (scheme == "none") != (tensor == 1):
+                continue
+            ours = slope(found, "temp_bytes", name, scheme, card, tensor)
+            if ours is not None:
+                published = layer_bytes(size_of(name), scheme, tensor) / 1e6
+                figure = f"table 2 for t = {tensor}, {name}: {scheme}, a layer"
+                yield Claim(figure, "MB", published, ours / 1e6, 0.02 * published)
 
 
 def _models(found: Sequence[Row]) -> Iterator[Claim]:
@@ -124,8 +151,8 @@ def _fewer(found: Sequence[Row]) -> Iterator[Claim]:
 
 def _first_stages(found: Sequence[Row]) -> Iterator[Claim]:
     for name, size in SIZES.items():
-        card = "h100" if name == "22B" else "a100"
-        ours = slope(found, "temp_bytes", name, BEST, card, 8)
+        card = card_of(name)
+        ours = slope(found, "temp_bytes", name, BEST, card, TENSOR)
         if ours is None:
             continue
         published = layer_bytes(size, BEST) * size.first_stage / 1e9
