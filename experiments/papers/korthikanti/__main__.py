@@ -32,6 +32,7 @@ import tyro
 from experiments.files import write_whole
 from experiments.papers.korthikanti.claims import (
     BEST,
+    BY_KERNEL,
     ROWS,
     as_toml,
     card_of,
@@ -86,7 +87,7 @@ def rows(paper: Paper) -> Iterator[Wanted]:
         return
     order = [("22B", scheme, "h100") for scheme in (BEST, *ROWS)]
     order += [(size, BEST, "a100") for size in SIZES if size != "22B"]
-    order += [("22B", "full, sharded", "h100"), ("22B", "fewer", "h100")]
+    order += [("22B", one, "h100") for one in ("full, sharded", "fewer", BY_KERNEL)]
     order += [("22B", model, "h100") for model in MODELS]
     timed = ("tp", *OVERHEADS, "full, sharded")
     order += [("22B", scheme, "a100") for scheme in timed]
