@@ -90,7 +90,8 @@ class CudnnKernel:
       >>> layout = sharding.Layout(mesh, sharding.context_parallel("context"))
       >>> kernel = sharding.CudnnKernel()
       >>> attend = lambda x: sharding.ring_attention(layout, x, x, x, kernel=kernel)
-      >>> x = jax.ShapeDtypeStruct((1, 16384, 8, 64), jnp.bfloat16)
+      >>> where = jax.NamedSharding(mesh, jax.P(None, "context"))
+      >>> x = jax.ShapeDtypeStruct((1, 8192, 8, 64), jnp.bfloat16, sharding=where)
       >>> found = rr.measure(attend, x, target=target)
       >>> sorted({one.kind for one in found.collectives})
       ['collective-permute']
