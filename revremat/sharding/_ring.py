@@ -179,7 +179,9 @@ class Ring(NamedTuple):
         return 2 if self.is_causal else 1
 
     def onward(self, values: Any) -> Any:
-        """To the next device, from the one before."""
+        """To the next device, from the one before; nowhere, where there is one."""
+        if self.size == 1:
+            return values
         around = [(i, (i + 1) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, around), values)
 

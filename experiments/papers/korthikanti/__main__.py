@@ -91,12 +91,12 @@ def rows(paper: Paper) -> Iterator[Wanted]:
     order += [("22B", model, "h100") for model in MODELS]
     timed = ("tp", *OVERHEADS, "full, sharded")
     order += [("22B", scheme, "a100") for scheme in timed]
-    if paper.all_sizes:
-        others = [size for size in SIZES if size != "22B"]
-        order += [(size, scheme, "a100") for size in others for scheme in ROWS]
     for size, scheme, card in dict.fromkeys(order):
         yield from _two_depths(size, scheme, f"{card}:{devices_of(scheme)}")
     yield from _other_rows(("22B",), OTHER_TENSOR)
+    if paper.all_sizes:
+        others = [size for size in SIZES if size != "22B"]
+        yield from _other_rows(others, (TENSOR,))
 
 
 def _other_rows(sizes: Sequence[str], tensor: Sequence[int]) -> Iterator[Wanted]:
