@@ -11,7 +11,7 @@ import pytest
 import revremat as rr
 from experiments.papers.korthikanti import claims as paper_claims
 from experiments.papers.korthikanti import flax_models
-from experiments.papers.korthikanti.__main__ import HERE, RESULTS, Paper, rows
+from experiments.papers.korthikanti.__main__ import HERE, RESULTS, Paper, main, rows
 from experiments.papers.korthikanti.model import CORE, OUTSIDE, SCHEMES, problem, step
 from experiments.papers.korthikanti.published import (
     LENGTH,
@@ -153,6 +153,18 @@ def test_a_reader_chooses_sizes_and_degrees():
     for wrong in ("23B", "4096x32", "4096x33x2", "0x1x1"):
         with pytest.raises(ValueError, match=r"write \w+|do not divide"):
             size_of(wrong)
+
+
+def test_results_elsewhere_leave_the_stored_claims_alone(tmp_path, monkeypatch, capsys):
+    before = (HERE / "claims.toml").read_text()
+    line = f"korthikanti --sizes 4096x32x2 --most 0 --out {tmp_path / 'mine'}"
+    monkeypatch.setattr("sys.argv", line.split())
+    assert main() == 0
+    assert (tmp_path / "mine" / "claims.toml").exists()
+    assert (HERE / "claims.toml").read_text() == before
+    monkeypatch.setattr("sys.argv", ["korthikanti", "--sizes", "23B"])
+    assert main() == 2
+    assert "'23B' is no size: write 22B" in capsys.readouterr().err
 
 
 def test_rows_are_written_one_by_one_and_only_once(tmp_path):

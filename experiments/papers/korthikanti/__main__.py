@@ -68,7 +68,8 @@ class Paper:
       most: Stop after so many compiles.
       seconds: The most one may take.
       out: Folder for the results.
-      claims: Where the claims are written.
+      claims: Where the claims are written; by default beside this file, or in another
+        folder for the results.
     """
 
     all_sizes: bool = True
@@ -77,7 +78,7 @@ class Paper:
     most: int | None = None
     seconds: float = 900.0
     out: Path = RESULTS
-    claims: Path = HERE / "claims.toml"
+    claims: Path | None = None
 
 
 def rows(paper: Paper) -> Iterator[Wanted]:
@@ -124,11 +125,14 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    paper.out.mkdir(parents=True, exist_ok=True)
     path = paper.out / "korthikanti.json"
+    folder = HERE if paper.out.resolve() == RESULTS.resolve() else paper.out
+    claims_path = paper.claims or folder / "claims.toml"
 
     def report(found: Sequence[Row]) -> None:
         write_whole(path.with_suffix(".txt"), table(found))
-        write_whole(paper.claims, as_toml([*claims(found)]))
+        write_whole(claims_path, as_toml([*claims(found)]))
 
     found, failed = complete(
         path,
