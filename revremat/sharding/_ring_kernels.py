@@ -143,9 +143,10 @@ def _calls(specs: tuple[jax.ShapeDtypeStruct, ...], causal: bool, scale: float) 
     try:
         jaxpr = jax.make_jaxpr(both)(*specs, specs[0]).jaxpr
     except (NotImplementedError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        what = f"{specs[0].dtype.name}{list(specs[0].shape)}"
         raise UserError(
-            f"sharding.CudnnKernel: cuDNN cannot attend to {specs[0]}: {reason}; write "
+            f"sharding.CudnnKernel: cuDNN cannot attend to {what}: {reason}; write "
             "bfloat16 and a target with cuDNN, or leave kernel= away"
         ) from error
     names = [eqn.primitive.name for eqn in jaxpr.eqns]
