@@ -1,7 +1,7 @@
 """What attends to one piece of keys in a ring: the protocol, and cuDNN's attention."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -100,13 +100,15 @@ class CudnnKernel:
     def forward(self, q, k, v, *, causal, scale):
         """As `RingKernel.forward`."""
         calls = _calls(_specs(q, k, v), causal, scale)
-        return _run(calls.before, {}, calls.inputs, (q, k, v), calls.made)
+        known = {**calls.constants, **_each(calls.inputs[:3], q, k, v)}
+        return _run(calls.before, known, calls.made)
 
     def backward(self, q, k, v, y, log_sums, g, *, causal, scale):
         """As `RingKernel.backward`."""
         calls = _calls(_specs(q, k, v), causal, scale)
-        made = dict(zip(calls.made, (y, log_sums), strict=True))
-        return _run(calls.after, made, calls.inputs, (q, k, v, g), calls.gradients)
+        variables = *calls.inputs, *calls.made
+        known = {**calls.constants, **_each(variables, q, k, v, g, y, log_sums)}
+        return _run(calls.after, known, calls.gradients)
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class _Calls:
     """cuDNN's two calls, as JAX makes them to differentiate attention.
 
     Attributes:
+      constants: Variables that have values, with those.
       inputs: Variables of queries, keys, values and the cotangent.
       before: Equations up to the forward call.
       made: Variables of its result and of the log sums.
@@ -121,11 +124,16 @@ class _Calls:
       gradients: Variables of what that gives.
     """
 
+    constants: Mapping[Any, Any]
     inputs: Sequence[Any]
     before: Sequence[Any]
     made: Sequence[Any]
     after: Sequence[Any]
     gradients: Sequence[Any]
+
+
+def _each(variables: Sequence[Any], *values: Any) -> dict[Any, Any]:
+    return dict(zip(variables, values, strict=True))
 
 
 def _specs(*arrays: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -141,7 +149,7 @@ def _calls(specs: tuple[jax.ShapeDtypeStruct, ...], causal: bool, scale: float) 
     )
     both = lambda q, k, v, g: jax.vjp(attend, q, k, v)[1](g)
     try:
-        jaxpr = jax.make_jaxpr(both)(*specs, specs[0]).jaxpr
+        closed = jax.make_jaxpr(both)(*specs, specs[0])
     except (NotImplementedError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         what = f"{specs[0].dtype.name}{list(specs[0].shape)}"
@@ -149,22 +157,18 @@ def _calls(specs: tuple[jax.ShapeDtypeStruct, ...], causal: bool, scale: float) 
             f"sharding.CudnnKernel: cuDNN cannot attend to {what}: {reason}; write "
             "bfloat16 and a target with cuDNN, or leave kernel= away"
         ) from error
+    jaxpr, constants = closed.jaxpr, dict(_compat.constants_of(closed))
     names = [eqn.primitive.name for eqn in jaxpr.eqns]
     (at,) = (i for i, n in enumerate(names) if n.startswith(ATTENTION) and "fwd" in n)
     before, forward, after = jaxpr.eqns[:at], jaxpr.eqns[at], jaxpr.eqns[at + 1 :]
     parts = [*before, forward], forward.outvars, [*before, *after], jaxpr.outvars
-    return _Calls(jaxpr.invars, *parts)
+    return _Calls(constants, jaxpr.invars, *parts)
 
 
 def _run(
-    eqns: Sequence[Any],
-    known: dict[Any, Any],
-    inputs: Sequence[Any],
-    values: Sequence[Any],
-    wanted: Sequence[Any],
+    eqns: Sequence[Any], known: dict[Any, Any], wanted: Sequence[Any]
 ) -> tuple[Any, ...]:
     """Some equations of a program, on values of some of its variables."""
-    known = known | dict(zip(inputs, values, strict=False))
     read = lambda atom: atom.val if hasattr(atom, "val") else known[atom]
     for eqn in eqns:
         found = _compat.bind(eqn, [read(atom) for atom in eqn.invars], Scope())
