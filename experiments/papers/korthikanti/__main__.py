@@ -34,6 +34,7 @@ from experiments.papers.korthikanti.claims import (
     BEST,
     BY_KERNEL,
     ROWS,
+    WITH_SUMS,
     as_toml,
     card_of,
     claims,
@@ -88,7 +89,8 @@ def rows(paper: Paper) -> Iterator[Wanted]:
         return
     order = [("22B", scheme, "h100") for scheme in (BEST, *ROWS)]
     order += [(size, BEST, "a100") for size in SIZES if size != "22B"]
-    order += [("22B", one, "h100") for one in ("full, sharded", "fewer", BY_KERNEL)]
+    beside = "full, sharded", "fewer", WITH_SUMS, BY_KERNEL
+    order += [("22B", scheme, "h100") for scheme in beside]
     order += [("22B", model, "h100") for model in MODELS]
     timed = ("tp", *OVERHEADS, "full, sharded")
     order += [("22B", scheme, "a100") for scheme in timed]

@@ -20,6 +20,7 @@ Row = dict[str, Any]
 ROWS = ("none", "tp", "tp+sp", "tp+selective", "tp+sp+selective", "full")
 """Of table 2."""
 BEST = "tp+sp+selective"
+WITH_SUMS = "selective, sums"
 BY_KERNEL = "tp+sp, cudnn"
 """With an attention that computes scores again within its derivative's kernel."""
 
@@ -135,6 +136,7 @@ def _others(found: Sequence[Row]) -> Iterator[Claim]:
 def _models(found: Sequence[Row]) -> Iterator[Claim]:
     """The recommended row, of Flax models with logical axes alone, and by a kernel."""
     labels = {"linen": "a Linen model", "nnx": "an NNX model", BY_KERNEL: "by cuDNN"}
+    labels[WITH_SUMS] = "sums kept"
     for model, label in labels.items():
         ours = slope(found, "temp_bytes", "22B", model, "h100", 8)
         if ours is not None:
@@ -186,7 +188,8 @@ def _overheads(found: Sequence[Row]) -> Iterator[Claim]:
             figure = f"section 5, 22B on {card}: selective over full, time added"
             percent = 100 * (some - kept) / (nothing - kept)
             yield Claim(figure, "%", 10.0, percent, 0.0, bound=True)
-    for scheme, label in ((BEST, "selective"), (BY_KERNEL, "cuDNN's attention")):
+    labels = {BEST: "selective", WITH_SUMS: "with sums", BY_KERNEL: "cuDNN's attention"}
+    for scheme, label in labels.items():
         compared = "tp+sp", scheme, "full, sharded"
         kept, some, nothing = (
             slope(found, "recompute_us", "22B", one, "h100", 8) for one in compared
@@ -217,12 +220,14 @@ def as_toml(all_claims: Sequence[Claim]) -> str:
 
 def table(found: Sequence[Row]) -> str:
     """The claims, as they are read."""
-    lines = [f"{'':58}{'published':>11}{'ours':>11}  unit"]
-    for claim in claims(found):
+    all_claims = [*claims(found)]
+    width = max(len(claim.figure) for claim in all_claims) + 1
+    lines = [f"{'':{width}}{'published':>11}{'ours':>11}  unit"]
+    for claim in all_claims:
         at_most = "<= " if claim.bound else ""
         mark = "" if claim.holds else "  not within tolerance"
         lines.append(
-            f"{claim.figure:58}{f'{at_most}{claim.published:.4g}':>11}"
+            f"{claim.figure:{width}}{f'{at_most}{claim.published:.4g}':>11}"
             f"{claim.ours:>11.4g}  {claim.unit}{mark}"
         )
     return "\n".join(lines) + "\n"

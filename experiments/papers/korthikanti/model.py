@@ -28,6 +28,8 @@ CORE = "probs", "probs_mask", "probs_dropped"
 FEWER = ("x2", "q", "k", "v", "ctx", "up", "mask1", "mask2")
 """Without outputs of norms and GELU, which cost no product: 22 bytes an element."""
 
+SUMS = "reduce_max_0", "reduce_sum_2"
+"""Of each row of the softmax, as `rr.trace` calls them: its largest score, its sum."""
 _KERNEL = "dot_product_attention_fwd_wrapper"
 OF_CUDNN = (
     *(name for name in OUTSIDE if name != "ctx"),
@@ -68,9 +70,13 @@ SCHEMES: Mapping[str, Scheme] = {
     "full": Scheme(()),
     "full, sharded": Scheme((), sequence=True),
     "fewer": Scheme(FEWER, sequence=True),
+    "selective, sums": Scheme((*OUTSIDE, *SUMS), sequence=True),
     "tp+sp, cudnn": Scheme(OF_CUDNN, sequence=True, cudnn=True),
 }
-"""The rows of table 2; one that keeps less at no product more, one with a kernel."""
+"""The rows of table 2, and three that are not in it.
+
+One keeps less at no product more, one keeps sums of the softmax, one has a kernel.
+"""
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def layer_bytes(size: Size, scheme: str, tensor: int = TENSOR) -> float:
         "tp+sp": 34 / tensor + attention / tensor,
         "tp+selective": 10 + 24 / tensor,
         "tp+sp+selective": 34 / tensor,
+        "selective, sums": 34 / tensor,
         "tp+sp, cudnn": 34 / tensor,
         "full": 2,
         "full, sharded": 2 / tensor,
