@@ -39,7 +39,7 @@ def complete(
     rows: Iterable[Sequence[Any]],
     key: Sequence[str],
     make: Callable[[Sequence[Any]], Row | str],
-    report: Callable[[Sequence[Row]], None],
+    report: Callable[[Sequence[Row]], object],
     most: int | None = None,
 ) -> tuple[list[Row], int]:
     """Makes the rows that a file lacks, and writes it after each.

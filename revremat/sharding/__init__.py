@@ -12,6 +12,8 @@ from revremat.sharding._mesh import complete_axes as complete_axes
 from revremat.sharding._mesh import make_mesh as make_mesh
 from revremat.sharding._ring import ring_attention as ring_attention
 from revremat.sharding._ring import zigzag as zigzag
+from revremat.sharding._ring_kernels import CudnnKernel as CudnnKernel
+from revremat.sharding._ring_kernels import RingKernel as RingKernel
 from revremat.sharding._rules import FSDP as FSDP
 from revremat.sharding._rules import ByPath as ByPath
 from revremat.sharding._rules import Replicate as Replicate

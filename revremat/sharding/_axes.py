@@ -5,8 +5,9 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from revremat._errors import UserError
 from revremat._sources import is_users
@@ -31,7 +32,8 @@ class AxisRules:
         those of experts, or of an array's rows and columns.
 
     Raises:
-      UserError: A name is gathered into one that has no rule.
+      UserError: A name is gathered into one that has no rule, or mesh axes are no
+        tuple.
 
     Example:
       >>> from revremat.sharding import AxisRules
@@ -46,6 +48,13 @@ class AxisRules:
     exchanged: Axes = ()
 
     def __post_init__(self):
+        for name, axes in (*self.activations.items(), *self.weights.items()):
+            if not isinstance(axes, tuple):
+                instead = (axes,) if isinstance(axes, str) else tuple(axes or ())
+                raise UserError(
+                    f"AxisRules: {name!r} is cut over {axes!r}, which is no tuple of "
+                    f"mesh axes; write {instead}"
+                )
         for name, whole in self.gathered.items():
             for one in (name, whole):
                 if one not in self.activations:
@@ -96,21 +105,24 @@ class AxisRules:
         for dim, name in enumerate(names):
             if name is not None and name not in table:
                 raise UserError(
-                    f"{what}: {name!r} has no rule; give it mesh axes, or () to keep "
-                    f"it whole. There are rules for {', '.join(sorted(table))}"
+                    f"{what}: {name!r} has no rule; write None, one of the names with "
+                    f"rules ({', '.join(sorted(table))}), or a rule of its own, as in "
+                    f"more={{{name!r}: ()}}"
                 )
             axes = () if name is None else table[name]
             if missing := [axis for axis in axes if axis not in axis_sizes]:
                 raise UserError(
                     f"{what}: {name!r} is cut over {missing[0]!r}, and the mesh has "
-                    f"only {', '.join(axis_sizes)}"
+                    f"only {', '.join(axis_sizes)}; name one of these in the rules, or "
+                    f"make a mesh with {missing[0]!r}"
                 )
             axes = tuple(axis for axis in axes if axis_sizes[axis] > 1)
             parts = math.prod(axis_sizes[axis] for axis in axes)
             if shape[dim] % parts:
                 raise UserError(
                     f"{what}: {name!r} is cut over {axes} into {parts} parts, which do "
-                    f"not divide {shape[dim]}; change the size or the mesh"
+                    f"not divide {shape[dim]}; write a multiple of {parts}, or a mesh "
+                    "with fewer devices along it"
                 )
             entries.append(axes)
         used = [axis for axes in entries for axis in axes]
@@ -120,7 +132,8 @@ class AxisRules:
             ]
             raise UserError(
                 f"{what}: {' and '.join(map(repr, both))} are both cut over "
-                f"{twice[0]!r}; an axis cuts one dimension of an array"
+                f"{twice[0]!r}, which can cut one dimension of an array; write None "
+                "for the other"
             )
         while entries and not entries[-1]:
             entries.pop()
@@ -329,6 +342,24 @@ def axial(
     names = {"rows": axis, "columns": axis, "all_rows": (), "all_columns": ()}
     rules = _rules("axial", (), (), data, None, None, None, {**(more or {}), **names})
     return dataclasses.replace(rules, exchanged=(axis,))
+
+
+def check_laid_out_by(what: str, mesh: Any, rules: Any) -> None:
+    """Refuses what is no mesh, and what is no table of names.
+
+    Raises:
+      UserError: Beginning with `what`, which was called.
+    """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise UserError(
+            f"{what}: {type(mesh).__name__} is no mesh; write sharding.make_mesh("
+            '{"data": 2, "model": 4}), or target.mesh of the same sizes'
+        )
+    if not isinstance(rules, AxisRules):
+        raise UserError(
+            f"{what}: {type(rules).__name__} is no table from names to mesh axes; "
+            'write sharding.megatron(axis="model"), or sharding.AxisRules({...})'
+        )
 
 
 def users_line() -> str:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from revremat import _compat
 from revremat._errors import UserError
-from revremat.sharding._axes import AxisRules, users_line
+from revremat.sharding._axes import AxisRules, check_laid_out_by, users_line
 
 _STREAM = "batch", "norm_length", "embed"
 """Of the residual stream: what is gathered before products, and scattered after."""
@@ -29,6 +29,9 @@ class Layout:
       mesh: The devices; they need not exist on this machine.
       rules: Which mesh axes each name is cut over.
 
+    Raises:
+      UserError: The mesh or the rules are something else.
+
     Example:
       >>> import jax, jax.numpy as jnp, revremat as rr
       >>> from revremat import sharding
@@ -41,6 +44,9 @@ class Layout:
 
     mesh: Mesh
     rules: AxisRules
+
+    def __post_init__(self):
+        check_laid_out_by("sharding.Layout", self.mesh, self.rules)
 
     def __call__(self, x: jax.Array, *names: str | None) -> jax.Array:
         """The same array, where its names say.
@@ -145,7 +151,7 @@ class Layout:
         return key
 
     def _where(self, x: Any, names: tuple[str | None, ...]) -> NamedSharding:
-        array = f"{jax.numpy.dtype(x.dtype).name}{list(x.shape)}{users_line()}"
+        array = f"the {jax.numpy.dtype(x.dtype).name} array{users_line()}"
         sizes = {axis: self._sizes().get(axis, 1) for axis in self.mesh.axis_names}
         spec = self.rules.spec(names, x.shape, sizes, array=array)
         return NamedSharding(self.mesh, spec)

@@ -73,7 +73,8 @@ class Logical:
             if axes and placed[dim] and placed[dim] != axes:
                 raise UserError(
                     f"{path!r}: the name {names[dim]!r} puts {axes} on dimension "
-                    f"{dim}, where an earlier rule put {placed[dim]}; keep one"
+                    f"{dim}, where an earlier rule put {placed[dim]}; keep one of the "
+                    "two"
                 )
             result[dim] = axes or placed[dim]
         return tuple(result)

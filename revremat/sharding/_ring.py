@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from revremat import _compat
 from revremat._errors import UserError
 from revremat.sharding._layout import Layout
+from revremat.sharding._ring_blocks import Blocks
+from revremat.sharding._ring_kernels import RingKernel
 
 _NAMES = "batch", "length", "heads", "kv"
 Causal = Literal[False, "zigzag"]
@@ -65,14 +67,15 @@ def ring_attention(
     causal: Causal = False,
     scale: float | None = None,
     block: int = 1024,
+    kernel: RingKernel | None = None,
 ) -> Any:
     """Softmax attention whose keys and values go around a ring of devices.
 
     The rules of the layout cut `length` over one mesh axis. A device has its piece of
     the queries, and sees one piece of keys and values after the other, while the next
     one is on its way. The softmax is exact, and no device ever holds scores of more
-    than `block` keys. The derivative keeps `q`, `k`, `v`, the result and one float32
-    number for each query and head.
+    than `block` keys, or none at all where there is a `kernel`. The derivative keeps
+    `q`, `k`, `v`, the result and one float32 number for each query and head.
 
     Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers".
 
@@ -84,14 +87,16 @@ def ring_attention(
       causal: `"zigzag"` if a position sees only itself and those before it, and the
         sequence is in the order of `sharding.zigzag`.
       scale: Of the scores; by default one over the root of `K`.
-      block: How many keys scores are computed for at a time.
+      block: How many keys scores are computed for at a time; of no use to a kernel.
+      kernel: What attends to one piece of keys: `sharding.CudnnKernel()`, or one of
+        your own. By default plain products, which run everywhere.
 
     Returns:
       What each query attends to, as `q`.
 
     Raises:
-      UserError: The rules cut `length` over no axis or over several, or `causal` is
-        something else.
+      UserError: The rules cut `length` over no axis or over several, `causal` is
+        something else, or the shapes do not fit.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -115,27 +120,58 @@ def ring_attention(
             f"sharding.ring_attention: causal={causal!r}; put the sequence in the "
             'order of sharding.zigzag and write causal="zigzag", or write False'
         )
-    factor: float = q.shape[-1] ** -0.5 if scale is None else scale
     size = layout.mesh.shape[axes[0]]
-    ring = Ring(axes[0], size, causal == "zigzag", factor, block)
+    pieces = 1 if layout.is_manual() else size
+    _check_shapes(q, k, v, causal=bool(causal), pieces=pieces)
+    if block < 1:
+        raise UserError(f"sharding.ring_attention: block={block}; write 1 or more")
+    if kernel is not None and not isinstance(kernel, RingKernel):
+        raise UserError(
+            f"sharding.ring_attention: kernel={kernel!r} has no forward and backward; "
+            "write sharding.CudnnKernel(), or None for plain products"
+        )
+    factor: float = q.shape[-1] ** -0.5 if scale is None else scale
+    attends = Blocks(block) if kernel is None else kernel
+    ring = Ring(axes[0], size, causal == "zigzag", factor, attends)
     if layout.is_manual():
         return _attend(q, k, v, ring)
     spec = layout.spec(q, *_NAMES)
     attend = partial(_attend, ring=ring)
     mapped = jax.shard_map(
-        attend, mesh=layout.mesh, in_specs=(spec,) * 3, out_specs=spec
+        attend,
+        mesh=layout.mesh,
+        in_specs=(spec,) * 3,
+        out_specs=spec,
+        # Kernels rarely say of their results along which axes they differ.
+        check_vma=kernel is None,
     )
     return mapped(q, k, v)
 
 
+def _check_shapes(q: Any, k: Any, v: Any, *, causal: bool, pieces: int) -> None:
+    """Refuses what no product would refuse in the user's words."""
+    told = ", ".join(f"{n} {x.shape}" for n, x in zip("qkv", (q, k, v), strict=True))
+    batch_heads = [(x.ndim, x.shape[0], x.shape[2:]) for x in (q, k, v)]
+    if len({*batch_heads}) > 1 or q.ndim != 4 or k.shape != v.shape:
+        raise UserError(
+            f"sharding.ring_attention: {told} do not fit; write [batch, length, heads, "
+            "width], keys and values repeated for all heads of queries"
+        )
+    if causal and (q.shape != k.shape or q.shape[1] % (2 * pieces)):
+        raise UserError(
+            f'sharding.ring_attention: {told} have no order for causal="zigzag"; write '
+            f"one length for all, a multiple of {2 * pieces}"
+        )
+
+
 class Ring(NamedTuple):
-    """What one attention is: its mesh axis, size, order, scale and block."""
+    """What one attention is: its mesh axis, size, order, scale, and what computes."""
 
     axis: str
     size: int
     is_causal: bool
     scale: float
-    block: int
+    kernel: RingKernel
 
     @property
     def parts(self) -> int:
@@ -143,7 +179,9 @@ class Ring(NamedTuple):
         return 2 if self.is_causal else 1
 
     def onward(self, values: Any) -> Any:
-        """To the next device, from the one before."""
+        """To the next device, from the one before; nowhere, where there is one."""
+        if self.size == 1:
+            return values
         around = [(i, (i + 1) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, around), values)
 
@@ -176,14 +214,6 @@ class Ring(NamedTuple):
             yield more, more, False
 
 
-class _Sums(NamedTuple):
-    """Softmax so far: its largest score, its sum, and the sum of values."""
-
-    most: Any
-    total: Any
-    values: Any
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _attend(q_BLHK: Any, k_BLHK: Any, v_BLHK: Any, ring: Ring) -> Any:
     return _forward(q_BLHK, k_BLHK, v_BLHK, ring)[0]
@@ -193,127 +223,63 @@ def _forward(q_BLHK, k_BLHK, v_BLHK, ring):
     q_P, *kv = (_parted(x, ring.parts) for x in (q_BLHK, k_BLHK, v_BLHK))
     wide = jnp.promote_types(q_P.dtype, jnp.float32)
     parts, batch, length, heads, _ = q_P.shape
-    rows = parts, batch, heads, length
-    start = _Sums(
-        jnp.full(rows, jnp.finfo(wide).min, wide),
-        jnp.zeros(rows, wide),
-        jnp.zeros(q_P.shape, wide),
-    )
-    start = _compat.varying_like(start, q_P)
+    nothing = jnp.full((parts, batch, heads, length), jnp.finfo(wide).min, wide)
+    start = _compat.varying_like((jnp.zeros(q_P.shape, wide), nothing), q_P)
 
     def one_step(step, state):
-        sums, kv = state
+        seen, kv = state
         following = ring.onward(kv)
         for one, other, is_diagonal in ring.pairs(step):
-            k, v = (_part(x, other) for x in kv)
-            old = _Sums(*(_part(x, one) for x in sums))
-            new = _with_keys(old, _part(q_P, one), k, v, ring, is_diagonal)
+            pair = _part(q_P, one), *(_part(x, other) for x in kv)
+            more = ring.kernel.forward(*pair, causal=is_diagonal, scale=ring.scale)
+            joined = _joined([_part(x, one) for x in seen], more)
             put = lambda x, y, at=one: jax.lax.dynamic_update_index_in_dim(x, y, at, 0)
-            sums = _Sums(*map(put, sums, new))
-        return sums, following
+            seen = tuple(map(put, seen, joined))
+        return seen, following
 
-    sums, _ = ring.around(one_step, (start, kv))
-    total = jnp.moveaxis(sums.total, 3, 2)[..., None]
-    y_BLHK = _whole(sums.values / total).astype(q_BLHK.dtype)
-    log_sums = sums.most + jnp.log(sums.total)
+    (y_P, log_sums), _ = ring.around(one_step, (start, kv))
+    y_BLHK = _whole(y_P).astype(q_BLHK.dtype)
     return y_BLHK, (q_BLHK, k_BLHK, v_BLHK, y_BLHK, log_sums)
 
 
 def _backward(ring, kept, g_BLHK):
-    q_BLHK, k_BLHK, v_BLHK, y_BLHK, log_sums = kept
-    wide = log_sums.dtype
-    q_P, g_P, *kv = (_parted(x, ring.parts) for x in (q_BLHK, g_BLHK, k_BLHK, v_BLHK))
-    products = (g_BLHK.astype(wide) * y_BLHK.astype(wide)).sum(-1)
-    shared = jnp.moveaxis(_parted(products, ring.parts), 3, 2)
-    zeros = jnp.zeros(q_P.shape, wide)
-    start = _compat.varying_like((zeros, zeros, zeros), q_P)
+    *arrays, log_sums = kept
+    q_P, *kv, y_P, g_P = (_parted(x, ring.parts) for x in (*arrays, g_BLHK))
+    zeros = lambda x: jnp.zeros(x.shape, log_sums.dtype)
+    start = _compat.varying_like(tuple(map(zeros, (q_P, *kv))), q_P)
 
     def one_step(step, state):
-        (dq, dk, dv), kv = state
+        (dq, *dkv), kv = state
         following = ring.onward(kv)
         for one, other, is_diagonal in ring.pairs(step):
-            rows = [_part(x, one) for x in (q_P, g_P, log_sums, shared)]
-            keys = [_part(x, other) for x in kv]
-            more = _gradients(rows, keys, ring, is_diagonal)
-            dq = dq.at[one].add(more[0])
-            dk, dv = (
-                x.at[other].add(y) for x, y in zip((dk, dv), more[1:], strict=True)
+            pair = _part(q_P, one), *(_part(x, other) for x in kv)
+            whole = (_part(x, one) for x in (y_P, log_sums, g_P))
+            more = ring.kernel.backward(
+                *pair, *whole, causal=is_diagonal, scale=ring.scale
             )
+            dq = dq.at[one].add(more[0].astype(dq.dtype))
+            dkv = [
+                x.at[other].add(y.astype(x.dtype))
+                for x, y in zip(dkv, more[1:], strict=True)
+            ]
         # What belongs to keys goes with them, and arrives at home in the end.
-        return (dq, *ring.onward((dk, dv))), following
+        return (dq, *ring.onward(dkv)), following
 
-    (dq, dk, dv), _ = ring.around(one_step, (start, kv))
-    like = (dq, q_BLHK), (dk, k_BLHK), (dv, v_BLHK)
-    return tuple(_whole(d).astype(x.dtype) for d, x in like)
+    found, _ = ring.around(one_step, (start, kv))
+    return tuple(
+        _whole(d).astype(x.dtype) for d, x in zip(found, arrays[:3], strict=True)
+    )
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _with_keys(sums, q, k, v, ring, is_diagonal):
-    """The softmax with more keys, some at a time."""
-
-    def some(sums, keys):
-        start, k, v = keys
-        scores, seen = _scores(q, k, start, ring, is_diagonal)
-        most = jnp.maximum(sums.most, scores.max(-1))
-        weights = jnp.exp(scores - most[..., None])
-        weights = weights if seen is None else jnp.where(seen, weights, 0)
-        shrink = jnp.exp(sums.most - most)
-        more = jnp.einsum(
-            "bhlm,bmhk->blhk",
-            weights.astype(v.dtype),
-            v,
-            preferred_element_type=sums.values.dtype,
-        )
-        values = sums.values * jnp.moveaxis(shrink, 2, 1)[..., None] + more
-        return _Sums(most, sums.total * shrink + weights.sum(-1), values), None
-
-    return jax.lax.scan(some, sums, _blocks(k, v, ring.block))[0]
-
-
-def _gradients(rows, keys, ring, is_diagonal):
-    """Of queries, keys and values that meet."""
-    (q, g, log_sums, shared), (k, v) = rows, keys
-    wide = log_sums.dtype
-    product = partial(jnp.einsum, preferred_element_type=wide)
-
-    def some(dq, keys):
-        start, k, v = keys
-        scores, seen = _scores(q, k, start, ring, is_diagonal)
-        weights = jnp.exp(scores - log_sums[..., None])
-        weights = weights if seen is None else jnp.where(seen, weights, 0)
-        dv = product("bhlm,blhk->bmhk", weights.astype(g.dtype), g)
-        dweights = product("blhk,bmhk->bhlm", g, v)
-        dscores = weights * (dweights - shared[..., None]) * ring.scale
-        dscores = dscores.astype(q.dtype)
-        dk = product("bhlm,blhk->bmhk", dscores, q)
-        return dq + product("bhlm,bmhk->blhk", dscores, k), (dk, dv)
-
-    start = _compat.varying_like(jnp.zeros(q.shape, wide), q)
-    dq, stacked = jax.lax.scan(some, start, _blocks(k, v, ring.block))
-    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(k.shape)
-    return dq, *map(join, stacked)
-
-
-def _scores(q, k, start, ring, is_diagonal):
-    """Of queries and some keys, and which of them are seen."""
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    scores = jnp.einsum("blhk,bmhk->bhlm", q, k, preferred_element_type=wide)
-    scores *= ring.scale
-    if not is_diagonal:
-        return scores, None
-    at = start + jnp.arange(k.shape[1])
-    seen = jnp.arange(q.shape[1])[:, None] >= at
-    return jnp.where(seen, scores, jnp.finfo(wide).min), seen
-
-
-def _blocks(k, v, block):
-    """Where blocks of keys begin, and their keys and values."""
-    batch, length, *rest = k.shape
-    size = next(n for n in range(min(block, length), 0, -1) if length % n == 0)
-    cut = lambda x: jnp.moveaxis(x.reshape(batch, length // size, size, *rest), 1, 0)
-    return jnp.arange(0, length, size), cut(k), cut(v)
+def _joined(seen, more):
+    """Attention to two sets of keys, of attention to each and log sums of both."""
+    (y, log_sums), (other, other_sums) = seen, more
+    both = jnp.logaddexp(log_sums, other_sums.astype(log_sums.dtype))
+    share = lambda sums: jnp.moveaxis(jnp.exp(sums - both), 2, 1)[..., None]
+    return y * share(log_sums) + other.astype(y.dtype) * share(other_sums), both
 
 
 def _parted(x, parts):

@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from revremat._errors import UserError
-from revremat.sharding._axes import Axes
+from revremat.sharding._axes import Axes, AxisRules
 from revremat.sharding._logical import Logical
 
 Placement = tuple[Axes, ...]
@@ -187,6 +187,7 @@ def resolve(rules: Sequence[Rule], shapes: Any, mesh: Mesh) -> Any:
       >>> resolve([FSDP(axis="data")], shapes, mesh)["kernel"].spec
       P(None, 'data')
     """
+    _check_are_rules(rules)
     axis_sizes = dict(mesh.shape)
     leaves, structure = jax.tree_util.tree_flatten_with_path(shapes)
     paths = [jax.tree_util.keystr(key, simple=True, separator="/") for key, _ in leaves]
@@ -248,11 +249,33 @@ def _checked(path, shape, placed, axis_sizes) -> Placement:
         if shape[dim] % parts:
             raise UserError(
                 f"dimension {dim} of {path!r} {shape} is cut over {axes} into {parts} "
-                f"parts, which do not divide {shape[dim]}; change the size or the mesh"
+                f"parts, which do not divide {shape[dim]}; write a multiple of "
+                f"{parts}, or a mesh with fewer devices along it"
             )
     return tuple(
         tuple(axis for axis in axes if axis_sizes[axis] > 1) for axes in placed
     )
+
+
+def _check_are_rules(rules: Any) -> None:
+    listed = rules if isinstance(rules, list | tuple) else [rules]
+    for rule in listed:
+        if isinstance(rule, AxisRules):
+            raise UserError(
+                "sharding rules: AxisRules is a table of names; write "
+                "[sharding.Logical(rules)] to place weights by it"
+            )
+        if not hasattr(rule, "place"):
+            raise UserError(
+                f"sharding rules: {type(rule).__name__} is no rule; write a list of "
+                "Logical, ByPath, FSDP or Replicate"
+            )
+    if listed is not rules:
+        label = type(rules).__name__
+        raise UserError(
+            f"sharding rules: {label} stands alone; write a list of rules, [{label}("
+            "...)]"
+        )
 
 
 def _refuse_idle_patterns(rules: Sequence[Rule], paths: list[str]) -> None:
@@ -262,14 +285,18 @@ def _refuse_idle_patterns(rules: Sequence[Rule], paths: list[str]) -> None:
         for pattern, _ in rule.table:
             if not any(re.search(pattern, path) for path in paths):
                 raise UserError(
-                    f"rule {pattern!r} matches none of the {len(paths)} arrays; the "
-                    f"paths look like {', '.join(map(repr, paths[:3]))}"
+                    f"rule {pattern!r} matches none of the {len(paths)} arrays; leave "
+                    "it out, or write it for paths like "
+                    f"{', '.join(map(repr, paths[:3]))}"
                 )
 
 
 def _unknown_axis(axis: str, path: str, axis_sizes: Mapping[str, int]) -> str:
     known = ", ".join(axis_sizes)
-    return f"{path!r} is to be cut over {axis!r}, but the mesh has only: {known}"
+    return (
+        f"{path!r} is to be cut over {axis!r}, but the mesh has only: {known}; name "
+        f"one of these in the rule, or make a mesh with {axis!r}"
+    )
 
 
 def _as_axes(entry: Any) -> Axes:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from revremat import _compat
 from revremat._errors import UserError
-from revremat.sharding._axes import AxisRules, users_line
+from revremat.sharding._axes import AxisRules, check_laid_out_by, users_line
 
 
 @dataclass
@@ -26,7 +26,7 @@ class _Arrivals:
         """One value where its names say; what Flax leaves to the compiler stays so."""
         free = PartitionSpec.UNCONSTRAINED
         known = tuple(None if name is free else name for name in names)
-        array = f"{x.dtype.name}{list(x.shape)}{users_line()}"
+        array = f"the {x.dtype.name} array{users_line()}"
         spec = self.rules.spec(known, x.shape, dict(self.mesh.shape), array=array)
         entries = [*spec, *[None] * (len(names) - len(spec))]
         entries = [
@@ -59,9 +59,10 @@ def under(
       lie where their names say.
 
     Raises:
-      UserError: From the function, when it is called: no constraint arrived; as
+      UserError: The mesh or the rules are something else, or axes are Explicit. And
+        from the function, when it is called: no constraint arrived; as
         `AxisRules.spec`, with the line of the constraint; it is called within the
-        older `with mesh:`.
+        older `with mesh:`, or within another one that lays out otherwise.
 
     Example:
       >>> import flax.linen as nn, jax, jax.numpy as jnp, revremat as rr
@@ -74,12 +75,26 @@ def under(
       P(None, 'model')
     """
 
+    check_laid_out_by("sharding.under", mesh, rules)
+    if mesh.explicit_axes:
+        raise UserError(
+            f"sharding.under: the axes {', '.join(mesh.explicit_axes)} are Explicit, "
+            "and constraints are for Auto ones; write sharding.make_mesh, or lay the "
+            "model out by sharding.Layout"
+        )
     logical_axis_rules = _take_constraints()
 
     def laid_out(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             _refuse_older_mesh()
+            if (outer := _current.get()) is not None:
+                if (outer.mesh, outer.rules) == (mesh, rules):
+                    return function(*args, **kwargs)
+                raise UserError(
+                    "sharding.under is called within another sharding.under of other "
+                    "rules or another mesh; keep one of the two"
+                )
             arrivals = _Arrivals(mesh, rules)
             token = _current.set(arrivals)
             try:

@@ -59,7 +59,7 @@ def test_an_axis_of_one_device_cuts_nothing():
 @pytest.mark.parametrize(
     ("names", "shape", "sizes", "message"),
     [
-        (("btach", "mlp"), (8, 8), SIZES, "'btach' has no rule.* batch, embed"),
+        (("btach", "mlp"), (8, 8), SIZES, "'btach' has no rule; .*batch, embed"),
         (("batch",), (8, 8), SIZES, "1 names and 2 dimensions"),
         (
             ("mlp", "heads"),

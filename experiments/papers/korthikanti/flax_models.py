@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.linen.spmd import with_logical_constraint
 from jax.sharding import NamedSharding
 
 import revremat as rr
@@ -36,7 +37,7 @@ HIDDEN = "batch", "length", "mlp"
 
 def layer(w: Mapping[str, Any], x_BLD: Any, key: Any) -> Any:
     """Layer norm, attention, dropout; layer norm, GELU MLP, dropout."""
-    pin, name = nn.with_logical_constraint, rr.name
+    pin, name = with_logical_constraint, rr.name
     of_pairs, after_attention, after_mlp = jax.random.split(key, 3)
     x_BLD = name(pin(x_BLD, STREAM), "x1")
     y_BLD = layers.layer_norm(x_BLD, w["scale1"], w["bias1"])

@@ -3,7 +3,8 @@
     python -m experiments.papers.korthikanti.kernels
 
 Sums the time model's estimates of all kernels of a 22B layer on eight H100, by phase.
-Copies into and out of a loop's stacks are apart: they are what keeping costs there.
+Copies into and out of a loop's stacks are apart: they are what keeping costs there. Of
+what is computed again, products and draws of masks are apart as well.
 """
 
 import sys
@@ -15,8 +16,10 @@ from experiments.papers.korthikanti.published import SIZES
 from revremat import xla
 
 LAYERS = 12
-SHOWN = "tp+sp", "tp+sp+selective", "full, sharded"
+SHOWN = "tp+sp", "tp+sp+selective", "full, sharded", "tp+sp, cudnn"
 COPIES = "dynamic_update_slice", "dynamic_slice"
+OF_RECOMPUTE = {"dot_general": ", products", "lt": ", draws of masks"}
+"""By the operation that a kernel ends with."""
 
 
 def of_a_layer(scheme: str, spec: str = "h100:8") -> dict[str, float]:
@@ -41,6 +44,8 @@ def of_a_layer(scheme: str, spec: str = "h100:8") -> dict[str, float]:
             label += ", collectives"
         elif name.endswith(COPIES):
             label = "copies of what is kept"
+        elif label == "recompute":
+            label += OF_RECOMPUTE.get(name.rpartition("/")[2], ", other kernels")
         found[label] += one.us * one.times / LAYERS
     found["a step, by the time model"] = xla.estimate(module, target).step_us / LAYERS
     return dict(found)

@@ -28,6 +28,16 @@ CORE = "probs", "probs_mask", "probs_dropped"
 FEWER = ("x2", "q", "k", "v", "ctx", "up", "mask1", "mask2")
 """Without outputs of norms and GELU, which cost no product: 22 bytes an element."""
 
+SUMS = "reduce_max_0", "reduce_sum_2"
+"""Of each row of the softmax, as `rr.trace` calls them: its largest score, its sum."""
+_KERNEL = "dot_product_attention_fwd_wrapper"
+OF_CUDNN = (
+    *(name for name in OUTSIDE if name != "ctx"),
+    f"{_KERNEL}_0",
+    f"{_KERNEL}_1",
+)
+"""The same of a layer with cuDNN's attention: `ctx` is its result, beside log sums."""
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -37,11 +47,13 @@ class Scheme:
       saved: Names of what each layer keeps.
       tensor: Whether there is tensor parallelism.
       sequence: Whether there is sequence parallelism on top.
+      cudnn: Whether attention is cuDNN's, which drops none of the softmax here.
     """
 
     saved: tuple[str, ...]
     tensor: bool = True
     sequence: bool = False
+    cudnn: bool = False
 
     @property
     def rules(self) -> sharding.AxisRules:
@@ -58,8 +70,13 @@ SCHEMES: Mapping[str, Scheme] = {
     "full": Scheme(()),
     "full, sharded": Scheme((), sequence=True),
     "fewer": Scheme(FEWER, sequence=True),
+    "selective, sums": Scheme((*OUTSIDE, *SUMS), sequence=True),
+    "tp+sp, cudnn": Scheme(OF_CUDNN, sequence=True, cudnn=True),
 }
-"""The rows of table 2, and one that keeps less at no product more."""
+"""The rows of table 2, and three that are not in it.
+
+One keeps less at no product more, one keeps sums of the softmax, one has a kernel.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,10 +86,12 @@ class Block:
     Attributes:
       layout: Where values lie.
       rate: Of all dropouts.
+      cudnn: Whether attention is cuDNN's.
     """
 
     layout: sharding.Layout
     rate: float = 0.1
+    cudnn: bool = False
 
     def __call__(self, w: Mapping[str, Any], x_BLD: Any, key: Any) -> Any:
         """One layer; without a key nothing is dropped."""
@@ -88,9 +107,7 @@ class Block:
                 name(layout(qkv[:, :, number], *heads), one)
                 for number, one in enumerate("qkv")
             )
-            pairs = layout.key(keys[0], "batch", "heads", None, None)
-            ctx = layers.attention(q, k, v, causal=True, key=pairs, rate=self.rate)
-            ctx = name(layout(ctx, *heads), "ctx")
+            ctx = name(layout(self._attend(q, k, v, keys[0]), *heads), "ctx")
             out_BLD = layout.scatter(jnp.einsum("blhk,hkd->bld", ctx, w["out"]))
             x_BLD = self._add(x_BLD, out_BLD, keys[1], "mask1")
         x_BLD = name(x_BLD, "x2")
@@ -102,6 +119,13 @@ class Block:
             act_BLF = name(layout(layers.gelu(up_BLF), *hidden), "act")
             out_BLD = layout.scatter(act_BLF @ w["down"])
             return self._add(x_BLD, out_BLD, keys[2], "mask2")
+
+    def _attend(self, q: Any, k: Any, v: Any, key: Any) -> Any:
+        if self.cudnn:
+            attend = partial(jax.nn.dot_product_attention, implementation="cudnn")
+            return attend(q, k, v, is_causal=True)
+        pairs = self.layout.key(key, "batch", "heads", None, None)
+        return layers.attention(q, k, v, causal=True, key=pairs, rate=self.rate)
 
     def _add(self, x_BLD: Any, out_BLD: Any, key: Any, name: str) -> Any:
         key = self.layout.key(key, *STREAM)
@@ -205,7 +229,7 @@ def step(
     }
     x = spec((size.micro_batch, length, size.width), STREAM)
     key_data = spec((2,), (None,), jnp.uint32)
-    block = Block(sharding.Layout(mesh, rules))
+    block = Block(sharding.Layout(mesh, rules), cudnn=scheme.cudnn)
     loss = Loss(block, scheme.saved, has_dropout)
     gradients = Gradients(loss, (weights, x))
     return rr.Step(gradients, (weights, x, key_data), name="stack")

@@ -68,6 +68,33 @@ SIZES = {
 }
 
 
+def size_of(name: str) -> Size:
+    """A model of the paper, or one of another width: `4096x32x2`.
+
+    Args:
+      name: Of the paper's; or width, attention heads and sequences at a time.
+
+    Raises:
+      ValueError: It is neither.
+
+    Example:
+      >>> size_of("4096x32x2").sbh
+      16777216
+    """
+    if name in SIZES:
+        return SIZES[name]
+    parts = name.split("x")
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) for part in parts):
+        raise ValueError(
+            f"{name!r} is no size: write {', '.join(SIZES)}, or WIDTHxHEADSxBATCH, "
+            "such as 4096x32x2"
+        )
+    width, heads, batch = map(int, parts)
+    if width % heads:
+        raise ValueError(f"{name}: {heads} heads do not divide a width of {width}")
+    return Size(heads, width, 0, 1, 1, batch, batch, 0.0, 0.0, 0.0, 0.0)
+
+
 def layer_bytes(size: Size, scheme: str, tensor: int = TENSOR) -> float:
     """Table 2: bytes of a layer's activations on one device.
 
@@ -83,6 +110,8 @@ def layer_bytes(size: Size, scheme: str, tensor: int = TENSOR) -> float:
         "tp+sp": 34 / tensor + attention / tensor,
         "tp+selective": 10 + 24 / tensor,
         "tp+sp+selective": 34 / tensor,
+        "selective, sums": 34 / tensor,
+        "tp+sp, cudnn": 34 / tensor,
         "full": 2,
         "full, sharded": 2 / tensor,
     }

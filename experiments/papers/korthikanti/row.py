@@ -15,13 +15,13 @@ from typing import Any
 import revremat as rr
 from experiments.papers.korthikanti import flax_models
 from experiments.papers.korthikanti.model import SCHEMES, step
-from experiments.papers.korthikanti.published import SIZES
+from experiments.papers.korthikanti.published import size_of
 
 
 def measure(name: str, scheme: str, num_layers: int, batch: int, spec: str) -> Any:
     """Compile one stack's gradient."""
     target = rr.target(spec)
-    size = replace(SIZES[name], micro_batch=batch)
+    size = replace(size_of(name), micro_batch=batch)
     mesh = target.mesh({"data": 1, "model": target.num_devices})
     start = time.perf_counter()
     if scheme in flax_models.MODELS:
