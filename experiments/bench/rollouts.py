@@ -133,7 +133,15 @@ def read(file: Path = RESULT) -> dict[str, Any]:
 
 def table(known: dict[str, Any]) -> str:
     """Every rollout and budget, beside revolve's optimum for as many states."""
-    heads = ("steps", "states", "peak", "of least", "again", "of revolve's", "time")
+    heads: tuple[str, ...] = (
+        "steps",
+        "states",
+        "peak",
+        "of least",
+        "again",
+        "of revolve's",
+        "time",
+    )
     lines = [heads]
     for row in known["rollouts"].values():
         lines.append(

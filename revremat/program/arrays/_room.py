@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -21,7 +22,7 @@ def room(aval: Any) -> Any:
 
 
 def _made(ctx: Any, *, aval: Any) -> list[Any]:
-    is_plain = not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+    is_plain = not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
     if (
         is_plain
         and aval.memory_space is jax.memory.Space.Device
