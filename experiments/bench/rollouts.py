@@ -133,7 +133,7 @@ def read(file: Path = RESULT) -> dict[str, Any]:
 
 def table(known: dict[str, Any]) -> str:
     """Every rollout and budget, beside revolve's optimum for as many states."""
-    heads: tuple[str, ...] = (
+    heads = (
         "steps",
         "states",
         "peak",
@@ -142,7 +142,7 @@ def table(known: dict[str, Any]) -> str:
         "of revolve's",
         "time",
     )
-    lines = [heads]
+    lines: list[tuple[str, ...]] = [heads]
     for row in known["rollouts"].values():
         lines.append(
             (
