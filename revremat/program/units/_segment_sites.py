@@ -1,5 +1,6 @@
 """Sites of segments: where a program has no equal layers, or they are little of it."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,10 @@ _ENOUGH = 0.9
 """Of the same: equal layers that cover so much are all there is."""
 _MUCH_LESS = 0.5
 """Of what is alive with equal layers recomputed one at a time, by segments for which
-those are given up: each layer of many has an action, and of segments there are few."""
+those are given up."""
+_FEW = 2
+"""Layers of each kind: what comes no more often tells little of how a program is built,
+as convolutions on a U-Net's way down and up."""
 
 
 def with_segments(found: Survey) -> Survey:
@@ -37,7 +41,7 @@ def with_segments(found: Survey) -> Survey:
     moves, others = moves_apart(found.program, found.weights)
     made = sum(map(made_by, others))
     covered = sum(made_by(op) for site in found.sites for op in site.ops)
-    if covered >= _ENOUGH * made:
+    if covered >= (_ENOUGH if _comes_seldom(found) else _LEAST_COVERED) * made:
         return found
     sites: list[Site] = []
     for stretch in stretches(found.program, others, {*found.inner}):
@@ -46,6 +50,12 @@ def with_segments(found: Survey) -> Survey:
     if covered >= _LEAST_COVERED * made and alive(cut) > _MUCH_LESS * alive(found):
         return found
     return cut
+
+
+def _comes_seldom(found: Survey) -> bool:
+    """Whether no layer has more than one that is equal."""
+    kinds = Counter(id(site.body) for site in found.sites)
+    return max(kinds.values(), default=0) <= _FEW
 
 
 class _Sites:
