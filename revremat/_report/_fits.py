@@ -101,6 +101,11 @@ def _why_no_plan(result: Fit) -> str:
         )
     if number := len(result.rows) - 1:
         return f"{takes}: of {number} plans that were compiled none that fits is faster"
+    if bound_us > 0:
+        return (
+            f"{takes}, so that no plan was tried, and by per-segment costs none takes "
+            f"less than {format_us(bound_us)}"
+        )
     return f"{takes}, so that no plan was tried"
 
 

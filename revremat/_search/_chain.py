@@ -1,6 +1,7 @@
 """Chain: the segments of a program without equal layers, as a schedule sees them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from revremat import policies
 from revremat._action import RECOMPUTE, SAVE, Action
@@ -13,6 +14,9 @@ _MOST_WAYS = 5
 """Of one segment or group, beside leaving it as it is."""
 _LEAST_GAIN = 0.05
 """Of what recomputing a unit takes, by a way that keeps more than another."""
+_NO_GAIN = 0.1
+"""Of time that is said to be gained by not storing values: most are never stored, since
+they are computed within what uses them, so that it is no gain. It takes a little."""
 
 
 def rates_of(target: Target) -> policies.Rates:
@@ -62,7 +66,7 @@ def chain_of(graph: Graph, target: Target) -> Chain | None:
         parts = tuple(_segment(unit, target, size) for unit, size in members)
         if members[0][0].enclosing:
             around = graph[name]
-            ways = _ways(around, target)[1:]
+            ways = _as_parts(_ways(around, target)[1:], parts)
             given = next(w.kept for w in ways if w.action == RECOMPUTE)
             groups.append(Group(parts, name, ways, given))
         else:
@@ -71,9 +75,22 @@ def chain_of(graph: Graph, target: Target) -> Chain | None:
 
 
 def _segment(unit: Unit, target: Target, waiting: float) -> Segment:
-    ways = _ways(unit, target)
+    plain, *others = _ways(unit, target)
+    ways = (plain, *map(_without_gain, others))
     again = next(w.time_us for w in ways if w.action == RECOMPUTE)
-    return Segment(unit.name, ways, max(0.0, again), waiting)
+    return Segment(unit.name, ways, again, waiting)
+
+
+def _without_gain(way: Way) -> Way:
+    return replace(way, time_us=max(way.time_us, -_NO_GAIN * way.time_us))
+
+
+def _as_parts(ways: Sequence[Way], parts: Sequence[Segment]) -> tuple[Way, ...]:
+    """A group's ways, of which none gains what its parts do not."""
+    all_us = next(way.time_us for way in ways if way.action == RECOMPUTE)
+    gained_us = sum(part.again_us for part in parts) - all_us
+    right = lambda way: replace(way, time_us=way.time_us + max(0.0, gained_us))
+    return tuple(_without_gain(right(way)) for way in ways)
 
 
 def _ways(unit: Unit, target: Target) -> tuple[Way, ...]:

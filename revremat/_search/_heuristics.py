@@ -116,8 +116,8 @@ class Heuristics:
     most_numbers_of_slots: int = 3
     off_difference: float = 0.25
     off_whole: float = 0.02
-    most_schedules: int = 24
-    most_failures: int = 8
+    most_schedules: int = 28
+    most_failures: int = 12
     most_changes: int = 2
     most_over_budget: float = 0.2
     isolate_operations: int = 1000

@@ -9,6 +9,12 @@ from revremat._search._keys import Request
 from revremat._search._state import State
 from revremat.policies import Chain
 
+_MOST_BEGINNINGS = 5
+"""Of a program, of which all groups are recomputed: a model goes on from there."""
+
+_MOST_APART = 3
+"""Groups of which it is seen what their segments take in their stead."""
+
 
 def uniform(chain: Chain) -> list[Mapping[str, Action]]:
     """Schedules that recompute everything: segments, groups, one in the other.
@@ -18,17 +24,21 @@ def uniform(chain: Chain) -> list[Mapping[str, Action]]:
     segments = [s.name for group in chain.groups for s in group.segments]
     outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
     found = [segments, outer, [*outer, *segments]]
-    found += [outer[:k] for k in range(1, len(outer))]
+    few = min(_MOST_BEGINNINGS, len(outer) - 1)
+    found += [outer[: round(k * len(outer) / (few + 1))] for k in range(1, few + 1)]
     return [dict.fromkeys(names, RECOMPUTE) for names in found if names]
 
 
 def products_kept(chain: Chain, graph: Graph) -> list[Mapping[str, Action]]:
-    """Schedules that keep products in all groups, or in all segments, and no more."""
-    segments = [s.name for group in chain.groups for s in group.segments]
-    outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
+    """Schedules that keep products: in groups, segments, or groups but for one."""
+    whole = [[g.name if g.ways else g.segments[0].name] for g in chain.groups]
+    apart = [[s.name for s in g.segments] for g in chain.groups]
+    large = sorted(range(len(apart)), key=lambda k: -len(apart[k]))
+    few = [k for k in sorted(large[:_MOST_APART]) if len(apart[k]) > 1]
+    mixed = [[*whole[:k], apart[k], *whole[k + 1 :]] for k in few]
     return [
-        {name: keeping_products(graph[name]) for name in names}
-        for names in (outer, segments)
+        {name: keeping_products(graph[name]) for names in one for name in names}
+        for one in (whole, apart, *mixed)
     ]
 
 

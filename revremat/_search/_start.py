@@ -7,6 +7,7 @@ from typing import get_args
 from revremat import policies, xla
 from revremat._action import RECOMPUTE
 from revremat._errors import UserError
+from revremat._format import format_bytes
 from revremat._graph import Graph, Unit
 from revremat._problem import Problem
 from revremat._search._chain import chain_of, rates_of
@@ -19,12 +20,15 @@ from revremat._search._state import State
 from revremat._trace import trace
 from revremat.policies import Candidate, Pool
 from revremat.program._loss import TracedLoss, trace_loss
+from revremat.program.ir._costs import num_bytes
+from revremat.program.ir._placement import cut_of, parts_of
 from revremat.xla import Target
 
 NOTHING_TO_DECIDE = (
     "there is nothing to decide: every action keeps the same values for the backward "
     "pass"
 )
+
 ALL_KEPT = (
     "there is nothing to decide: all layers are in checkpoints of the program's own, "
     "which keep_checkpoints=True leaves as they are; write keep_checkpoints=False"
@@ -86,6 +90,7 @@ def state_of(
     state = start(
         graph,
         target,
+        argument_bytes=_argument_bytes(traced),
         small_units=small_units(traced, graph, heuristics),
         repeats_loss=problem.step is not None,
         most_compiles=most_compiles,
@@ -110,6 +115,7 @@ def start(
     *,
     nesting: int = 0,
     enclosing: Sequence[Unit] = (),
+    argument_bytes: int | None = None,
     **fixed,
 ) -> State:
     """The start of a search of one nesting of units.
@@ -119,6 +125,7 @@ def start(
       target: Where it would run.
       nesting: How many units lie around those.
       enclosing: Those that do and recompute everything.
+      argument_bytes: What the loss is given, to say that no plan takes less.
       **fixed: Other attributes of `Space`.
 
     Raises:
@@ -139,9 +146,28 @@ def start(
     space = dataclasses.replace(space, chain=chain_of(graph, target))
     if not space.units and space.chain is None:
         no_units = graph.keep_checkpoints and not graph.units
-        raise UserError(ALL_KEPT if no_units else NOTHING_TO_DECIDE)
+        bound = "" if argument_bytes is None else _least(argument_bytes)
+        raise UserError(ALL_KEPT if no_units else NOTHING_TO_DECIDE + bound)
     first = {unit.name: first_of(space, unit) for unit in space.units}
     return State.of(space).but(candidates=first)
+
+
+def _least(argument_bytes: int) -> str:
+    return (
+        ", so no plan takes less than the baseline, which takes at least the "
+        f"{format_bytes(argument_bytes)} of the loss's arguments"
+    )
+
+
+def _argument_bytes(traced: TracedLoss) -> int:
+    """What the loss is given, per device."""
+    avals = [value.aval for value in traced.found.program.inputs]
+    parts = (
+        parts_of(cut_of(getattr(value, "sharding", None), len(aval.shape)))
+        for value, aval in zip(traced.arguments.values, avals, strict=True)
+    )
+    sizes = map(num_bytes, avals)
+    return sum(size // part for size, part in zip(sizes, parts, strict=True))
 
 
 def first_of(space: Space, unit: Unit) -> tuple[Candidate, ...]:

@@ -20,10 +20,10 @@ from revremat.policies._quiet import without_lines
 
 _MOST_NODES = 2_000
 _MOST_ROUNDS = 4
-_ROUNDS_OF_TIMES = 24
-"""Each halves what is left over, or nearly."""
-_NO_TIME = 1e-3
-"""Of what the slowest choice takes: by schedules that take none."""
+_LEAST_OFF = 0.5
+"""Of what choices take on average: how far off the model is of any, at least."""
+_NOISE = 0.05
+"""Of how far off the model can be: by what depends on more than one choice."""
 _LESS_ELSEWHERE = 0.3
 """Of what the peak counts: the mean over all moments, of which any may be the peak."""
 
@@ -196,12 +196,15 @@ class Chain:
                 if other == key
             )
 
-        for _ in range(_MOST_ROUNDS):
+        def lower() -> None:
             for moments, measured in known_moments:
                 for size, key in moments:
                     over = at(size, key) - measured
                     if over > 0:
                         corrections[key] = corrections.get(key, 0.0) - over
+
+        for _ in range(_MOST_ROUNDS):
+            lower()
             for moments, measured in known_moments:
                 short = [(measured - at(size, key), key) for size, key in moments]
                 least = min(lacking for lacking, _ in short)
@@ -211,30 +214,38 @@ class Chain:
                         for lacking, key in short
                     )
                     corrections[key] = corrections.get(key, 0.0) + lacking
+        lower()  # what fits is not to be taken for too large
         return replace(self, corrections=corrections)
 
     def timed(self, known: Sequence[tuple[Mapping[str, Action], float]]) -> "Chain":
         """The same, set right by how long schedules really take.
 
-        What a schedule chooses is taken to be off by the same factor, all of it, until
-        another schedule says more of a part. So one that keeps all products and takes
-        no longer than the baseline says that none of its choices takes long.
+        Each choice's time is as uncertain as it is long, and none is certain: one that
+        the model takes for nothing may cost, or gain. What schedules take tells of the
+        sums of their choices, and the likeliest times are those least off for that
+        (linear regression with a Gaussian prior).
 
         Args:
           known: Schedules with what they take more than keeping all.
         """
         rows = _Rows(replace(self, times_us={}))
-        times = {one.key: one.way.time_us for one in rows.choices}
-        least = _NO_TIME * max(map(abs, times.values()), default=0.0)
-        taken = [
-            ([c.key for c in rows.chosen(actions) if c.way.time_us > 0], max(least, us))
-            for actions, us in known
-        ]
-        for _ in range(_ROUNDS_OF_TIMES):
-            for keys, us in taken:
-                total = sum(times[key] for key in keys)
-                times |= {key: times[key] * us / total for key in keys if total}
-        return replace(self, times_us=times)
+        choices = {one.key: one for one in rows.choices if not one.is_nothing}
+        if not (choices and known):
+            return replace(self, times_us={})
+        place = {key: k for k, key in enumerate(choices)}
+        prior = np.array([one.way.time_us for one in choices.values()])
+        off = np.abs(prior) + _LEAST_OFF * float(np.abs(prior).mean())
+        taken = np.zeros((len(known), len(prior)))
+        for row, (actions, _) in zip(taken, known, strict=True):
+            row[[place[c.key] for c in rows.chosen(actions) if c.key in place]] = 1.0
+        measured = np.array([us for _, us in known])
+        shared = (taken * off**2) @ taken.T
+        noise = (_NOISE * max(1e-9, float(off.max()))) ** 2
+        weights = np.linalg.solve(
+            shared + noise * np.eye(len(known)), measured - taken @ prior
+        )
+        times = prior + off**2 * (taken.T @ weights)
+        return replace(self, times_us=dict(zip(choices, times.tolist(), strict=True)))
 
 
 _Key = tuple[str, Action | None, str, str]
@@ -251,6 +262,11 @@ class _Choice:
     within: str = ""
     covers: tuple[int, ...] = ()
     opens: str = ""
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is what the baseline does."""
+        return self.way.action is None and not (self.within or self.opens)
 
     @property
     def key(self) -> _Key:

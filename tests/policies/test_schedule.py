@@ -224,16 +224,19 @@ A, B = {"a": RECOMPUTE}, {"b": RECOMPUTE}
     [
         ([], (2, 6)),
         ([(A, 4.0)], (4, 6)),
-        ([(A | B, 4.0)], (1, 3)),  # both are off by the same factor
-        ([(A | B, 4.0), (A, 3.0)], (3, 1)),  # until one of them is known
+        ([(A | B, 4.0)], (1.2, 2.8)),  # what takes long can be further off
+        ([(A | B, 4.0), (A, 3.0)], (2.98, 1.03)),  # until one of them is known
         ([({}, 7.0)], (2, 6)),
-        ([(A, 0.0), (B, -1.0)], (0.006, 0.006)),
+        (
+            [(A, 0.0), (B, -1.0)],
+            (0, -1),
+        ),  # what is recomputed may cost nothing, or less
     ],
 )
 def test_times_are_set_right_by_what_schedules_take(known, times):
     chain = two_parts().timed(known)
     found = [chain.predict(actions)[1] for actions in (A, B)]
-    assert found == pytest.approx(times, rel=0.02)
+    assert found == pytest.approx(times, rel=0.05, abs=0.05)
 
 
 def test_what_takes_less_than_expected_is_chosen():

@@ -36,7 +36,7 @@ def test_everything_is_recomputed_first_in_every_way(chain, found):
 
 
 @pytest.mark.parametrize(
-    ("chain", "found"), [(ALONE, ["abc", "abc"]), (GROUPED, ["ag", "abc"])]
+    ("chain", "found"), [(ALONE, ["abc", "abc"]), (GROUPED, ["ag", "abc", "abc"])]
 )
 def test_products_are_kept_in_groups_and_in_segments(chain, found):
     graph: Any = {name: unit_of(name, 1, kind="segment") for name in "abcg"}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from itertools import cycle
 
 from revremat._action import Action
 from revremat._search._keys import ProgramKey
@@ -10,6 +10,7 @@ from revremat._search._pass import Ask
 from revremat._search._result import Row
 from revremat._search._schedules import products_kept, request_of, uniform
 from revremat._search._state import State
+from revremat.policies import Chain
 
 _Actions = Mapping[str, Action]
 
@@ -18,61 +19,105 @@ def schedules(state: State, ask: Ask) -> State:
     """Measures schedules, those first that a model likes best.
 
     The model is set right by what the compiler says of each. It ends where the model
-    has no other that is better, or several have not been.
+    has no other that is better, or several have not been. Of a program that fits as it
+    is, the model says whether any schedule is faster.
     """
     chain, budget = state.space.chain, state.budget_bytes
     assert chain is not None
-    if state.fits:
-        return state
     heuristics = state.space.heuristics
-    memory = state.baseline.measurement.memory
-    fixed = memory.total_bytes - memory.temp_bytes
-    plain_us = state.baseline.time_us
-    known: dict[Any, tuple[_Actions, Row | None]] = {}
-    excluded: list[tuple[_Actions, int]] = []
-    failures, over = 0, heuristics.most_over_budget
+    if state.fits:
+        return _bounded(state, chain)
+    tried = _Tried(chain, heuristics.most_over_budget)
     waiting = uniform(chain)
     for products in products_kept(chain, state.space.graph):
         if products not in waiting:
             waiting.append(products)
+    failures = 0
     for _ in range(heuristics.most_schedules):
-        mode = 0 if waiting else len(known) % 3
-        if waiting:
-            actions = waiting.pop(0)
-            expected = None
-        else:
-            rows = [(a, r) for a, r in known.values() if r is not None]
-            model = chain.fitted([(a, r.bytes - fixed) for a, r in rows])
-            model = model.timed([(a, r.time_us - plain_us) for a, r in rows])
-            limit = budget - fixed + (over * budget if mode else 0.0)
-            near = None
-            best_key = state.key_of_row(state.best)
-            if mode == 1 and best_key in known and state.fits:
-                near = known[best_key][0], heuristics.most_changes
-            found = (
-                model.schedule(limit, excluded, near)
-                or model.schedule(budget - fixed, excluded)
-                or model.schedule(None, excluded)
-            )
-            if found is None:
-                return state
-            actions = found.actions
-            expected = found.bytes + fixed
-        best = state.best
+        how = "" if waiting else next(tried.ways)
+        found = (waiting.pop(0), None) if waiting else tried.next(state, how)
+        if found is None:
+            return state
+        best, (actions, expected) = state.best, found
         request = request_of(state, actions, expected)
-        key = request.key
-        assert isinstance(key, ProgramKey)
         state = ask(state, [request])
-        row = state.row(key)
-        same = any(row and r and _is_same(row, r) for _, r in known.values())
-        excluded.append((actions, 2 if same else 1))
-        known[key] = actions, row
-        if mode and row is not None:
-            over *= 1 / 2 if row.bytes > budget else 3 / 2
+        assert isinstance(request.key, ProgramKey)
+        row = state.row(request.key)
+        tried.add(request.key, actions, row)
+        if how in ("near", "over") and row is not None:
+            tried.over *= 1 / 2 if row.bytes > budget else 3 / 2
         failures = 0 if state.best != best or waiting else failures + 1
         if failures >= heuristics.most_failures:
             return state
     return state
+
+
+class _Tried:
+    """Schedules that are known, and what comes next.
+
+    Args:
+      chain: The model.
+      over: Share of the budget by which some of them may be over it.
+    """
+
+    def __init__(self, chain: Chain, over: float):
+        self.chain, self.over = chain, over
+        self.known: dict[ProgramKey, tuple[_Actions, Row | None]] = {}
+        self.excluded: list[tuple[_Actions, int]] = []
+        self.ways = cycle(("within", "less", "near", "less", "over", "less"))
+
+    def add(self, key: ProgramKey, actions: _Actions, row: Row | None) -> None:
+        """One more, and what it takes; None if it could not be compiled."""
+        rows = [known for _, known in self.known.values()]
+        same = any(row and known and _is_same(row, known) for known in rows)
+        self.excluded.append((actions, 2 if same else 1))
+        self.known[key] = actions, row
+
+    def next(self, state: State, how: str) -> tuple[_Actions, float] | None:
+        """What to try, and the bytes that are expected of it; None if nothing is left.
+
+        Args:
+          state: What is known.
+          how: "less" for the best one without one of its actions, "near" for one that
+            has most actions of the best, "over" for one that may be over the budget.
+        """
+        memory = state.baseline.measurement.memory
+        fixed = memory.total_bytes - memory.temp_bytes
+        model = self._model(fixed, state.baseline.time_us)
+        limit = state.budget_bytes - fixed
+        best = self.known.get(state.key_of_row(state.best)) if state.fits else None
+        if how == "less" and best and (fewer := self._without_one(best[0], model)):
+            return fewer, model.predict(fewer)[0] + fixed
+        near = (best[0], state.space.heuristics.most_changes) if best else None
+        more = 0.0 if how in ("within", "less") else self.over * state.budget_bytes
+        found = (
+            model.schedule(limit + more, self.excluded, near if how == "near" else None)
+            or model.schedule(limit, self.excluded)
+            or model.schedule(None, self.excluded)
+        )
+        return found and (found.actions, found.bytes + fixed)
+
+    def _model(self, fixed: float, plain_us: float) -> Chain:
+        """The model, set right by what schedules take beside what none changes."""
+        rows = [(a, r) for a, r in self.known.values() if r is not None]
+        model = self.chain.fitted([(a, r.bytes - fixed) for a, r in rows])
+        return model.timed([(a, r.time_us - plain_us) for a, r in rows])
+
+    def _without_one(self, actions: _Actions, model: Chain) -> _Actions | None:
+        """A schedule without the action that is said to take longest."""
+        known = [dict(a) for a, _ in self.known.values()]
+        fewer = [{n: a for n, a in actions.items() if n != one} for one in actions]
+        new = [few for few in fewer if few and few not in known]
+        return min(new, key=lambda few: model.predict(few)[1], default=None)
+
+
+def _bounded(state: State, chain: Chain) -> State:
+    """What no schedule of a program that fits takes less than, by the model."""
+    memory, plain_us = state.baseline.measurement.memory, state.baseline.time_us
+    fixed = memory.total_bytes - memory.temp_bytes
+    fastest = chain.schedule(state.budget_bytes - fixed, [])
+    saved_us = max(0.0, -fastest.time_us) if fastest else 0.0
+    return state.but(bound_us=plain_us - saved_us)
 
 
 def _is_same(one: Row, other: Row) -> bool:

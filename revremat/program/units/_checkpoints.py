@@ -6,14 +6,15 @@ units, where layers that are found are other parts of the program, and where it 
 there is.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from jax.extend.core import JaxprEqn
 
 from revremat._primitives import CHECKPOINTS
-from revremat.program.ir._costs import every_op, num_bytes
+from revremat.program.ir._costs import every_op
 from revremat.program.ir._ops import Op, Program
-from revremat.program.units._sites import REPEATED, SEGMENT, Site, Survey
+from revremat.program.units._alive import alive
+from revremat.program.units._sites import REPEATED, Site, Survey
 from revremat.program.units._stretch import made_by
 
 _BETTER = 0.99
@@ -63,9 +64,9 @@ def best_survey(
     best = as_layers
     if not with_layers <= with_loops:
         parts = dissolving(lambda eqn: id(eqn) in with_loops | with_layers)
-        best = parts if _alive(parts) < _BETTER * _alive(best) else best
+        best = parts if alive(parts) < _BETTER * alive(best) else best
     in_segments = segmented(bare)
-    return in_segments if _alive(in_segments) < _BETTER * _alive(best) else best
+    return in_segments if alive(in_segments) < _BETTER * alive(best) else best
 
 
 def _regions_with(found: Survey, ops: Collection[Op]) -> set[int]:
@@ -81,26 +82,3 @@ def _is_most(layers: Iterable[Site], program: Program) -> bool:
     """Whether one layer makes most of what a program makes."""
     largest = max(sum(map(made_by, site.body.ops)) for site in layers)
     return largest > _MOST * sum(map(made_by, program.ops))
-
-
-def _alive(found: Survey) -> int:
-    """Bytes alive if layers are recomputed one at a time, beside loops and blocks.
-
-    Those are what layers give out, what the largest one makes, and what is made outside
-    of layers.
-    """
-    kinds = (*REPEATED, SEGMENT, "checkpoint")
-    layers = [site for site in found.sites if site.kind in kinds]
-    covered = {op for site in layers for op in site.ops}
-    rest = sum(made_by(op) for op in found.program.ops if op not in covered)
-    return rest + _alive_in(layers)
-
-
-def _alive_in(layers: Sequence[Site]) -> int:
-    """Bytes that layers give out, and those that the largest one makes."""
-    given = sum(num_bytes(out.aval) for site in layers for out in site.outputs)
-    made = (
-        _alive_in(site.parts) if site.parts else sum(map(made_by, site.body.ops))
-        for site in layers
-    )
-    return given + max(made, default=0)

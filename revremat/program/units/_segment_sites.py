@@ -1,9 +1,11 @@
 """Sites of segments: where a program has no equal layers, or they are little of it."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from revremat.program.ir._ops import Constant, Op, Program, Value
+from revremat.program.units._alive import alive
 from revremat.program.units._segments import Part, find_segments
 from revremat.program.units._sites import (
     SEGMENT,
@@ -18,6 +20,14 @@ from revremat.program.units._stretch import Stretch, made_by, used_by
 _LEAST_COVERED = 0.5
 """Of what is made outside of loops and blocks, by equal layers: with less than that
 they are parts of layers that are not equal."""
+_ENOUGH = 0.9
+"""Of the same: equal layers that cover so much are all there is."""
+_MUCH_LESS = 0.5
+"""Of what is alive with equal layers recomputed one at a time, by segments for which
+those are given up."""
+_FEW = 2
+"""Layers of each kind: what comes no more often tells little of how a program is built,
+as convolutions on a U-Net's way down and up."""
 
 
 def with_segments(found: Survey) -> Survey:
@@ -31,12 +41,21 @@ def with_segments(found: Survey) -> Survey:
     moves, others = moves_apart(found.program, found.weights)
     made = sum(map(made_by, others))
     covered = sum(made_by(op) for site in found.sites for op in site.ops)
-    if covered >= _LEAST_COVERED * made:
+    if covered >= (_ENOUGH if _comes_seldom(found) else _LEAST_COVERED) * made:
         return found
     sites: list[Site] = []
     for stretch in stretches(found.program, others, {*found.inner}):
         sites += _Sites(found, stretch, moves).all
-    return replace(found, sites=tuple(sites)) if sites else found
+    cut = replace(found, sites=tuple(sites)) if sites else found
+    if covered >= _LEAST_COVERED * made and alive(cut) > _MUCH_LESS * alive(found):
+        return found
+    return cut
+
+
+def _comes_seldom(found: Survey) -> bool:
+    """Whether no layer has more than one that is equal."""
+    kinds = Counter(id(site.body) for site in found.sites)
+    return max(kinds.values(), default=0) <= _FEW
 
 
 class _Sites:

@@ -8,26 +8,22 @@ give something back: where most of what is kept before it is passed on, or more 
 kept after it, both parts are better computed again together.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float
 
-from revremat._primitives import EXACT, KEEPS_RESULT, MOVES
+from revremat._primitives import EXACT, KEEPS_RESULT, MOVES, is_intensive
 from revremat.program.ir._costs import num_bytes
 from revremat.program.ir._ops import Constant, Op, Value, as_closed, flatten
+from revremat.program.units._segment_groups import Part, in_groups
 from revremat.program.units._stretch import Stretch, used_by
 
 _MOST_SEGMENTS = 24
 """Of one stretch: a search chooses among a few actions for each."""
 _FEWEST_SEGMENTS = 3
 """With fewer there is next to nothing to choose that the whole has not."""
-_MOST_GROUPS = 6
-"""Where cuts are narrow; with wide ones, the root of the number of segments."""
-_NARROW = 1 / 8
-"""Of what the smaller half makes, by what a cut between blocks passes on at most."""
 _FEWEST_OPS = 8
 """Of a segment without a product, where no operation is one."""
 _LEAST_PART = 1 / 64
@@ -35,8 +31,6 @@ _LEAST_PART = 1 / 64
 _ABOUT_AS_NARROW = 1.3
 """How much wider than the narrowest a cut before a product may be."""
 
-Part = tuple[int, int]
-"""From which operation of a stretch on, up to which."""
 Allowed = Callable[[int, int, int, float], bool]
 """Whether to cut a part: where it begins, the place, where it ends; bytes passed on."""
 _SUMS = {"add", "add_any", "sub", "neg"}
@@ -67,14 +61,9 @@ def find_segments(stretch: Stretch, at_any_place: bool = True) -> list[list[Part
         cuts = _cuts(stretch, lambda begin, place, end, passed_on: True)
     if len(cuts) + 1 < _FEWEST_SEGMENTS:
         return []
-    narrow = sum(width <= _NARROW for width in cuts.values())
-    number = max(math.isqrt(len(cuts)), min(narrow, _MOST_GROUPS - 1))
-    between = sorted(cuts, key=lambda place: cuts[place])[:number]
-    parts = _parts(len(stretch), cuts)
-    return [
-        [part for part in parts if begin <= part[0] < end]
-        for begin, end in _parts(len(stretch), between)
-    ]
+    there = np.cumsum([0, *(_there_of(stretch, op) for op in stretch.ops)])
+    needed = lambda begin, end: float(there[end] - there[begin])
+    return in_groups(stretch, _parts(len(stretch), cuts), needed)
 
 
 def _parts(length: int, cuts: Iterable[int]) -> list[Part]:
@@ -92,6 +81,20 @@ def _kept_of(stretch: Stretch, op: Op) -> int:
         for out in op.outputs
         if keeps or any(map(_needs_what_it_takes, stretch.users.get(out, ())))
     )
+
+
+def _there_of(stretch: Stretch, op: Op) -> int:
+    """Bytes of what a backward pass needs that are there while that runs.
+
+    Between products, what is cheap is computed as part of what uses it, and never
+    there as a whole.
+    """
+    if not stretch.heavy[-1] or is_intensive(op.kind):
+        return _kept_of(stretch, op)
+    users = (stretch.users.get(out, ()) for out in op.outputs)
+    if any(is_intensive(user.kind) for few in users for user in few):
+        return _kept_of(stretch, op)
+    return 0
 
 
 def _needs_what_it_takes(op: Op) -> bool:
