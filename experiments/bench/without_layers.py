@@ -138,7 +138,7 @@ def table(known: dict[str, Any]) -> str:
     of those by hand that fit, and at last the smallest of them.
     """
     heads = ("program", "budget", "searched", "by hand", "time", "compiles")
-    lines = [heads]
+    lines: list[tuple[str, ...]] = [heads]
     for name, row in known["programs"].items():
         by_hand = [(one["bytes"], one["step_us"]) for one in row["by_hand"].values()]
         for one in row["searched"]:
