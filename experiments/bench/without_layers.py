@@ -146,13 +146,15 @@ def table(known: dict[str, Any]) -> str:
             best = min(fitting, key=lambda hand: hand[1]) if fitting else min(by_hand)
             of = 1 if fitting else 0
             ratio = (one["bytes"], one["step_us"])[of] / best[of]
+            fits = one["bytes"] <= one["budget_bytes"]
+            told = f"{ratio:.3f}" if fits else "does not fit"
             lines.append(
                 (
                     name,
                     format_bytes(one["budget_bytes"]) if fitting else "smallest",
                     f"{format_bytes(one['bytes'])}, {format_us(one['step_us'])}",
                     f"{format_bytes(best[0])}, {format_us(best[1])}",
-                    f"{ratio:.3f}" if fitting else f"bytes {ratio:.3f}",
+                    told if fitting else f"bytes {ratio:.3f}",
                     str(one["num_compiles"]),
                 )
             )

@@ -34,7 +34,7 @@ def schedules(state: State, ask: Ask) -> State:
             waiting.append(products)
     failures = 0
     for _ in range(heuristics.most_schedules):
-        how = "" if waiting else next(tried.ways)
+        how = next(tried.ways)
         found = (waiting.pop(0), None) if waiting else tried.next(state, how)
         if found is None:
             return state
