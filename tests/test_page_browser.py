@@ -420,6 +420,8 @@ def test_numbers_are_written_as_in_the_text_report(browser, pages):
         # Eighths of a unit are where rounding meets its ties.
         sizes = [*sizes, *(n * 2**27 for n in eighths)]
         times = [*times, *(n / 8 for n in eighths), *(n * 125 for n in eighths)]
+        times += [9_994.9, 9_996.0, 99_950.0, 99_960.0, 999_600.0]  # one figure more
+        sizes += [int(9.996 * 2**30), int(99.96 * 2**30)]
         assert browser.evaluate(f"{sizes}.map(formatBytes)") == [
             format_bytes(n) for n in sizes
         ]

@@ -67,7 +67,12 @@ def compared(make: Callable[[Wrap], rr.Problem], options: Options) -> list[Any]:
         budget = int(share * plain.memory.total_bytes)
         row: dict[str, Any] = {"budget_bytes": budget}
         for name, problem in problems.items():
-            one = rr.fit(problem, budget=budget, target=options.target)
+            one = rr.fit(
+                problem,
+                budget=budget,
+                target=options.target,
+                effort="exhaustive",
+            )
             row[name] = {
                 "fits": one.plan.fits,
                 "bytes": one.plan.compiled_bytes,

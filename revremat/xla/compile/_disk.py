@@ -51,6 +51,11 @@ def cache_folder() -> Path:
     Only in this folder is anything read, written or removed, and only if it holds the
     marker that it was made with: whatever else lies in the folder that the variable
     names is somebody's.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.cache_folder().name
+      'revremat-compiles'
     """
     return folder_of("REVREMAT_CACHE", "") / _FOLDER
 

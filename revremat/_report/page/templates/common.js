@@ -12,20 +12,27 @@ function fixed(value, digits) {
   return value.toFixed(digits);
 }
 
+// Rounded first: 9.996 is 10.0, not 10.00.
+function threeFigures(value) {
+  let shown = fixed(value, 2);
+  for (const [digits, limit] of [[1, 10], [0, 100]])
+    if (Number(shown) >= limit) shown = fixed(value, digits);
+  return shown;
+}
+
 const BYTES = [[1, "B"], [2 ** 10, "KiB"], [2 ** 20, "MiB"], [2 ** 30, "GiB"], [2 ** 40, "TiB"]];
 const TIMES = [[1, "us"], [1e3, "ms"], [1e6, "s"]];
 
 function formatBytes(number) {
   const [factor, unit] = BYTES.find(([f, u]) => Math.abs(number) / f < 1000 || u === "TiB");
   const size = Math.abs(number) / factor;
-  const digits = unit === "B" || size >= 100 ? 0 : size >= 10 ? 1 : 2;
-  return `${number < 0 ? "-" : ""}${fixed(size, digits)} ${unit}`;
+  const shown = unit === "B" ? fixed(size, 0) : threeFigures(size);
+  return `${number < 0 ? "-" : ""}${shown} ${unit}`;
 }
 
 function formatUs(us) {
   const [factor, unit] = us >= 1e6 ? TIMES[2] : us >= 1e3 ? TIMES[1] : TIMES[0];
-  const value = us / factor;
-  return `${fixed(value, unit === "us" || value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${unit}`;
+  return `${unit === "us" ? fixed(us, 0) : threeFigures(us / factor)} ${unit}`;
 }
 
 const formatCount = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
