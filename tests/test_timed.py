@@ -73,8 +73,8 @@ def test_steps_are_run_in_turn_each_as_often():
             return lambda: runs.append(self.compiled) or 1.0
 
     assert step_us([Noted("a"), Noted("b")], seconds=0.0) == [1.0, 1.0]
-    warm, timed = runs[:2], runs[2:]
-    assert (warm, timed) == (["a", "b"], ["a", "b"] * 3)
+    warm, timed = runs[:4], runs[4:]
+    assert (warm, timed) == (["a", "a", "b", "b"], ["a", "b"] * 5)
 
 
 @pytest.mark.parametrize(
