@@ -1,4 +1,4 @@
-"""Action: how one layer's residuals come back; Facts: of a unit that may take it."""
+"""Action: where one layer's residuals come from; Facts: of a unit that may take it."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -129,7 +129,7 @@ def load(path: str | Path) -> Result | list[Result]:
 
     Returns:
       A `Plan`, `Measurement`, `Graph` or `Frontier`, or a list of them, each equal to
-      what was written. A `Fit` comes back as a `FitRecord`: its loss is a function.
+      what was written. A `Fit` is read as a `FitRecord`: its loss is a function.
 
     Raises:
       UserError: The file cannot be read, is damaged, or is something else; says what.

@@ -96,9 +96,10 @@ class CompilerOracle:
     def _known(self) -> Known:
         """What earlier searches of this process measured of the same problem."""
         try:
-            return known_of(self._baseline, self.graph)
+            baseline = self._baseline
         except Exception:  # told where the baseline is measured
             return {}
+        return known_of(baseline, self.graph)
 
     @functools.cached_property
     def _baseline(self) -> Lowered:

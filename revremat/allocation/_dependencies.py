@@ -77,12 +77,12 @@ def read_waits(path: str | os.PathLike) -> tuple[Wait, ...]:
 def join_streams(
     problem: AllocationProblem, waits: Sequence[Wait]
 ) -> AllocationProblem:
-    """The problem on one clock, with the pairs that parallel streams keep apart.
+    """The problem in one order, with the pairs that parallel streams keep apart.
 
     Each buffer's `lower` and `upper` count steps of its own stream: it is written in
     step `lower` and last used there in step `upper - 1`. Steps of different streams are
-    in no order but for the waits. With one stream and no waits the problem comes back
-    as it is.
+    in no order but for the waits. With one stream and no waits the problem is
+    returned as it is.
 
     Args:
       problem: Its buffers name their streams.

@@ -10,7 +10,7 @@ from revremat.program.units._segment_groups import _ABOUT_AS_GOOD, _Chain
 
 
 def random_chain(seed):
-    """What groups of five or six parts keep and hand on, with values that skip some."""
+    """What groups of five or six parts keep and output, with values that skip some."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(5, 7))
     own = rng.integers(1, 100, count)

@@ -165,7 +165,7 @@ def test_random_programs_are_mostly_cut_into_segments():
 
 
 def with_wide_middles(ws, x):
-    """Blocks whose inside is much wider than what they hand on."""
+    """Blocks whose inside is much wider than what they output."""
     for up, down in zip(ws[::2], ws[1::2], strict=True):
         x = jnp.tanh(jax.nn.silu(x @ up) @ down)
     return (x**2).mean()
@@ -174,7 +174,7 @@ def with_wide_middles(ws, x):
 @pytest.mark.parametrize(
     ("loss", "widths", "products"),
     [
-        # Cut in the middle, the first part would hand on all that it makes.
+        # Cut in the middle, the first part would output all that it makes.
         (with_wide_middles, (8, 64, 9, 72, 10, 80, 11, 88, 12), [2, 2, 2, 2]),
         (with_wide_middles, (9, 40, 8, 48, 10, 36, 11, 60, 7), [2, 2, 2, 2]),
         # What a tanh keeps is what it hands on, and its layer alone gives nothing back.
@@ -219,7 +219,7 @@ def blocks_of(order):
     "order",
     [(attends, gates, mixes), (gates, attends, mixes), (mixes, attends, gates)],
 )
-def test_groups_hand_on_what_blocks_do(order):
+def test_groups_output_what_blocks_do(order):
     spec = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     rows, width = 64, 24
 

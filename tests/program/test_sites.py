@@ -149,7 +149,7 @@ def test_iterations_through_which_values_flow_alike_are_a_loop():
         assert one.outputs == row[1].outputs
 
 
-def test_what_one_iteration_hands_on_all_do():
+def test_what_one_iteration_carries_all_do():
     def f(x):
         first = x
         for _ in range(3):

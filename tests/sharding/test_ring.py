@@ -4,25 +4,11 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from experiments.bench.ring import Attention, main, measure
 from revremat import UserError, sharding
-
-SHAPE = 2, 32, 2, 4
-
-
-def arrays():
-    random = np.random.default_rng(0)
-    return [jnp.asarray(random.normal(size=SHAPE)) for _ in range(3)]
-
-
-def by_one_device(causal, q, k, v):
-    scores = jnp.einsum("blhk,bmhk->bhlm", q, k) * q.shape[-1] ** -0.5
-    if causal:
-        scores = jnp.where(jnp.tril(jnp.ones(scores.shape[2:], bool)), scores, -jnp.inf)
-    return jnp.einsum("bhlm,bmhk->blhk", jax.nn.softmax(scores), v)
+from tests.sharding.rings import arrays, assert_is_as_by_one_device, in_order
 
 
 def layout_of(parts):
@@ -35,25 +21,22 @@ def layout_of(parts):
     return sharding.Layout(mesh, sharding.context_parallel("context"))
 
 
-def by_ring(layout, causal, q, k, v):
+def by_ring(layout, causal, *arrays):
     attend = functools.partial(sharding.ring_attention, layout, block=4)
-    if not causal:
-        return attend(q, k, v)
-    order = functools.partial(sharding.zigzag, parts=layout.mesh.shape["context"])
-    return order(attend(*map(order, (q, k, v)), causal="zigzag"), undo=True)
+    return in_order(attend, layout.mesh.shape["context"], causal, *arrays)
 
 
-def by_hand(layout, causal, q, k, v):
+def by_hand(layout, causal, *arrays):
     """The same inside of a `jax.shard_map` of one's own."""
-    order = functools.partial(sharding.zigzag, parts=layout.mesh.shape["context"])
-    attend = functools.partial(
-        sharding.ring_attention, layout, causal="zigzag" if causal else False
-    )
-    cut = jax.P("data", "context")
-    mapped = jax.shard_map(attend, mesh=layout.mesh, in_specs=(cut,) * 3, out_specs=cut)
-    if not causal:
-        return mapped(q, k, v)
-    return order(mapped(*map(order, (q, k, v))), undo=True)
+
+    def attend(*arrays, causal=False):
+        ring = functools.partial(sharding.ring_attention, layout, causal=causal)
+        cut = jax.P("data", "context")
+        return jax.shard_map(
+            ring, mesh=layout.mesh, in_specs=(cut,) * 3, out_specs=cut
+        )(*arrays)
+
+    return in_order(attend, layout.mesh.shape["context"], causal, *arrays)
 
 
 @pytest.mark.every_commit("by_ring-False-4", "by_hand-True-8")
@@ -61,17 +44,8 @@ def by_hand(layout, causal, q, k, v):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("form", [by_ring, by_hand])
 def test_values_and_gradients_are_those_of_one_device(form, causal, parts):
-    weigh = lambda attend: lambda *args: (attend(*args) ** 3).sum()
-    plain = functools.partial(by_one_device, causal)
-    with jax.enable_x64(True):
-        args = arrays()
-        ring = functools.partial(form, layout_of(parts), causal)
-        found, expected = (
-            jax.jit(jax.value_and_grad(weigh(attend), (0, 1, 2)))(*args)
-            for attend in (ring, plain)
-        )
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+    ring = functools.partial(form, layout_of(parts), causal)
+    assert_is_as_by_one_device(ring, causal)
 
 
 def test_the_order_is_undone():

@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
 import revremat as rr
 from revremat import UserError, _compat, sharding
-
-SHAPE = 2, 32, 2, 4
+from tests.sharding.rings import assert_is_as_by_one_device, in_order
 
 
 def scores_of(q, k, causal, scale):
@@ -107,20 +105,13 @@ class Written:
         return jnp.where(seen, scores, -jnp.inf) if causal else scores
 
 
-def by_one_device(causal, q, k, v):
-    return Written().forward(q, k, v, causal=causal, scale=q.shape[-1] ** -0.5)[0]
-
-
-def by_ring(kernel, causal, parts, q, k, v):
+def by_ring(kernel, causal, parts, *arrays):
     others = {1: 1, 4: 2, 8: 1}[parts]  # which have all of it
     sizes = {"data": 1, "context": parts, "model": others}
     mesh = sharding.make_mesh(sizes, jax.devices()[: parts * others])
     layout = sharding.Layout(mesh, sharding.context_parallel("context"))
     attend = functools.partial(sharding.ring_attention, layout, kernel=kernel)
-    if not causal:
-        return attend(q, k, v)
-    order = functools.partial(sharding.zigzag, parts=parts)
-    return order(attend(*map(order, (q, k, v)), causal="zigzag"), undo=True)
+    return in_order(attend, parts, causal, *arrays)
 
 
 @pytest.mark.every_commit("Written-False-4", "InPallas-False-4")
@@ -128,18 +119,8 @@ def by_ring(kernel, causal, parts, q, k, v):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("make", [Written, InPallas])
 def test_values_and_gradients_are_those_of_one_device(make, causal, parts):
-    weigh = lambda attend: lambda *args: (attend(*args) ** 3).sum()
-    with jax.enable_x64(True):
-        random = np.random.default_rng(0)
-        args = [jnp.asarray(random.normal(size=SHAPE)) for _ in range(3)]
-        ring = functools.partial(by_ring, make(), causal, parts)
-        plain = functools.partial(by_one_device, causal)
-        found, expected = (
-            jax.jit(jax.value_and_grad(weigh(attend), (0, 1, 2)))(*args)
-            for attend in (ring, plain)
-        )
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+    ring = functools.partial(by_ring, make(), causal, parts)
+    assert_is_as_by_one_device(ring, causal)
 
 
 def measured(kernel, parts, causal, length, dtype=jnp.bfloat16):

@@ -16,7 +16,7 @@ recompute.
 
 Writes results/korthikanti.json and .txt, and claims.toml beside this file.
 
-    python -m experiments.papers.korthikanti --sizes 4096x32x2 --tensor 2 4 --out /tmp/x
+    python -m experiments.papers.korthikanti --sizes 4096x32x2 --tensor 2 4 --out FOLDER
 
 Compiles the rows of table 2 for other widths, heads and sequences at a time, and for
 other degrees of tensor parallelism, beside the paper's formulas.

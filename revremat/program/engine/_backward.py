@@ -323,7 +323,7 @@ class _Backward:
         return _layer.recall(plan, held, saved)
 
     def _start_from(self, output, env: dict[Value, Any]) -> None:
-        """Adds what the layer hands on, from which it is undone."""
+        """Adds the layer's carry out, from which it is undone."""
         for atom, array in zip(self.engine.layer.carried_out, output, strict=True):
             if isinstance(atom, Value):
                 env.setdefault(atom, array)

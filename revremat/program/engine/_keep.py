@@ -64,7 +64,7 @@ class Layer:
 
     @property
     def carried_out(self) -> tuple[Atom, ...]:
-        """What the layer hands on: where INVERT starts from."""
+        """The layer's carry out: where INVERT starts from."""
         return self.passes.forward.outputs[: len(self.carried)]
 
     @cached_property
@@ -74,7 +74,7 @@ class Layer:
 
     @cached_property
     def backwards(self) -> tuple[Op, ...]:
-        """The layer from what it hands on: undone, then its own operations.
+        """The layer from its carry out: undone, then its own operations.
 
         What both the inverse and the layer compute is there once.
         """

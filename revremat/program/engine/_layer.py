@@ -7,8 +7,8 @@ import jax
 
 from revremat.program.arrays._buffers import again, barrier
 from revremat.program.arrays._host import to_device, to_host
-from revremat.program.engine._apart import alone, apart
 from revremat.program.engine._keep import Kept, Layer
+from revremat.program.engine._lone_reductions import in_own_kernel, lone_reductions
 from revremat.program.ir._ops import Op, Program, Value, needed, read, run
 
 Saved = tuple[list[Any], list[Any]]
@@ -30,11 +30,11 @@ def forward(
     targets = (*program.outputs, *kept.saved, *kept.offloaded)
     ops, _ = needed(program.ops, targets, keep_effects=True)
     env = dict(zip(program.inputs, inputs, strict=True))
-    by_themselves = apart(ops, kept.saved) if in_place else frozenset()
+    lone = lone_reductions(ops, kept.saved) if in_place else frozenset()
     for op in ops:
         run([op], env)
-        for value in by_themselves.intersection(op.outputs):
-            env[value] = alone(env[value])
+        for value in lone.intersection(op.outputs):
+            env[value] = in_own_kernel(env[value])
     on_host = [to_host(_pinned(layer, v, env)) for v in kept.offloaded]
     outputs = [read(env, out) for out in program.outputs]
     return outputs, ([_pinned(layer, v, env) for v in kept.saved], on_host)
@@ -49,7 +49,7 @@ def _pinned(layer: Layer, value: Value, env: dict[Value, Any]) -> Any:
 
 
 def advance(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any], Saved]:
-    """What the layer hands on, and what it keeps.
+    """The layer's carry out, and what it keeps.
 
     Values that neither needs are not computed; the inputs that only they use may be
     None.

@@ -28,7 +28,7 @@ def schedule_of(segment: Segment) -> Binomial:
 
 
 def forward(engine: Engine, segment: Segment, consts, xs, carry, ys):
-    """What the last layer hands on, all `ys`, and the slots."""
+    """The last layer's carry out, all `ys`, and the slots."""
     schedule, number = schedule_of(segment), len(carry)
     room = lambda value: _avals.stacked(value.aval, schedule.num_states)
     slots = [_avals.room(room(value)) for value in engine.carry_values]

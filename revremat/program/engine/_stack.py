@@ -35,7 +35,7 @@ class Stack:
       shortened: Whether there may be fewer actions than layers; the layers beyond them
         are left out. Not the same function: only to measure what a layer costs.
       at_once: Whether what goes to the host goes there when all layers are done, and
-        comes back before the first of them is differentiated. Where a loop around the
+        is fetched before the first of them is differentiated. Where a loop around the
         stack keeps it, compilers cannot fetch one layer of one iteration.
       in_chunks: Whether the layers are chunks of one block, of which actions speak.
         What that makes of its weights alone, chunks have for free and without a name.

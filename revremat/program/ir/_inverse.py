@@ -99,13 +99,13 @@ def scan_inverse(
 def undone(
     inverse: Program, forward: Program, carried: Sequence[int]
 ) -> tuple[Op, ...]:
-    """A layer's operations, run from what it hands on.
+    """A layer's operations, run from its carry out.
 
     First those of the inverse, which make the layer's carried inputs; an operation of
     the layer that computes the same stands in the inverse's place. Then the others.
 
     Args:
-      inverse: Takes what the layer takes, with what it hands on at `carried`.
+      inverse: Takes what the layer takes, with its carry out at `carried`.
       forward: The layer.
       carried: Which of its inputs it is given, in the order in which it passes them on.
     """

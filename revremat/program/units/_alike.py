@@ -28,7 +28,7 @@ def layers_alike(
     Args:
       stretch: Where.
       least_bytes: What they have to make without a product of matrices.
-      within: A loop whose iterations may be groups of such layers: these hand on no
+      within: A loop whose iterations may be groups of such layers: these carry no
         more than the groups do.
 
     Returns:
@@ -69,7 +69,7 @@ def layers_alike(
 def _carry_as_little(
     stretch: Stretch, iterations: Sequence[Sequence[Op]], groups: Repeat
 ) -> bool:
-    """Whether layers hand on what groups do, the first apart: it may read anything."""
+    """Whether layers carry what groups do, the first apart: it may read anything."""
     place, passed = stretch.place, stretch.passed_on
     most = passed[place[groups.iterations[1].ops[0]]]
     return bool(

@@ -19,7 +19,7 @@ _LEAST_PART = 0.25
 def layers_of_groups(stretch: Stretch, groups: Repeat) -> Repeat | None:
     """The equal layers in a loop's iterations, if these are groups of layers.
 
-    What groups hand on, layers do, too. A loop over a layer's experts is none over
+    Layers carry what groups carry. A loop over a layer's experts is none over
     layers: it passes on what they have in common, and a sum besides.
 
     Args:

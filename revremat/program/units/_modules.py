@@ -24,7 +24,7 @@ _LARGEST = 0.5
 
 
 def given_back(layer: Repeat) -> float:
-    """Bytes that layers make and do not hand on."""
+    """Bytes that layers make and do not output."""
     return sum(
         sum(map(made_by, iteration.ops))
         - sum(num_bytes(out.aval) for out in iteration.outputs)

@@ -209,7 +209,7 @@ def _best_rotation(stretch: Stretch, loop: Loop) -> tuple[Repeat | None, int, in
 
 
 def _carried_bytes(stretch: Stretch, loop: Loop) -> list[int]:
-    """Bytes that the first iteration hands on, for each operation it may begin with."""
+    """Bytes that the first iteration carries, for each operation it may begin with."""
     start, period, _ = loop
     steps = [0] * (period + 1)
     for k in range(start, start + 2 * period - 1):

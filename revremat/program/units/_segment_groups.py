@@ -1,9 +1,9 @@
 """Groups of segments, of which each is computed again as one.
 
-While a group is differentiated, there is what the groups before it hand on, and all
-that it keeps itself. Groups are chosen so that the largest of these sums is least (Chen
-et al., 2016, have layers of one size, and so the root of their number). Of choices that
-are about as good the one that hands on least is taken.
+While a group is differentiated, there is what the groups before it output for
+later ones, and all that it keeps itself. Groups are chosen so that the largest of these
+sums is least (Chen et al., 2016, have layers of one size, and so the root of their
+number). Of choices that are about as good the one with the least output is taken.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def _given(stretch: Stretch, places: Sequence[int]) -> Float[np.ndarray, "from t
 
 @dataclass(frozen=True)
 class _Chain:
-    """What groups keep and hand on.
+    """What groups keep and output.
 
     Attributes:
       kept: Between two places.
@@ -75,7 +75,7 @@ class _Chain:
         return ends
 
     def _ends(self, most: float) -> tuple[int, ...] | None:
-        """Where groups end of which none needs more, and that hand on least."""
+        """Where groups end of which none needs more, and that output least."""
         best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ())]
         for b in range(1, len(self.kept)):
             options = [

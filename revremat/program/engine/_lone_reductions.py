@@ -15,7 +15,7 @@ from revremat.program.arrays._buffers import barrier
 from revremat.program.ir._ops import Atom, Op, Value
 
 
-def apart(ops: Sequence[Op], saved: Iterable[Value]) -> frozenset[Value]:
+def lone_reductions(ops: Sequence[Op], saved: Iterable[Value]) -> frozenset[Value]:
     """Results of reductions from which saved values of more entries follow elementwise.
 
     Args:
@@ -31,7 +31,7 @@ def apart(ops: Sequence[Op], saved: Iterable[Value]) -> frozenset[Value]:
     return frozenset(found)
 
 
-def alone(x: Any) -> Any:
+def in_own_kernel(x: Any) -> Any:
     """The same array, which no kernel for GPUs makes beside what follows from it."""
     return lax.platform_dependent(x, cuda=barrier, rocm=barrier, default=lambda x: x)
 

@@ -7,7 +7,7 @@ import pytest
 import revremat as rr
 from experiments.bench.moved_bytes import class_of
 from revremat import xla
-from revremat.program.engine._apart import apart
+from revremat.program.engine._lone_reductions import lone_reductions
 from revremat.program.ir._ops import flatten
 
 LAYERS, ROWS, WIDTH = 4, 512, 256
@@ -34,7 +34,7 @@ def test_reductions_stay_alone_where_what_follows_elementwise_is_kept(
     x = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
     ops = flatten(jax.make_jaxpr(function)(x)).ops
     kept = [out for op in ops for out in op.outputs if op.kind == saved]
-    found = apart(ops, kept[:1])
+    found = lone_reductions(ops, kept[:1])
     kinds = [op.kind for op in ops if found.intersection(op.outputs)]
     assert kinds == alone
 
