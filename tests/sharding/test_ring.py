@@ -1,6 +1,7 @@
 """Attention around a ring of devices: exact, balanced, and little on each device."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ def by_ring(layout, causal, *arrays):
 def by_hand(layout, causal, *arrays):
     """The same inside of a `jax.shard_map` of one's own."""
 
-    def attend(*arrays, causal=False):
+    def attend(*arrays, causal: Any = False):
         ring = functools.partial(sharding.ring_attention, layout, causal=causal)
         cut = jax.P("data", "context")
         return jax.shard_map(
