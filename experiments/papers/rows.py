@@ -46,7 +46,7 @@ def complete(
 
     Args:
       path: A JSON file.
-      rows: All that are wanted, in order.
+      rows: All that are wanted, in order; one that comes twice is made once.
       key: The fields by which a made row is known.
       make: Makes one, or says what went wrong.
       report: Writes what follows from all rows; after each, and at the end.
@@ -57,7 +57,8 @@ def complete(
     """
     found = stored(path)
     known = {tuple(row[name] for name in key) for row in found}
-    missing = [row for row in rows if tuple(row) not in known][:most]
+    wanted = dict.fromkeys(map(tuple, rows))
+    missing = [row for row in wanted if row not in known][:most]
     failed = 0
     for number, row in enumerate(missing, 1):
         answer = make(row)
