@@ -188,6 +188,19 @@ def test_rows_are_written_one_by_one_and_only_once(tmp_path):
     assert made.count("tp+sp+selective") == 2
 
 
+def test_a_row_that_is_wanted_twice_is_made_once(tmp_path):
+    key, made = ("size", "scheme", "layers", "batch", "target"), []
+
+    def make(wanted):
+        made.append(wanted)
+        return dict(zip(key, wanted, strict=True), seconds=1)
+
+    wanted = [*rows(Paper())]
+    assert len(wanted) > len({*wanted})  # one device serves every degree
+    complete(tmp_path / "rows.json", wanted, key, make, lambda found: None)
+    assert len(made) == len({*made}) == len({*wanted})
+
+
 def test_stored_claims_are_those_of_the_stored_rows():
     found = stored(RESULTS / "korthikanti.json")
     text = (HERE / "claims.toml").read_text()
