@@ -62,7 +62,7 @@ def apply_quietly(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
         bound = functools.partial(loss, **kwargs)
         functools.update_wrapper(bound, loss)
         traced = trace_loss(bound, args, keep_checkpoints=plan.keep_checkpoints)
-        return traced.run(_decide(traced, plan))
+        return traced.run(_decide(traced, plan), plan.gradient_barrier)
 
     return applied
 

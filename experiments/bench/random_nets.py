@@ -72,4 +72,4 @@ def make_schedule(graph: rr.Graph, rng: np.random.Generator) -> rr.Plan:
         if kind < 0.3:
             continue
         actions[name] = rr.RECOMPUTE if kind < 0.6 else random_action(unit, rng)
-    return graph.plan(actions)
+    return graph.plan(actions, gradient_barrier=bool(rng.integers(0, 2)))

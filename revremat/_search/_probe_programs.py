@@ -66,7 +66,7 @@ def shorten(
             _first_layers(traced, graph, name, given, gradient_barrier)
             for name, given in actions.items()
         ]
-        return traced.run(decisions)
+        return traced.run(decisions, gradient_barrier)
 
     return shortened
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from revremat._action import RECOMPUTE, Action
 from revremat._graph import Graph
-from revremat._search._chain import keeping_products
+from revremat._search._chain import keeping_products, segments_of
 from revremat._search._keys import Request
 from revremat._search._state import State
 from revremat.policies import Chain
@@ -16,13 +16,50 @@ _MOST_APART = 3
 """Groups of which it is seen what their segments take in their stead."""
 
 
+def recomputed_groups(chain: Chain) -> Mapping[str, Action]:
+    """The schedule that recomputes every group as one."""
+    return dict.fromkeys(_outermost(chain), RECOMPUTE)
+
+
+def parts_waiting(graph: Graph) -> float:
+    """Bytes of gradients that wait to be added up, at most, but for one of each value.
+
+    Every segment that uses a value gives it a part of its gradient. A compiler may hold
+    the parts, or what they are slices of, until the segment is differentiated that made
+    the value.
+    """
+    segments = segments_of(graph)
+    users: dict[int, list[int]] = {}
+    sizes: dict[int, float] = {}
+    for k, unit in enumerate(segments):
+        for position, number in zip(unit.crossing, unit.crossing_ids, strict=True):
+            sizes[number] = unit.values[position].num_bytes
+            users.setdefault(number, []).append(k)
+    return max(
+        (
+            sum(
+                sizes[number] * (sum(user > k for user in where) - 1)
+                for number, where in users.items()
+                if where[0] <= k < where[-1]
+            )
+            for k in range(len(segments))
+        ),
+        default=0.0,
+    )
+
+
+def _outermost(chain: Chain) -> list[str]:
+    """What its groups are called, or the one segment of a group that has no name."""
+    return [g.name if g.ways else g.segments[0].name for g in chain.groups]
+
+
 def uniform(chain: Chain) -> list[Mapping[str, Action]]:
     """Schedules that recompute everything: segments, groups, one in the other.
 
     And the first groups alone: what the others keep is there for a short time only.
     """
     segments = [s.name for group in chain.groups for s in group.segments]
-    outer = [g.name if g.ways else g.segments[0].name for g in chain.groups]
+    outer = _outermost(chain)
     found = [segments, outer, [*outer, *segments]]
     few = min(_MOST_BEGINNINGS, len(outer) - 1)
     found += [outer[: round(k * len(outer) / (few + 1))] for k in range(1, few + 1)]
@@ -31,7 +68,7 @@ def uniform(chain: Chain) -> list[Mapping[str, Action]]:
 
 def products_kept(chain: Chain, graph: Graph) -> list[Mapping[str, Action]]:
     """Schedules that keep products: in groups, segments, or groups but for one."""
-    whole = [[g.name if g.ways else g.segments[0].name] for g in chain.groups]
+    whole = [[name] for name in _outermost(chain)]
     apart = [[s.name for s in g.segments] for g in chain.groups]
     large = sorted(range(len(apart)), key=lambda k: -len(apart[k]))
     few = [k for k in sorted(large[:_MOST_APART]) if len(apart[k]) > 1]
@@ -63,4 +100,4 @@ def _label(actions: Mapping[str, Action]) -> str:
     for action in actions.values():
         name = "recompute all" if action.recomputes_all else "recompute"
         kinds[name] = kinds.get(name, 0) + 1
-    return ", ".join(f"{n} x {name}" for name, n in kinds.items())
+    return ", ".join(f"{n} x {name}" for name, n in kinds.items()) or "all saved"

@@ -17,13 +17,18 @@ from jaxtyping import Float
 
 from revremat._action import RECOMPUTE, Action
 from revremat.policies._quiet import without_lines
+from revremat.policies._regression import Prior, below_and_at
 
 _MOST_NODES = 2_000
 _MOST_ROUNDS = 4
 _LEAST_OFF = 0.5
 """Of what choices take on average: how far off the model is of any, at least."""
+_ALL_OFF = 1.0
+"""Of each: how far off the model may be of all together, by the same share."""
 _NOISE = 0.05
 """Of how far off the model can be: by what depends on more than one choice."""
+_SIZES_OFF = 0.5
+"""Of what is kept by one way: how far off the model is beyond what all ways are."""
 _LESS_ELSEWHERE = 0.3
 """Of what the peak counts: the mean over all moments, of which any may be the peak."""
 
@@ -123,10 +128,9 @@ class Chain:
     Attributes:
       groups: The groups.
       sizes: Of values that several of them may keep, by their numbers.
-      corrections: From a unit, and the group that is recomputed around it ("" if none
-        is), to bytes that are there beside while it is differentiated, more than ways
-        say. Less, where that is negative.
       times_us: What choices take more than keeping all, where ways say otherwise.
+      sizes_of: From a unit and its action to what it keeps beside shared values, and
+        what is there while it is differentiated, where ways say otherwise.
 
     Example:
       >>> import revremat as rr
@@ -141,8 +145,10 @@ class Chain:
 
     groups: tuple[Group, ...]
     sizes: Mapping[int, float] = field(default_factory=dict)
-    corrections: Mapping[tuple[str, str], float] = field(default_factory=dict)
     times_us: Mapping["_Key", float] = field(default_factory=dict)
+    sizes_of: Mapping[tuple[str, Action | None], tuple[float, float]] = field(
+        default_factory=dict
+    )
 
     def schedule(
         self,
@@ -167,55 +173,7 @@ class Chain:
         """Bytes and time of a schedule by its actions."""
         rows = _Rows(self)
         chosen = rows.chosen(actions)
-        return max(size for size, _ in rows.moments(chosen)), rows.time_us(chosen)
-
-    def fitted(self, known: Sequence[tuple[Mapping[str, Action], float]]) -> "Chain":
-        """The same, set right by what schedules really take.
-
-        At no moment can one have taken more than that, and at one it has. At which is
-        not known: it is taken for the one that has to be raised least, and can be by
-        what others take.
-
-        Args:
-          known: Schedules with their bytes.
-        """
-        rows, fixed = _Rows(self), replace(self, corrections={})
-        corrections: dict[tuple[str, str], float] = {}
-        plain = _Rows(fixed)
-        known_moments = [
-            (plain.moments(rows.chosen(actions)), size) for actions, size in known
-        ]
-        at = lambda size, key: size + corrections.get(key, 0.0)
-
-        def room(key: tuple[str, str]) -> float:
-            """By how much it can be raised."""
-            return min(
-                measured - at(size, key)
-                for moments, measured in known_moments
-                for size, other in moments
-                if other == key
-            )
-
-        def lower() -> None:
-            for moments, measured in known_moments:
-                for size, key in moments:
-                    over = at(size, key) - measured
-                    if over > 0:
-                        corrections[key] = corrections.get(key, 0.0) - over
-
-        for _ in range(_MOST_ROUNDS):
-            lower()
-            for moments, measured in known_moments:
-                short = [(measured - at(size, key), key) for size, key in moments]
-                least = min(lacking for lacking, _ in short)
-                if least > 0:
-                    *_, lacking, key = min(
-                        (max(0.0, lacking - room(key)), lacking, key)
-                        for lacking, key in short
-                    )
-                    corrections[key] = corrections.get(key, 0.0) + lacking
-        lower()  # what fits is not to be taken for too large
-        return replace(self, corrections=corrections)
+        return max(rows.moments(chosen)), rows.time_us(chosen)
 
     def timed(self, known: Sequence[tuple[Mapping[str, Action], float]]) -> "Chain":
         """The same, set right by how long schedules really take.
@@ -233,19 +191,54 @@ class Chain:
         if not (choices and known):
             return replace(self, times_us={})
         place = {key: k for k, key in enumerate(choices)}
-        prior = np.array([one.way.time_us for one in choices.values()])
-        off = np.abs(prior) + _LEAST_OFF * float(np.abs(prior).mean())
-        taken = np.zeros((len(known), len(prior)))
+        mean = np.array([one.way.time_us for one in choices.values()])
+        off = np.abs(mean) + _LEAST_OFF * float(np.abs(mean).mean())
+        noise = _NOISE * max(1e-9, float(off.max()))
+        prior = Prior(mean, off, _ALL_OFF, np.ones((1, len(mean))), noise)
+        taken = np.zeros((len(known), len(mean)))
         for row, (actions, _) in zip(taken, known, strict=True):
             row[[place[c.key] for c in rows.chosen(actions) if c.key in place]] = 1.0
-        measured = np.array([us for _, us in known])
-        shared = (taken * off**2) @ taken.T
-        noise = (_NOISE * max(1e-9, float(off.max()))) ** 2
-        weights = np.linalg.solve(
-            shared + noise * np.eye(len(known)), measured - taken @ prior
-        )
-        times = prior + off**2 * (taken.T @ weights)
+        times = prior.given(taken, np.array([us for _, us in known])).values
         return replace(self, times_us=dict(zip(choices, times.tolist(), strict=True)))
+
+    def sized(
+        self,
+        known: Sequence[tuple[Mapping[str, Action], float]],
+        optimism: float = 0.0,
+    ) -> "Chain":
+        """The same with the likeliest sizes of what is kept, by what schedules take.
+
+        Compilers compute much where it is used and never store it. So all sizes may be
+        off by the same share, and each by itself; values that pass from one segment to
+        another are there for sure.
+
+        Args:
+          known: Schedules with their bytes.
+          optimism: How much smaller sizes are taken for, in standard deviations: what
+            is not known well may be small.
+        """
+        rows = _Rows(replace(self, sizes_of={}))
+        ways = {(c.unit, c.way.action): c.way for c in rows.choices if not c.opens}
+        kept, working = (
+            np.array([getattr(way, name) for way in ways.values()], float)
+            for name in ("kept_bytes", "working_bytes")
+        )
+        mean = np.concatenate([kept, working])
+        if not (known and mean.sum()):
+            return replace(self, sizes_of={})
+        off = _SIZES_OFF * (mean + _LEAST_OFF * float(mean.mean()))
+        names = np.array([unit for unit, _ in ways] * 2)
+        alike = np.stack([names == names, *(names == one for one in sorted({*names}))])
+        alike = alike.astype(float)
+        prior = Prior(mean, off, _ALL_OFF, alike, _NOISE * float(mean.max()))
+        found = [rows.parts(rows.chosen(actions), [*ways]) for actions, _ in known]
+        peaks = [size for _, size in known]
+        taken, beside = zip(*found, strict=True)
+        likely = below_and_at(prior, taken, beside, peaks, _MOST_ROUNDS)
+        sizes = np.maximum(0.0, likely.values - optimism * likely.off)
+        kept, working = sizes.reshape(2, -1).tolist()
+        pairs = zip(kept, working, strict=True)
+        return replace(self, sizes_of=dict(zip(ways, pairs, strict=True)))
 
 
 _Key = tuple[str, Action | None, str, str]
@@ -284,13 +277,18 @@ class _Rows:
         self.group_of: list[str] = []
         for group in chain.groups:
             self._enter(group)
-        self.choices = [
-            replace(c, way=replace(c.way, time_us=chain.times_us[c.key]))
-            if c.key in chain.times_us
-            else c
-            for c in self.choices
-        ]
+        self.choices = [replace(c, way=self._known(c)) for c in self.choices]
         self.size = len(self.choices)
+
+    def _known(self, one: _Choice) -> Way:
+        """A choice's way, by what was learned of it."""
+        way = one.way
+        if one.key in self.chain.times_us:
+            way = replace(way, time_us=self.chain.times_us[one.key])
+        if not one.opens and (one.unit, way.action) in self.chain.sizes_of:
+            kept, working = self.chain.sizes_of[one.unit, way.action]
+            way = replace(way, kept_bytes=kept, working_bytes=working)
+        return way
 
     def _enter(self, group: Group) -> None:
         start = len(self.waiting)
@@ -340,29 +338,51 @@ class _Rows:
             return around is not None and not is_open and around == one.way.action
         return around is None and actions.get(one.unit) == one.way.action
 
-    def moments(self, chosen: Sequence[_Choice]) -> list[tuple[float, tuple[str, str]]]:
-        """Bytes while each segment is differentiated, and what they are told by."""
+    def moments(self, chosen: Sequence[_Choice]) -> list[float]:
+        """Bytes while each segment is differentiated."""
         found = []
         for k, waiting in enumerate(self.waiting):
             kept: set[int] = set()
-            total, key = waiting, ("", "")
+            total = waiting
             for one in chosen:
                 if one.first <= k and one.within in ("", self.group_of[k]):
                     kept |= one.way.kept
                     total += one.way.kept_bytes
                 if k in one.covers:
-                    total += self._working(one)
-                    key = one.unit, one.within
-            found.append((total + sum(self.chain.sizes[v] for v in kept), key))
+                    total += one.way.working_bytes
+            found.append(total + sum(self.chain.sizes[v] for v in kept))
         return found
+
+    def parts(
+        self, chosen: Sequence[_Choice], units: Sequence[tuple[str, Action | None]]
+    ) -> tuple[Float[np.ndarray, "moments sizes"], Float[np.ndarray, " moments"]]:
+        """Of which ways' sizes each moment's bytes are a sum, and what is beside.
+
+        Args:
+          chosen: The variables that are on.
+          units: Units with their actions: first what they keep, then what is there
+            while they are differentiated.
+        """
+        place = {key: k for k, key in enumerate(units)}
+        taken = np.zeros((len(self.waiting), 2 * len(units)))
+        for k in range(len(self.waiting)):
+            for one in chosen:
+                at = None if one.opens else place[one.unit, one.way.action]
+                if at is None:
+                    continue
+                if one.first <= k and one.within in ("", self.group_of[k]):
+                    taken[k, at] += 1
+                if k in one.covers:
+                    taken[k, at + len(units)] += 1
+        beside = [
+            replace(c, way=replace(c.way, kept_bytes=0.0, working_bytes=0.0))
+            for c in chosen
+        ]
+        return taken, np.array(self.moments(beside))
 
     def time_us(self, chosen: Sequence[_Choice]) -> float:
         """What they take more than keeping all."""
         return sum(one.way.time_us for one in chosen)
-
-    def _working(self, one: _Choice) -> float:
-        more = self.chain.corrections.get((one.unit, one.within), 0.0)
-        return one.way.working_bytes + more
 
     # ---- The integer program ---------------------------------------------------------
 
@@ -410,7 +430,7 @@ class _Rows:
                 if c.first <= k and c.within in ("", self.group_of[k])
             ]
             entries += [
-                (j, self._working(c)) for j, c in enumerate(choices) if k in c.covers
+                (j, c.way.working_bytes) for j, c in enumerate(choices) if k in c.covers
             ]
             entries += [
                 (n, sizes[v]) for (v, place, _), n in column.items() if place == k
@@ -440,8 +460,7 @@ class _Rows:
             return None
         taken = [c for c, on in zip(choices, chosen, strict=True) if on > 1 / 2]
         actions = {c.unit: c.way.action for c in taken if c.way.action is not None}
-        size = max(size for size, _ in self.moments(taken))
-        return Schedule(actions, size, self.time_us(taken))
+        return Schedule(actions, max(self.moments(taken)), self.time_us(taken))
 
     def _same(self, actions: Mapping[str, Action]) -> list[tuple[int, float]]:
         """A row that counts what is as in a schedule."""

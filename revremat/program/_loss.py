@@ -43,16 +43,20 @@ class TracedLoss:
     arguments: Arguments
     outcome: Outcome
 
-    def run(self, decisions: Sequence[Decision]) -> Any:
+    def run(self, decisions: Sequence[Decision], gradient_barrier: bool = False) -> Any:
         """Runs it with units replaced: what it returns.
 
         Changes of its arguments are written into them, once, after the forward pass.
+
+        Args:
+          decisions: About its units.
+          gradient_barrier: As of `Plan`.
 
         Raises:
           UserError: What a unit would keep differs from what the plan says, or the
             arguments may not be changed here.
         """
-        outs = rewrite(self.found, decisions, self.arguments.values)
+        outs = rewrite(self.found, decisions, self.arguments.values, gradient_barrier)
         return self.outcome.write(self._untangled(outs))
 
     def _untangled(self, outs: Sequence[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from revremat._errors import UserError
 from revremat._plan import UnitPlan
 from revremat.program.arrays._avals import is_differentiable
 from revremat.program.arrays._buffers import Each
+from revremat.program.engine._add_up import add_up
 from revremat.program.engine._keep import Layer, resolve
 from revremat.program.engine._plain import is_plain, run_plain
 from revremat.program.engine._run_stack import run_stack
@@ -30,6 +31,7 @@ from revremat.program.ir._ops import (
     read,
     run,
 )
+from revremat.program.units._passing import passing
 from revremat.program.units._sites import (
     REPEATED,
     SEGMENT,
@@ -79,9 +81,19 @@ class Decision:
 
 
 def rewrite(
-    found: Survey, decisions: Sequence[Decision], args: Sequence[Any]
+    found: Survey,
+    decisions: Sequence[Decision],
+    args: Sequence[Any],
+    gradient_barrier: bool = False,
 ) -> list[Any]:
     """Evaluate the program with its units replaced; its outputs, flat.
+
+    Args:
+      found: The program.
+      decisions: About its units.
+      args: What it is given.
+      gradient_barrier: Whether gradients of values that pass over a layer are added up
+        before that is differentiated, whether or not anything is decided about it.
 
     Raises:
       UserError: A unit cannot take an action, or what it would keep differs from what
@@ -121,7 +133,7 @@ def rewrite(
         for at, ops, step in steps_of(decision, loops):
             chosen[at] = step
             covered.update(ops)
-    return _Rewriter(chosen, covered).run(found, args)
+    return _Rewriter(chosen, covered, gradient_barrier).run(found, args)
 
 
 def _loops_of(decision: Decision) -> dict[Op, Loop]:
@@ -321,12 +333,18 @@ def _names(layer: Layer, values: Sequence[Value]) -> str:
 class _Rewriter:
     chosen: dict[Op, Step]
     covered: set[Op]
+    gradient_barrier: bool = False
 
     def run(self, found: Survey, args: Sequence[Any]) -> list[Any]:
         program = found.program
         env: dict[Value, Any] = dict(zip(program.inputs, args, strict=True))
         untouched, done = self._untouched(found), set[Region]()
+        passed = passing(found) if self.gradient_barrier else {}
         for op in program.ops:
+            if op in passed and (op in self.chosen or op not in self.covered):
+                there = [value for value in passed[op] if value in env]
+                added_up = add_up([env[value] for value in there])
+                env.update(zip(there, added_up, strict=True))
             if (region := untouched.get(op)) in done:
                 continue
             # What gives weights another form stands before what the region takes.
@@ -388,6 +406,8 @@ class _Rewriter:
         return changed
 
     def _concerns(self, found: Survey) -> bool:
+        if self.gradient_barrier and passing(found):
+            return True
         return any(site.ops[0] in self.chosen for site in found.sites) or any(
             self._concerns(inside)
             for places in found.inner.values()

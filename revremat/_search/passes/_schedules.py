@@ -8,11 +8,19 @@ from revremat._action import Action
 from revremat._search._keys import ProgramKey
 from revremat._search._pass import Ask
 from revremat._search._result import Row
-from revremat._search._schedules import products_kept, request_of, uniform
+from revremat._search._schedules import (
+    parts_waiting,
+    products_kept,
+    recomputed_groups,
+    request_of,
+    uniform,
+)
 from revremat._search._state import State
 from revremat.policies import Chain
 
 _Actions = Mapping[str, Action]
+_RIGHT = 0.03
+"""How far off what a model says may be: more teaches it something."""
 
 
 def schedules(state: State, ask: Ask) -> State:
@@ -25,7 +33,8 @@ def schedules(state: State, ask: Ask) -> State:
     chain, budget = state.space.chain, state.budget_bytes
     assert chain is not None
     heuristics = state.space.heuristics
-    if state.fits:
+    state = _added_up(state, ask)
+    if _plain(state).bytes <= budget:
         return _bounded(state, chain)
     tried = _Tried(chain, heuristics.most_over_budget)
     waiting = uniform(chain)
@@ -34,7 +43,7 @@ def schedules(state: State, ask: Ask) -> State:
             waiting.append(products)
     failures = 0
     for _ in range(heuristics.most_schedules):
-        how = next(tried.ways)
+        how = "" if waiting else next(tried.ways)
         found = (waiting.pop(0), None) if waiting else tried.next(state, how)
         if found is None:
             return state
@@ -46,10 +55,32 @@ def schedules(state: State, ask: Ask) -> State:
         tried.add(request.key, actions, row)
         if how in ("near", "over") and row is not None:
             tried.over *= 1 / 2 if row.bytes > budget else 3 / 2
-        failures = 0 if state.best != best or waiting else failures + 1
+        if state.best != best or waiting:
+            failures = 0
+        elif row is None or _is_as(row.bytes, expected):
+            failures += 1  # else the model knows better now
         if failures >= heuristics.most_failures:
             return state
     return state
+
+
+def _added_up(state: State, ask: Ask) -> State:
+    """The same with a gradient barrier, where that saves much.
+
+    It is asked of the program all of whose groups are recomputed, and of the one that
+    keeps all, which may be faster for it.
+    """
+    chain, graph = state.space.chain, state.space.graph
+    assert chain is not None
+    least = state.space.heuristics.barrier_saves
+    if parts_waiting(graph) < least * state.baseline.measurement.memory.temp_bytes:
+        return state
+    free, held = (state.but(gradient_barrier=on) for on in (False, True))
+    requests = [request_of(one, recomputed_groups(chain)) for one in (free, held)]
+    state = ask(state, [request_of(held, {}), *requests])
+    rows = [state.row(r.key) for r in requests if isinstance(r.key, ProgramKey)]
+    sizes = [math.inf if row is None else row.bytes for row in rows]
+    return state.but(gradient_barrier=sizes[1] < (1 - least) * sizes[0])
 
 
 class _Tried:
@@ -63,7 +94,7 @@ class _Tried:
     def __init__(self, chain: Chain, over: float):
         self.chain, self.over = chain, over
         self.known: dict[ProgramKey, tuple[_Actions, Row | None]] = {}
-        self.excluded: list[tuple[_Actions, int]] = []
+        self.excluded: list[tuple[_Actions, int]] = [({}, 1)]
         self.ways = cycle(("within", "less", "near", "less", "over", "less"))
 
     def add(self, key: ProgramKey, actions: _Actions, row: Row | None) -> None:
@@ -83,7 +114,9 @@ class _Tried:
         """
         memory = state.baseline.measurement.memory
         fixed = memory.total_bytes - memory.temp_bytes
-        model = self._model(fixed, state.baseline.time_us)
+        model = self._model(
+            fixed, _plain(state), 0.0 if state.fits and how != "over" else 1.0
+        )
         limit = state.budget_bytes - fixed
         best = self.known.get(state.key_of_row(state.best)) if state.fits else None
         if how == "less" and best and (fewer := self._without_one(best[0], model)):
@@ -97,11 +130,13 @@ class _Tried:
         )
         return found and (found.actions, found.bytes + fixed)
 
-    def _model(self, fixed: float, plain_us: float) -> Chain:
+    def _model(self, fixed: float, plain: Row, optimism: float) -> Chain:
         """The model, set right by what schedules take beside what none changes."""
         rows = [(a, r) for a, r in self.known.values() if r is not None]
-        model = self.chain.fitted([(a, r.bytes - fixed) for a, r in rows])
-        return model.timed([(a, r.time_us - plain_us) for a, r in rows])
+        rows.append(({}, plain))
+        sizes = [(a, r.bytes - fixed) for a, r in rows]
+        model = self.chain.sized(sizes, optimism)
+        return model.timed([(a, r.time_us - plain.time_us) for a, r in rows])
 
     def _without_one(self, actions: _Actions, model: Chain) -> _Actions | None:
         """A schedule without the action that is said to take longest."""
@@ -113,11 +148,22 @@ class _Tried:
 
 def _bounded(state: State, chain: Chain) -> State:
     """What no schedule of a program that fits takes less than, by the model."""
-    memory, plain_us = state.baseline.measurement.memory, state.baseline.time_us
+    memory, plain_us = state.baseline.measurement.memory, _plain(state).time_us
     fixed = memory.total_bytes - memory.temp_bytes
     fastest = chain.schedule(state.budget_bytes - fixed, [])
     saved_us = max(0.0, -fastest.time_us) if fastest else 0.0
     return state.but(bound_us=plain_us - saved_us)
+
+
+def _plain(state: State) -> Row:
+    """The program that keeps all."""
+    row = state.row(state.key_of({})) if state.gradient_barrier else None
+    return row or state.baseline
+
+
+def _is_as(size: int, expected: float | None) -> bool:
+    """Whether a program takes about as much as was expected."""
+    return expected is None or math.isclose(size, expected, rel_tol=_RIGHT)
 
 
 def _is_same(one: Row, other: Row) -> bool:

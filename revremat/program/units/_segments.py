@@ -50,7 +50,7 @@ def find_segments(stretch: Stretch, at_any_place: bool = True) -> list[list[Part
       Parts that follow one another from the first operation to the last; nothing where
       they would be too few.
     """
-    kept = np.cumsum([0, *(_kept_of(stretch, op) for op in stretch.ops)])
+    kept = np.cumsum([0, *(_there_of(stretch, op) for op in stretch.ops)])
 
     def gives_back(begin: int, place: int, end: int, passed_on: float) -> bool:
         before, after = kept[place] - kept[begin], kept[end] - kept[place]
