@@ -15,6 +15,7 @@ where the peak stands is set right by one of them.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,7 @@ from functools import cached_property
 from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._graph import Unit
 from revremat._search._heuristics import Heuristics
+from revremat._search._other_lengths import OtherLength, other_lengths
 from revremat._search._peeled import PeeledCosts, can_peel
 from revremat._search._probes import Probe, cuts, first_cuts, is_loop
 from revremat.policies import Candidate, Counts, LayerCost, Runs, UnitOptions
@@ -99,12 +101,24 @@ class LayerCosts:
     heuristics: Heuristics = field(default_factory=Heuristics)
 
     @cached_property
-    def candidates(self) -> Mapping[str, Candidate]:
-        """The candidates by name, without those that do not compile."""
+    def probed(self) -> Mapping[str, Candidate]:
+        """What was offered by name, without those that do not compile."""
         fails = lambda c: any(map(self.has_failed, cuts(self.unit, c.action)))
         return {
             c.name: c for c in self.offered if c.name == RECOMPUTE_ALL or not fails(c)
         }
+
+    @cached_property
+    def candidates(self) -> Mapping[str, Candidate]:
+        """The same, and segments of other lengths, whose costs those of one tell."""
+
+        def is_known(candidate: Candidate) -> bool:
+            few = cuts(self.unit, candidate.action)
+            needed = few if candidate.action.segment_length > 1 else few[-1:]
+            return all(self.probe(actions) is not None for actions in needed)
+
+        more = other_lengths(self.unit, self.probed, is_known)
+        return {**self.probed, **{c.name: c for c in more}}
 
     @cached_property
     def names(self) -> Mapping[Action, str]:
@@ -114,12 +128,12 @@ class LayerCosts:
     @property
     def known_actions(self) -> set[Action]:
         """What need not be offered again: it has a cost, or does not compile."""
-        return {c.action for c in self.offered}
+        return {c.action for c in (*self.offered, *self.candidates.values())}
 
     @property
     def has_any(self) -> bool:
         """Whether anything was probed yet."""
-        return any(self._deep(name) is not None for name in self.candidates)
+        return any(self._deep(name) is not None for name in self.probed)
 
     @property
     def has_reference(self) -> bool:
@@ -132,6 +146,12 @@ class LayerCosts:
     def _shallow(self, name: str) -> Probe | None:
         return self.probe(cuts(self.unit, self.candidates[name].action)[0])
 
+    def _sources(self, name: str) -> list[str]:
+        """Whose probes tell what a candidate costs."""
+        one = self.candidates[name]
+        is_derived = isinstance(one, OtherLength)
+        return [one.probed.name, one.alone.name] if is_derived else [name]
+
     # ---- What to ask for -------------------------------------------------------------
 
     @property
@@ -139,16 +159,16 @@ class LayerCosts:
         """One cut for each candidate, two for the one that recomputes everything."""
         reference = cuts(self.unit, RECOMPUTE)
         found = [reference[0]] if len(reference) > 1 else []
-        return [*found, *first_cuts(self.unit, self.candidates.values())]
+        return [*found, *first_cuts(self.unit, self.probed.values())]
 
     def second_probes(self, names: Iterable[str]) -> list[tuple[Action, ...]]:
         """What is missing for exact costs of candidates."""
         if self.unit.num_layers == 1:
             return []
-        few = [n for n in dict.fromkeys(names) if n in self.candidates]
+        sources = [self._sources(n) for n in names if n in self.candidates]
         return [
             cuts(self.unit, self.candidates[name].action)[0]
-            for name in few
+            for name in dict.fromkeys(itertools.chain(*sources))
             if self._shallow(name) is None
         ]
 
@@ -208,15 +228,18 @@ class LayerCosts:
         """All costs that are known."""
         found = []
         for name, candidate in self.candidates.items():
-            if self._deep(name) is None:
+            if any(self._deep(source) is None for source in self._sources(name)):
                 continue
             cost = self.cost(name)
             base = max(0.0, cost.base_bytes + self.correction)
             shortest = candidate.action.layers_per_iteration
             if can_peel(self.unit) and not candidate.action.unroll:
                 shortest = max(2, shortest)
+            length = candidate.action.segment_length
             found.append(
-                dataclasses.replace(cost, base_bytes=base, shortest_run=shortest)
+                dataclasses.replace(
+                    cost, base_bytes=base, shortest_run=shortest, segment_length=length
+                )
             )
         return UnitOptions(self.unit.name, self.unit.num_layers, tuple(found))
 
@@ -232,6 +255,9 @@ class LayerCosts:
 
     def cost(self, name: str) -> LayerCost:
         """One layer's, without the correction of all else; rough without two probes."""
+        one = self.candidates[name]
+        if isinstance(one, OtherLength):
+            return one.cost(self.cost(one.probed.name), self.cost(one.alone.name))
         deep, shallow = self._deep(name), self._shallow(name)
         assert deep is not None
         if shallow is None:
