@@ -220,7 +220,7 @@ class Compiles[T]:
           lower: Has it lowered already.
 
         Yields:
-          The oldest result that is not handed out yet, if all cores are busy.
+          The oldest result that is not handed out yet, if all cores have more to do.
         """
         try:
             lowered = lower() if lower else self._lower(step)
@@ -231,7 +231,7 @@ class Compiles[T]:
             name = step.name or name_of(step.function)
             compiled = self._pool.submit(self._finish, lowered, name)
             self._running.append(compiled.result)
-        if len(self._running) >= self._workers:
+        if len(self._running) > self._workers:  # one waits, so that no core does
             yield self._running.popleft()()
 
     def _lower(self, step: Step) -> xla.Lowered:

@@ -5,8 +5,8 @@ else. Two compiles of the program cut to a few of its layers, at full width and 
 give both. Measured on GPT at 24 layers, cuts to 4 and 8 predict the compiled bytes to
 0.1 %; cuts to 2 and 4 were up to 3.6 % low.
 
-One compile gives a candidate a rough cost, with the constant of the one that recomputes
-everything; the second is only spent on candidates that an assignment really uses.
+One compile gives a candidate a rough cost, with the constant of one that has two; the
+second is only spent on candidates that an assignment really uses.
 
 A unit that is a small part of a large program is compiled without the rest of it. What
 its layers take and save, against recomputing everything, is the same unless they are
@@ -25,7 +25,7 @@ from revremat._graph import Unit
 from revremat._search._heuristics import Heuristics
 from revremat._search._other_lengths import OtherLength, other_lengths
 from revremat._search._peeled import PeeledCosts, can_peel
-from revremat._search._probes import Probe, cuts, first_cuts, is_loop
+from revremat._search._probes import DEPTHS, Probe, cuts, first_cuts, is_loop
 from revremat.policies import Candidate, Counts, LayerCost, Runs, UnitOptions
 
 RECOMPUTE_ALL, SAVE_ALL = "recompute all", "save all"
@@ -138,7 +138,13 @@ class LayerCosts:
     @property
     def has_reference(self) -> bool:
         """Whether there is the cost of recomputing everything."""
-        return None not in (self._deep(RECOMPUTE_ALL), self._shallow(RECOMPUTE_ALL))
+        return self._deep(RECOMPUTE_ALL) is not None and self._held_to is not None
+
+    @cached_property
+    def _held_to(self) -> str | None:
+        """With which candidate's constant rough costs are told: one with two probes."""
+        both = lambda name: None not in (self._deep(name), self._shallow(name))
+        return next(filter(both, (RECOMPUTE_ALL, *self.probed)), None)
 
     def _deep(self, name: str) -> Probe | None:
         return self.probe(cuts(self.unit, self.candidates[name].action)[-1])
@@ -156,10 +162,24 @@ class LayerCosts:
 
     @property
     def first_probes(self) -> list[tuple[Action, ...]]:
-        """One cut for each candidate, two for the one that recomputes everything."""
-        reference = cuts(self.unit, RECOMPUTE)
+        """One cut for each candidate, two for one that all others are held to."""
+        reference = cuts(self.unit, self.first_reference.action)
         found = [reference[0]] if len(reference) > 1 else []
         return [*found, *first_cuts(self.unit, self.probed.values())]
+
+    @property
+    def first_reference(self) -> Candidate:
+        """The candidate that has two cuts at first.
+
+        Whole programs of many layers are told from the one that recomputes everything.
+        Of few layers the second cut is the whole, and what keeps more is compiled
+        faster and more often chosen.
+        """
+        few = self.offered[: self.heuristics.fewest_candidates]
+        sets = [c for c in few if c.action.kind == "recompute" and not c.action.on_host]
+        sets = [c for c in sets if c.action.layers_per_iteration == 1]
+        is_short = self.unit.skippable and self.unit.num_layers <= DEPTHS[1]
+        return sets[-1] if is_short else self.probed[RECOMPUTE_ALL]
 
     def second_probes(self, names: Iterable[str]) -> list[tuple[Action, ...]]:
         """What is missing for exact costs of candidates."""
@@ -289,22 +309,29 @@ class LayerCosts:
     @cached_property
     def _host_when_recomputed(self) -> float:
         """Bytes that one layer has on the host even if it recomputes everything."""
-        few = cuts(self.unit, RECOMPUTE)
-        deep, shallow = self._deep(RECOMPUTE_ALL), self._shallow(RECOMPUTE_ALL)
+        own, known = self._deep(RECOMPUTE_ALL), self._held_to
+        if own is None or known is None:
+            return 0.0
+        few = cuts(self.unit, self.candidates[known].action)
+        deep, shallow = self._deep(known), self._shallow(known)
         layers = len(few[-1]) - len(few[0])
         if deep is None or shallow is None or layers <= 0:
             return 0.0
-        return (deep.host_bytes - shallow.host_bytes) / layers
+        more = (own.host_bytes - deep.host_bytes) / len(few[-1])
+        return (deep.host_bytes - shallow.host_bytes) / layers + more
 
     def _rough_cost(self, name: str, deep: Probe) -> LayerCost:
-        """As if all but the kept bytes were as where everything is recomputed."""
-        full, reference = self.reference, self._deep(RECOMPUTE_ALL)
+        """As if all but the kept bytes were as with the one it is held to."""
+        assert self._held_to is not None
+        known, reference = self.cost(self._held_to), self._deep(self._held_to)
+        own = self._deep(RECOMPUTE_ALL)
         assert reference is not None
+        assert own is not None
         n = _num_taking(cuts(self.unit, self.candidates[name].action)[-1])
-        kept = max(0.0, full.kept_bytes + (deep.bytes - reference.bytes) / n)
-        time_us = full.time_us + (deep.time_us - reference.time_us) / n
+        kept = max(0.0, known.kept_bytes + (deep.bytes - reference.bytes) / n)
+        time_us = known.time_us + (deep.time_us - reference.time_us) / n
         base = deep.bytes - n * kept - self.kept_by_others
-        host = max(0.0, deep.host_bytes - reference.host_bytes) / n
+        host = max(0.0, deep.host_bytes - own.host_bytes) / n
         return LayerCost(name, kept, base, host, time_us)
 
     @cached_property

@@ -29,6 +29,7 @@ from revremat._search.passes._solve import (
     unroll_partly,
     unroll_partly_again,
 )
+from revremat._search.passes._together import together
 from revremat._search.passes._unroll import unroll
 
 
@@ -119,7 +120,7 @@ def profile(state: State, ask: Ask) -> State:
 
 def decide(state: State, ask: Ask) -> State:
     """Finds the best plan for the state's budget."""
-    state = baseline(state, ask)
+    state = baseline(together(state, ask), ask)
     if state.arguments_exceed:  # then no plan can fit
         return run_all(state, ask, [recompute_all])
     if state.space.chain is not None:

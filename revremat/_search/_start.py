@@ -103,7 +103,8 @@ def state_of(
             f"{state.num_needed} or more"
         )
     if most_compiles is None:
-        most_compiles = heuristics.most_compiles(effort, state.num_needed)
+        numbers = state.num_needed, state.num_second
+        most_compiles = heuristics.most_compiles(effort, *numbers)
         space = dataclasses.replace(state.space, most_compiles=most_compiles)
         state = state.but(space=space)
     return state
@@ -139,6 +140,7 @@ def start(
         proposed={},
         nesting=nesting,
         enclosing=tuple(enclosing),
+        argument_bytes=argument_bytes or 0,
         **fixed,
     )
     offered = _offered(space, space.heuristics.most_candidates)

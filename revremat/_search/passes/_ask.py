@@ -18,10 +18,11 @@ def probe(
     state: State, ask: Ask, unit: Unit, cuts: Sequence[tuple[Action, ...]]
 ) -> State:
     """Measures shortened programs of a unit's first layers."""
-    return ask(state, [_probe_request(state, unit, actions) for actions in cuts])
+    return ask(state, [probe_request(state, unit, actions) for actions in cuts])
 
 
-def _probe_request(state: State, unit: Unit, actions: tuple[Action, ...]) -> Request:
+def probe_request(state: State, unit: Unit, actions: tuple[Action, ...]) -> Request:
+    """A shortened program of a unit's first layers."""
     names = state.costs[unit.name].names
     runs: list[tuple[str, int]] = []
     for action in actions:
