@@ -163,12 +163,12 @@ class LayerCosts:
     @property
     def first_probes(self) -> list[tuple[Action, ...]]:
         """One cut for each candidate, two for one that all others are held to."""
-        reference = cuts(self.unit, self.first_reference.action)
+        reference = cuts(self.unit, self._first_reference.action)
         found = [reference[0]] if len(reference) > 1 else []
         return [*found, *first_cuts(self.unit, self.probed.values())]
 
     @property
-    def first_reference(self) -> Candidate:
+    def _first_reference(self) -> Candidate:
         """The candidate that has two cuts at first.
 
         Whole programs of many layers are told from the one that recomputes everything.

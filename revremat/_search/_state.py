@@ -447,12 +447,6 @@ class State:
         """Compiles without which nothing is known of any plan."""
         return 1 + sum(len(c.first_probes) for c in self.costs.values()) + 1
 
-    @property
-    def num_second(self) -> int:
-        """Second probes of a first choice: one, but where a set has one at first."""
-        references = (costs.first_reference for costs in self.costs.values())
-        return int(any(one.name == RECOMPUTE_ALL for one in references))
-
 
 def best_of(rows: Collection[Row], budget_bytes: int) -> Row:
     """The fastest that fits, or else the smallest."""

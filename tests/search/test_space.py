@@ -25,6 +25,7 @@ from revremat._search import (
 from revremat._search._answer import dropped
 from revremat._search._probe_programs import is_small_part, small_units
 from revremat._search._start import (
+    another_of,
     expected_compiles,
     first_of,
     nested_units,
@@ -121,17 +122,28 @@ def test_the_host_is_proposed_where_there_is_one_apart(platform, sends):
     assert any(action.on_host for action in actions) == sends
 
 
-def test_a_unit_begins_with_all_nothing_and_two_between():
-    """Which are those that would be compiled if there were only four."""
+def test_a_unit_begins_with_all_nothing_and_one_between():
+    """Which is the one that would be compiled if there were only three."""
     state = start(graph(unit_of()), target(2))
     first = state.candidates["u"]
     assert [c.name for c in first[:2]] == ["recompute all", "save all"]
-    assert len(first) == 4
-    few = {c.action for c in state.space.pools["u"].worth_compiling(most=4)}
-    assert {c.action for c in first[2:]} <= few - {RECOMPUTE, SAVE}
-    more = dataclasses.replace(state.space.heuristics, fewest_candidates=5)
+    assert len(first) == 3
+    few = {c.action for c in state.space.pools["u"].worth_compiling(most=3)}
+    assert first[2].action in few - {RECOMPUTE, SAVE}
+    more = dataclasses.replace(state.space.heuristics, fewest_candidates=4)
     space = dataclasses.replace(state.space, heuristics=more)
-    assert len(first_of(space, state.units[0])) == 5
+    assert len(first_of(space, state.units[0])) == 4
+
+
+def test_one_more_between_follows_and_no_other():
+    """Which is one of those that would be compiled if there were four."""
+    state = start(graph(unit_of()), target(2))
+    found = another_of(state)
+    few = {c.action for c in state.space.pools["u"].worth_compiling(most=4)}
+    first = {c.action for c in state.candidates["u"]}
+    assert found["u"].action in few - first
+    candidates = {"u": (*state.candidates["u"], found["u"])}
+    assert another_of(state.but(candidates=candidates)) == {}
 
 
 def test_more_compiles_are_expected_for_more_that_may_be_asked():
@@ -193,7 +205,7 @@ def test_passes_come_in_an_order_that_has_reasons():
         "profile layers",
         "calibrate",
     ]
-    assert names[:2] == ["plain unroll", "settle"]
+    assert names[:3] == ["another", "plain unroll", "settle"]
     assert names[-1] == "without barrier"
 
 

@@ -2,8 +2,9 @@
 
 from revremat._search._keys import BASELINE, Request
 from revremat._search._pass import Ask
+from revremat._search._start import another_of
 from revremat._search._state import State
-from revremat._search.passes._ask import probe_request
+from revremat._search.passes._ask import first_requests, probe_request
 from revremat._search.passes._plain_unroll import plain_request
 
 
@@ -20,6 +21,9 @@ def together(state: State, ask: Ask) -> State:
         cuts = state.costs[unit.name].first_probes
         requests += [probe_request(state, unit, actions) for actions in cuts]
     requests.append(state.all_recomputed())
+    for name, candidate in another_of(state).items():
+        unit = state.space.graph[name]
+        requests += first_requests(state, unit, [candidate])[1]
     if (plain := plain_request(state)) is not None:
         requests.append(plain)
     new = [request for request in requests if not state.knows(request)]
