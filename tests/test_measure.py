@@ -1,6 +1,7 @@
 """measure and assert_fits: what may be given, and what is said otherwise."""
 
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -281,11 +282,41 @@ def test_compiles_run_beside_one_another_on_eight_cores_at_most(
     assert _steps.Compiles("cpu:1", _steps.read_step)._workers == workers
 
 
-def test_results_are_handed_out_in_order_when_all_cores_are_busy(monkeypatch):
+def test_results_are_handed_out_in_order_and_no_core_waits_for_another(monkeypatch):
+    """The first compile takes longest; the second core does all others meanwhile."""
     monkeypatch.setattr(_steps.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(_steps.xla, "lower_step", lambda f, *rest, **how: f)
-    with _steps.Compiles("cpu:1", lambda lowered, name: lowered) as compiles:
-        found = [[*compiles.start(rr.Step(k, (), name="n"))] for k in range(4)]
-        assert found == [[], [0], [1], [2]]
-        assert [*compiles.rest()] == [3]
+    begun = [threading.Event() for _ in range(5)]
+    may_end = [threading.Event() for _ in range(5)]
+
+    def finish(number, name):
+        begun[number].set()
+        assert may_end[number].wait(30)
+        return number
+
+    with _steps.Compiles("cpu:1", finish) as compiles:
+        start = lambda k: [*compiles.start(rr.Step(k, (), name="n"))]
+        assert start(0) == start(1) == []
+        assert begun[0].wait(30)
+        assert begun[1].wait(30)
+        threading.Timer(0.1, may_end[1].set).start()
+        assert start(2) == []  # it waited for a core, which is the second one's
+        assert may_end[1].is_set()
+        for number in (2, 3):
+            assert begun[number].wait(30)
+            may_end[number].set()
+            assert start(number + 1) == []
+        may_end[4].set()
+        may_end[0].set()
+        assert [*compiles.rest()] == [0, 1, 2, 3, 4]
         assert [*compiles.rest()] == []
+
+
+def test_what_cannot_be_lowered_is_handed_out_in_its_turn(monkeypatch):
+    def lower(step, *rest, **how):
+        raise ValueError(step)
+
+    monkeypatch.setattr(_steps.xla, "lower_step", lower)
+    with _steps.Compiles("cpu:1", lambda lowered, name: lowered) as compiles:
+        found = [*compiles.start(rr.Step(7, (), name="n")), *compiles.rest()]
+    assert [type(one) for one in found] == [_steps.Failure]

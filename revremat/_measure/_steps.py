@@ -4,7 +4,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -201,7 +201,7 @@ class Compiles[T]:
         self.target = xla.target(target)
         self._finish = finish
         self._workers = min(_MOST_WORKERS, os.cpu_count() or 1)
-        self._running: deque[Callable[[], T | Failure]] = deque()
+        self._running: deque[Future[T | Failure]] = deque()
 
     def __enter__(self) -> Self:
         self._pool = ThreadPoolExecutor(self._workers).__enter__()
@@ -220,19 +220,23 @@ class Compiles[T]:
           lower: Has it lowered already.
 
         Yields:
-          The oldest result that is not handed out yet, if all cores are busy.
+          Results in order, as far as they are there. While all cores are busy and one
+          more step waits for them, that is when one is done, whichever it is.
         """
         try:
             lowered = lower() if lower else self._lower(step)
         except Exception as error:
-            failure = Failure(error)
-            self._running.append(lambda: failure)
+            self._running.append(failed := Future())
+            failed.set_result(Failure(error))
         else:
             name = step.name or name_of(step.function)
-            compiled = self._pool.submit(self._finish, lowered, name)
-            self._running.append(compiled.result)
-        if len(self._running) >= self._workers:
-            yield self._running.popleft()()
+            self._running.append(self._pool.submit(self._finish, lowered, name))
+        while len(busy := [one for one in self._running if not one.done()]) > (
+            self._workers
+        ):
+            wait(busy, return_when=FIRST_COMPLETED)
+        while self._running and self._running[0].done():
+            yield self._running.popleft().result()
 
     def _lower(self, step: Step) -> xla.Lowered:
         return xla.lower_step(
@@ -246,7 +250,7 @@ class Compiles[T]:
     def rest(self) -> Iterator[T | Failure]:
         """All results that are not handed out yet, in order."""
         while self._running:
-            yield self._running.popleft()()
+            yield self._running.popleft().result()
 
 
 def read_step(

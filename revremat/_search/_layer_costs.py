@@ -5,8 +5,8 @@ else. Two compiles of the program cut to a few of its layers, at full width and 
 give both. Measured on GPT at 24 layers, cuts to 4 and 8 predict the compiled bytes to
 0.1 %; cuts to 2 and 4 were up to 3.6 % low.
 
-One compile gives a candidate a rough cost, with the constant of the one that recomputes
-everything; the second is only spent on candidates that an assignment really uses.
+One compile gives a candidate a rough cost, with the constant of one that has two; the
+second is only spent on candidates that an assignment really uses.
 
 A unit that is a small part of a large program is compiled without the rest of it. What
 its layers take and save, against recomputing everything, is the same unless they are
@@ -15,6 +15,7 @@ where the peak stands is set right by one of them.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,8 +23,9 @@ from functools import cached_property
 from revremat._action import RECOMPUTE, SAVE, Action
 from revremat._graph import Unit
 from revremat._search._heuristics import Heuristics
+from revremat._search._other_lengths import OtherLength, other_lengths
 from revremat._search._peeled import PeeledCosts, can_peel
-from revremat._search._probes import Probe, cuts, first_cuts, is_loop
+from revremat._search._probes import DEPTHS, Probe, cuts, first_cuts, is_loop
 from revremat.policies import Candidate, Counts, LayerCost, Runs, UnitOptions
 
 RECOMPUTE_ALL, SAVE_ALL = "recompute all", "save all"
@@ -99,12 +101,24 @@ class LayerCosts:
     heuristics: Heuristics = field(default_factory=Heuristics)
 
     @cached_property
-    def candidates(self) -> Mapping[str, Candidate]:
-        """The candidates by name, without those that do not compile."""
+    def probed(self) -> Mapping[str, Candidate]:
+        """What was offered by name, without those that do not compile."""
         fails = lambda c: any(map(self.has_failed, cuts(self.unit, c.action)))
         return {
             c.name: c for c in self.offered if c.name == RECOMPUTE_ALL or not fails(c)
         }
+
+    @cached_property
+    def candidates(self) -> Mapping[str, Candidate]:
+        """The same, and segments of other lengths, whose costs those of one tell."""
+
+        def is_known(candidate: Candidate) -> bool:
+            few = cuts(self.unit, candidate.action)
+            needed = few if candidate.action.segment_length > 1 else few[-1:]
+            return all(self.probe(actions) is not None for actions in needed)
+
+        more = other_lengths(self.unit, self.probed, is_known)
+        return {**self.probed, **{c.name: c for c in more}}
 
     @cached_property
     def names(self) -> Mapping[Action, str]:
@@ -114,17 +128,23 @@ class LayerCosts:
     @property
     def known_actions(self) -> set[Action]:
         """What need not be offered again: it has a cost, or does not compile."""
-        return {c.action for c in self.offered}
+        return {c.action for c in (*self.offered, *self.candidates.values())}
 
     @property
     def has_any(self) -> bool:
         """Whether anything was probed yet."""
-        return any(self._deep(name) is not None for name in self.candidates)
+        return any(self._deep(name) is not None for name in self.probed)
 
     @property
     def has_reference(self) -> bool:
         """Whether there is the cost of recomputing everything."""
-        return None not in (self._deep(RECOMPUTE_ALL), self._shallow(RECOMPUTE_ALL))
+        return self._deep(RECOMPUTE_ALL) is not None and self._held_to is not None
+
+    @cached_property
+    def _held_to(self) -> str | None:
+        """With which candidate's constant rough costs are told: one with two probes."""
+        both = lambda name: None not in (self._deep(name), self._shallow(name))
+        return next(filter(both, (RECOMPUTE_ALL, *self.probed)), None)
 
     def _deep(self, name: str) -> Probe | None:
         return self.probe(cuts(self.unit, self.candidates[name].action)[-1])
@@ -132,23 +152,43 @@ class LayerCosts:
     def _shallow(self, name: str) -> Probe | None:
         return self.probe(cuts(self.unit, self.candidates[name].action)[0])
 
+    def _sources(self, name: str) -> list[str]:
+        """Whose probes tell what a candidate costs."""
+        one = self.candidates[name]
+        is_derived = isinstance(one, OtherLength)
+        return [one.probed.name, one.alone.name] if is_derived else [name]
+
     # ---- What to ask for -------------------------------------------------------------
 
     @property
     def first_probes(self) -> list[tuple[Action, ...]]:
-        """One cut for each candidate, two for the one that recomputes everything."""
-        reference = cuts(self.unit, RECOMPUTE)
+        """One cut for each candidate, two for one that all others are held to."""
+        reference = cuts(self.unit, self._first_reference.action)
         found = [reference[0]] if len(reference) > 1 else []
-        return [*found, *first_cuts(self.unit, self.candidates.values())]
+        return [*found, *first_cuts(self.unit, self.probed.values())]
+
+    @property
+    def _first_reference(self) -> Candidate:
+        """The candidate that has two cuts at first.
+
+        Whole programs of many layers are told from the one that recomputes everything.
+        Of few layers the second cut is the whole, and what keeps more is compiled
+        faster and more often chosen.
+        """
+        few = self.offered[: self.heuristics.fewest_candidates]
+        sets = [c for c in few if c.action.kind == "recompute" and not c.action.on_host]
+        sets = [c for c in sets if c.action.layers_per_iteration == 1]
+        is_short = self.unit.skippable and self.unit.num_layers <= DEPTHS[1]
+        return sets[-1] if is_short else self.probed[RECOMPUTE_ALL]
 
     def second_probes(self, names: Iterable[str]) -> list[tuple[Action, ...]]:
         """What is missing for exact costs of candidates."""
         if self.unit.num_layers == 1:
             return []
-        few = [n for n in dict.fromkeys(names) if n in self.candidates]
+        sources = [self._sources(n) for n in names if n in self.candidates]
         return [
             cuts(self.unit, self.candidates[name].action)[0]
-            for name in few
+            for name in dict.fromkeys(itertools.chain(*sources))
             if self._shallow(name) is None
         ]
 
@@ -208,15 +248,18 @@ class LayerCosts:
         """All costs that are known."""
         found = []
         for name, candidate in self.candidates.items():
-            if self._deep(name) is None:
+            if any(self._deep(source) is None for source in self._sources(name)):
                 continue
             cost = self.cost(name)
             base = max(0.0, cost.base_bytes + self.correction)
             shortest = candidate.action.layers_per_iteration
             if can_peel(self.unit) and not candidate.action.unroll:
                 shortest = max(2, shortest)
+            length = candidate.action.segment_length
             found.append(
-                dataclasses.replace(cost, base_bytes=base, shortest_run=shortest)
+                dataclasses.replace(
+                    cost, base_bytes=base, shortest_run=shortest, segment_length=length
+                )
             )
         return UnitOptions(self.unit.name, self.unit.num_layers, tuple(found))
 
@@ -232,6 +275,9 @@ class LayerCosts:
 
     def cost(self, name: str) -> LayerCost:
         """One layer's, without the correction of all else; rough without two probes."""
+        one = self.candidates[name]
+        if isinstance(one, OtherLength):
+            return one.cost(self.cost(one.probed.name), self.cost(one.alone.name))
         deep, shallow = self._deep(name), self._shallow(name)
         assert deep is not None
         if shallow is None:
@@ -263,22 +309,29 @@ class LayerCosts:
     @cached_property
     def _host_when_recomputed(self) -> float:
         """Bytes that one layer has on the host even if it recomputes everything."""
-        few = cuts(self.unit, RECOMPUTE)
-        deep, shallow = self._deep(RECOMPUTE_ALL), self._shallow(RECOMPUTE_ALL)
+        own, known = self._deep(RECOMPUTE_ALL), self._held_to
+        if own is None or known is None:
+            return 0.0
+        few = cuts(self.unit, self.candidates[known].action)
+        deep, shallow = self._deep(known), self._shallow(known)
         layers = len(few[-1]) - len(few[0])
         if deep is None or shallow is None or layers <= 0:
             return 0.0
-        return (deep.host_bytes - shallow.host_bytes) / layers
+        more = (own.host_bytes - deep.host_bytes) / len(few[-1])
+        return (deep.host_bytes - shallow.host_bytes) / layers + more
 
     def _rough_cost(self, name: str, deep: Probe) -> LayerCost:
-        """As if all but the kept bytes were as where everything is recomputed."""
-        full, reference = self.reference, self._deep(RECOMPUTE_ALL)
+        """As if all but the kept bytes were as with the one it is held to."""
+        assert self._held_to is not None
+        known, reference = self.cost(self._held_to), self._deep(self._held_to)
+        own = self._deep(RECOMPUTE_ALL)
         assert reference is not None
+        assert own is not None
         n = _num_taking(cuts(self.unit, self.candidates[name].action)[-1])
-        kept = max(0.0, full.kept_bytes + (deep.bytes - reference.bytes) / n)
-        time_us = full.time_us + (deep.time_us - reference.time_us) / n
+        kept = max(0.0, known.kept_bytes + (deep.bytes - reference.bytes) / n)
+        time_us = known.time_us + (deep.time_us - reference.time_us) / n
         base = deep.bytes - n * kept - self.kept_by_others
-        host = max(0.0, deep.host_bytes - reference.host_bytes) / n
+        host = max(0.0, deep.host_bytes - own.host_bytes) / n
         return LayerCost(name, kept, base, host, time_us)
 
     @cached_property

@@ -74,23 +74,37 @@ class CompilerOracle:
         self, requests: Iterable[Request], exact: bool
     ) -> list[Measurement | Failure]:
         """Compiles what no earlier search of this process has measured."""
-        found: dict[int, Measurement | Failure] = {}
-        places: list[int] = []
+        programs: list[ProbeKey | ProgramKey] = []
+        asked: dict[ProbeKey | ProgramKey, Measurement | Failure | None] = {}
 
         def unknown() -> Iterator[Request]:
-            for place, request in enumerate(requests):
-                if (before := self._known.get((request.key, exact))) is not None:
-                    found[place] = before
-                else:
-                    places.append(place)
+            for request in requests:
+                programs.append(program := self._program(request.key))
+                if program in asked:
+                    continue
+                asked[program] = self._known.get((program, exact))
+                if asked[program] is None:
                     yield request
 
         made = self.compile(unknown(), functools.partial(read_step, exact=exact))
-        for place, (request, one) in zip(places, made, strict=True):
-            found[place] = one
+        for request, one in made:
+            asked[program := self._program(request.key)] = one
             if isinstance(one, Measurement):
-                self._known[request.key, exact] = one
-        return [found[place] for place in sorted(found)]
+                self._known[program, exact] = one
+        found = [asked[program] for program in programs]
+        return [one for one in found if one is not None]
+
+    def _program(self, key: ProbeKey | ProgramKey) -> ProbeKey | ProgramKey:
+        """A shortened program with all of its layers is a whole one."""
+        if isinstance(key, ProgramKey) or key.is_isolated:
+            return key
+        if len(key.actions) < self.graph[key.unit].num_layers:
+            return key
+        taken = {u: (RECOMPUTE,) * self.graph[u].num_layers for u in key.recomputed}
+        taken[key.unit] = key.actions
+        order = [u.name for u in self.graph.units if u.name in taken]
+        actions = {name: taken[name] for name in order}
+        return ProgramKey.of(actions, key.gradient_barrier)
 
     @functools.cached_property
     def _known(self) -> Known:
@@ -152,6 +166,8 @@ class CompilerOracle:
                 is_baseline = request.key == BASELINE
                 lower = (lambda: self._baseline) if is_baseline else None
                 found += compiles.start(step, lower)
+                if found and isinstance(found[0], Failure) and asked[0].key == BASELINE:
+                    raise found[0].error  # nothing is worth a compile then
             found += compiles.rest()
         plans = [
             called

@@ -7,7 +7,7 @@ from revremat._search._state import OutOfCompiles, State
 from revremat._search.passes._baseline import baseline, recompute_all
 from revremat._search.passes._bound import bound
 from revremat._search.passes._calibrate import calibrate
-from revremat._search.passes._candidates import candidates
+from revremat._search.passes._candidates import another, candidates
 from revremat._search.passes._column_generation import column_generation
 from revremat._search.passes._gradient_barrier import gradient_barrier, without_barrier
 from revremat._search.passes._hedge import hedge
@@ -29,6 +29,7 @@ from revremat._search.passes._solve import (
     unroll_partly,
     unroll_partly_again,
 )
+from revremat._search.passes._together import together
 from revremat._search.passes._unroll import unroll
 
 
@@ -51,6 +52,7 @@ COSTS: tuple[Pass, ...] = (
     unroll,
 )
 DECIDE: tuple[Pass, ...] = (
+    another,  # quick plans are those of what is known by now
     plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
     settle,  # then nothing more need be asked
     solve_briefly,  # by few costs: a limit of compiles may leave no others
@@ -119,7 +121,7 @@ def profile(state: State, ask: Ask) -> State:
 
 def decide(state: State, ask: Ask) -> State:
     """Finds the best plan for the state's budget."""
-    state = baseline(state, ask)
+    state = baseline(together(state, ask), ask)
     if state.arguments_exceed:  # then no plan can fit
         return run_all(state, ask, [recompute_all])
     if state.space.chain is not None:

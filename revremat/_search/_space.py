@@ -26,6 +26,7 @@ class Space:
       proposed: From unit to the candidates that get costs at first.
       untouched: Units with so few bytes that they stay as they are.
       chain: The segments of a program without equal layers; None if it has none.
+      argument_bytes: What the loss is given, per device, as far as that is known.
       small_units: Units that are worth compiling without the rest of the program.
       unroll: Whether layers of loops may be unrolled.
       repeats_loss: Whether the step may run the loss several times.
@@ -42,6 +43,7 @@ class Space:
     nesting: int = 0
     untouched: tuple[str, ...] = ()
     chain: policies.Chain | None = None
+    argument_bytes: int = 0
     small_units: frozenset[str] = frozenset()
     unroll: bool = True
     repeats_loss: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from revremat import policies, xla
-from revremat._action import RECOMPUTE
+from revremat._action import RECOMPUTE, Action
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._graph import Graph, Unit
@@ -103,7 +103,8 @@ def state_of(
             f"{state.num_needed} or more"
         )
     if most_compiles is None:
-        most_compiles = heuristics.most_compiles(effort, state.num_needed)
+        numbers = state.num_needed, len(another_of(state))
+        most_compiles = heuristics.most_compiles(effort, *numbers)
         space = dataclasses.replace(state.space, most_compiles=most_compiles)
         state = state.but(space=space)
     return state
@@ -139,6 +140,7 @@ def start(
         proposed={},
         nesting=nesting,
         enclosing=tuple(enclosing),
+        argument_bytes=argument_bytes or 0,
         **fixed,
     )
     offered = _offered(space, space.heuristics.most_candidates)
@@ -177,11 +179,34 @@ def first_of(space: Space, unit: Unit) -> tuple[Candidate, ...]:
     """
     few, fewest = space.proposed[unit.name], space.heuristics.fewest_candidates
     simple = [c for c in few if c.name in (RECOMPUTE_ALL, SAVE_ALL)]
-    middle = space.pools[unit.name].worth_compiling(most=fewest)
-    actions = {c.action for c in middle}
+    actions = _judged(space, unit, fewest)
     others = [c for c in few if c not in simple]
     others.sort(key=lambda c: c.action not in actions)  # those of few come first
     return tuple([*simple, *others][:fewest])
+
+
+def another_of(state: State) -> dict[str, Candidate]:
+    """One candidate more for each unit that has no more than it began with."""
+    space, found = state.space, {}
+    for unit in state.units:
+        fewest, known = space.heuristics.fewest_candidates, state.costs[unit.name]
+        new = [
+            candidate
+            for candidate in space.proposed[unit.name]
+            if candidate.action not in known.known_actions
+        ]
+        if not new or len(state.candidates[unit.name]) > fewest:
+            continue
+        actions = _judged(space, unit, fewest + 1)
+        if few := [candidate for candidate in new if candidate.action in actions]:
+            found[unit.name] = few[0]
+    return found
+
+
+def _judged(space: Space, unit: Unit, most: int) -> set[Action]:
+    """What would be compiled if there were only so many candidates."""
+    few = space.pools[unit.name].worth_compiling(most=most)
+    return {candidate.action for candidate in few}
 
 
 def pools_of(graph: Graph, target: Target, nesting: int) -> dict[str, Pool]:

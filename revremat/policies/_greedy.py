@@ -174,7 +174,7 @@ def smallest_bytes(
 
 
 def _least(unit_options: UnitOptions) -> LayerCost:
-    size = lambda p: unit_options.num_layers * p.kept_bytes + p.base_bytes
+    size = lambda p: p.kept_by(unit_options.num_layers) + p.base_bytes
     return min(unit_options.costs, key=lambda p: (size(p), p.time_us))
 
 

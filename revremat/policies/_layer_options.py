@@ -25,6 +25,8 @@ class LayerCost:
       time_us: Of one layer's forward and backward pass.
       shortest_run: How many layers it is given at least, if any; the cost of an
         iteration of a loop holds for loops of two and more.
+      segment_length: Of how many layers the bytes kept are one's alone. A smaller
+        segment keeps as many.
 
     Example:
       >>> from revremat.policies import LayerCost
@@ -38,6 +40,11 @@ class LayerCost:
     host_bytes: float
     time_us: float
     shortest_run: int = 1
+    segment_length: int = 1
+
+    def kept_by(self, layers: int) -> float:
+        """Bytes that so many layers in turn keep."""
+        return -(-layers // self.segment_length) * self.segment_length * self.kept_bytes
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,6 @@ def predict_bytes(all_options: Sequence[UnitOptions], counts: Counts) -> float:
         costs = {p.name: p for p in unit_options.costs}
         for name, layers in counts[unit_options.unit]:
             if layers:
-                kept += layers * costs[name].kept_bytes
+                kept += costs[name].kept_by(layers)
                 peak = max(peak, kept + costs[name].base_bytes)
     return peak

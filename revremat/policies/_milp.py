@@ -7,7 +7,8 @@ most need their working space. The peak is then the largest over these moments,
 
     what is still kept + the working space of the layers being differentiated,
 
-one linear constraint each, and the assignment is a small integer program.
+one linear constraint each, and the assignment is a small integer program. What layers
+in segments keep is counted by segments.
 """
 
 import math
@@ -59,24 +60,26 @@ def choose(
     size = rows.size
     times = np.array([p.time_us for p in rows.costs])
     smaller, simpler = rows.preferences()
-    cost = np.append(times + smaller, simpler)
+    cost = np.concatenate([times + smaller, simpler, np.zeros(rows.num_segmented)])
     constraints = [
         *rows.layers(),
         *rows.link(pure),
         rows.peaks(budget_bytes),
         scipy.optimize.LinearConstraint(
-            np.append([p.host_bytes for p in rows.costs], np.zeros(size)),
+            np.append([p.host_bytes for p in rows.costs], np.zeros(rows.width - size)),
             ub=min(host_budget_bytes, 1e18),
         ),
+        *rows.segments(),
         *(rows.without(support) for support in excluding if support <= rows.names),
     ]
     most = np.array(rows.most, float)
     with without_lines(b"HighsMipSolverData::"):
         found = scipy.optimize.milp(
             cost,
-            integrality=np.ones(2 * size),
+            integrality=np.ones(rows.width),
             bounds=scipy.optimize.Bounds(  # pyright: ignore[reportArgumentType]
-                np.zeros(2 * size), np.append(most, np.ones(size))
+                np.zeros(rows.width),
+                np.concatenate([most, np.ones(size), most[rows.segmented]]),
             ),
             constraints=constraints,
             options={"mip_rel_gap": 1e-6, "node_limit": _MOST_NODES},
@@ -97,7 +100,7 @@ def choose(
 
 
 class _Rows:
-    """Variables: layers by unit and candidate, then whether there are any."""
+    """Variables: layers by unit and candidate, whether there are any, and segments."""
 
     def __init__(self, all_options: Sequence[UnitOptions]):
         self.all_options = all_options
@@ -112,6 +115,10 @@ class _Rows:
         self.most = [by_unit[unit].num_layers for unit, _ in self.entries]
         self.least = [cost.shortest_run for cost in self.costs]
         self.size = len(self.entries)
+        lengths = [cost.segment_length for cost in self.costs]
+        self.segmented = [k for k, length in enumerate(lengths) if length > 1]
+        self.num_segmented = len(self.segmented)
+        self.width = 2 * self.size + self.num_segmented
 
     def preferences(
         self,
@@ -147,7 +154,7 @@ class _Rows:
         found = []
         for unit_options in self.all_options:
             row = [float(unit == unit_options.unit) for unit, _ in self.entries]
-            row += [0.0] * self.size
+            row += [0.0] * (self.width - self.size)
             found.append(
                 scipy.optimize.LinearConstraint(
                     row, unit_options.num_layers, unit_options.num_layers
@@ -158,15 +165,28 @@ class _Rows:
     def link(self, pure: bool) -> "list[scipy.optimize.LinearConstraint]":
         """A candidate is used if it has layers, and only then; if pure, all of them."""
         layers, used = np.eye(self.size), np.eye(self.size)
+        rest = np.zeros((self.size, self.num_segmented))
         most = np.array(self.most, float)
         return [
             scipy.optimize.LinearConstraint(
-                np.hstack([layers, -used * most]), 0.0 if pure else -np.inf, 0.0
+                np.hstack([layers, -used * most, rest]), 0.0 if pure else -np.inf, 0.0
             ),
             scipy.optimize.LinearConstraint(
-                np.hstack([layers, -used * np.array(self.least, float)]), 0.0, np.inf
+                np.hstack([layers, -used * np.array(self.least, float), rest]),
+                0.0,
+                np.inf,
             ),
         ]
+
+    def segments(self) -> "list[scipy.optimize.LinearConstraint]":
+        """There are enough of them for the layers that they have."""
+        if not self.segmented:
+            return []
+        matrix = np.zeros((self.num_segmented, self.width))
+        for row, k in enumerate(self.segmented):
+            matrix[row, k] = -1.0
+            matrix[row, 2 * self.size + row] = self.costs[k].segment_length
+        return [scipy.optimize.LinearConstraint(matrix, 0.0, np.inf)]
 
     def peaks(self, budget: float) -> "scipy.optimize.LinearConstraint":
         """What is kept up to each candidate, and its base if it is used.
@@ -176,12 +196,15 @@ class _Rows:
         """
         kept = np.array([p.kept_bytes for p in self.costs])
         base = np.array([p.base_bytes for p in self.costs])
-        most = float(sum(k * n for k, n in zip(kept, self.most, strict=True)))
+        most = sum(p.kept_by(n) for p, n in zip(self.costs, self.most, strict=True))
         budget = min(budget, most + float(base.max()))
         least = float(base.min())
         before = np.tril(np.ones((self.size, self.size))) * kept
+        lengths = [self.costs[k].segment_length for k in self.segmented]
+        whole = before[:, self.segmented] * np.array(lengths, float)
+        before[:, self.segmented] = 0.0  # they are counted by segments
         scale = max(1.0, budget)  # the solver's tolerances are for numbers around 1
-        matrix = np.hstack([before, np.diag(base - least)]) / scale
+        matrix = np.hstack([before, np.diag(base - least), whole]) / scale
         return scipy.optimize.LinearConstraint(matrix, ub=(budget - least) / scale)
 
     def without(
@@ -189,6 +212,7 @@ class _Rows:
     ) -> "scipy.optimize.LinearConstraint":
         used = [(unit, cost.name) in support for unit, cost in self.entries]
         row = [0.0] * self.size + [1.0 if u else -1.0 for u in used]
+        row += [0.0] * self.num_segmented
         return scipy.optimize.LinearConstraint(row, ub=sum(used) - 1)
 
     def read(self, counts: Real[np.ndarray, " entries"], bound: float) -> Assignment:

@@ -20,6 +20,7 @@ costs = st.builds(
     host_bytes=st.integers(0, 5).map(float),
     time_us=st.integers(1, 100).map(float),
     shortest_run=st.integers(1, 2),
+    segment_length=st.sampled_from([1, 1, 2, 3]),
 )
 
 

@@ -133,6 +133,49 @@ def test_first_come_one_program_for_each_candidate_and_the_reference_twice():
     ]
 
 
+def test_of_few_layers_the_last_set_is_what_the_others_are_held_to():
+    """The second cut of eight layers is the whole, so none tells of more layers."""
+    on_host = Candidate("sent", RECOMPUTE(offload=["a"]))
+    offered = (FULL, KEEP, TAG, on_host)
+    first = lambda layers, few=offered: costs_of(unit_of(layers=layers), few, {})
+    assert first(8).first_probes[0] == (TAG.action,) * 4
+    assert first(9).first_probes[0] == (RECOMPUTE,) * 4
+    assert first(8, (FULL, KEEP)).first_probes[0] == (RECOMPUTE,) * 4
+    later = Candidate("b", small("b"))
+    many = (FULL, KEEP, TAG, on_host, later)  # which is not among those of the start
+    assert first(8, many).first_probes[0] == (TAG.action,) * 4
+
+
+def test_rough_costs_have_the_constant_of_whatever_has_two_probes():
+    probes = {
+        (TAG.action,) * 4: (140.0, 3.0, 40.0),
+        (TAG.action,) * 8: (180.0, 5.0, 80.0),
+        (RECOMPUTE,) * 8: (148.0, 5.0, 104.0),
+        (SAVE,) * 8: (260.0, 5.0, 64.0),
+    }
+    costs = costs_of(unit_of(), (FULL, KEEP, TAG), probes)
+    assert costs.has_reference
+    found = {
+        c.name: (c.kept_bytes, c.base_bytes, c.time_us) for c in costs.options.costs
+    }
+    assert found == {
+        "a": (10.0, 100.0, 10.0),
+        "recompute all": (6.0, 100.0, 13.0),
+        "save all": (20.0, 100.0, 8.0),
+    }
+    # What recomputed layers have on the host, half a byte each, is no layer's cost.
+    assert [c.host_bytes for c in costs.options.costs] == [0.0, 0.0, 0.0]
+    exact = probes | {(RECOMPUTE,) * 4: (140.0, 3.0, 48.0)}
+    costs = costs_of(unit_of(), (FULL, KEEP, TAG), exact)
+    assert costs.cost("recompute all").kept_bytes == 2.0
+    assert costs.cost("save all").kept_bytes == 2.0 + 112 / 8
+
+
+def test_without_two_probes_of_anything_nothing_is_held_to_it():
+    costs = costs_of(unit_of(), (FULL, TAG), {(RECOMPUTE,) * 8: (1.0, 0.0, 1.0)})
+    assert not costs.has_reference
+
+
 def test_second_come_those_that_are_missing_each_once():
     deep = {(SAVE,) * 8: (9, 0, 9), (SAVE,) * 4: (9, 0, 9), (RECOMPUTE,) * 8: (9, 0, 9)}
     costs = costs_of(unit_of(), (FULL, KEEP, TAG), deep)

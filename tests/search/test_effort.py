@@ -22,6 +22,11 @@ def test_programs_beyond_those_that_are_needed(effort, most):
     assert Heuristics().most_compiles(effort, 6) == most
 
 
+def test_one_more_candidate_of_each_unit_comes_to_a_quick_search():
+    assert Heuristics().most_compiles("quick", 6, 2) == 11
+    assert Heuristics().most_compiles("normal", 6, 2) == 24
+
+
 def test_a_number_of_compiles_counts_whatever_the_effort():
     problem, target = rr.Problem(loss, SPECS), rr.target("cpu:1")
     most = lambda **how: begin(problem, target, **how)[0].space.most_compiles

@@ -149,7 +149,7 @@ def test_costs_are_those_within_the_program(name):
     state = baseline(state, ask)
     (unit,) = [unit for unit in state.units if unit.name == name]
     few = ("recompute all", "save all", "dots")
-    chosen = tuple(c for c in state.candidates[name] if c.name in few)
+    chosen = tuple(c for c in state.space.proposed[name] if c.name in few)
     state = state.but(candidates={**state.candidates, name: chosen})
     found = []
     for isolated in (frozenset({name}), frozenset()):

@@ -25,6 +25,7 @@ from revremat._search import (
 from revremat._search._answer import dropped
 from revremat._search._probe_programs import is_small_part, small_units
 from revremat._search._start import (
+    another_of,
     expected_compiles,
     first_of,
     nested_units,
@@ -134,6 +135,17 @@ def test_a_unit_begins_with_all_nothing_and_one_between():
     assert len(first_of(space, state.units[0])) == 4
 
 
+def test_one_more_between_follows_and_no_other():
+    """Which is one of those that would be compiled if there were four."""
+    state = start(graph(unit_of()), target(2))
+    found = another_of(state)
+    few = {c.action for c in state.space.pools["u"].worth_compiling(most=4)}
+    first = {c.action for c in state.candidates["u"]}
+    assert found["u"].action in few - first
+    candidates = {"u": (*state.candidates["u"], found["u"])}
+    assert another_of(state.but(candidates=candidates)) == {}
+
+
 def test_more_compiles_are_expected_for_more_that_may_be_asked():
     state, _ = World().state(100, unroll=False)
     state = state.but(num_compiles=0)
@@ -193,7 +205,7 @@ def test_passes_come_in_an_order_that_has_reasons():
         "profile layers",
         "calibrate",
     ]
-    assert names[:2] == ["plain unroll", "settle"]
+    assert names[:3] == ["another", "plain unroll", "settle"]
     assert names[-1] == "without barrier"
 
 

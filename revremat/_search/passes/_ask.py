@@ -18,10 +18,11 @@ def probe(
     state: State, ask: Ask, unit: Unit, cuts: Sequence[tuple[Action, ...]]
 ) -> State:
     """Measures shortened programs of a unit's first layers."""
-    return ask(state, [_probe_request(state, unit, actions) for actions in cuts])
+    return ask(state, [probe_request(state, unit, actions) for actions in cuts])
 
 
-def _probe_request(state: State, unit: Unit, actions: tuple[Action, ...]) -> Request:
+def probe_request(state: State, unit: Unit, actions: tuple[Action, ...]) -> Request:
+    """A shortened program of a unit's first layers."""
     names = state.costs[unit.name].names
     runs: list[tuple[str, int]] = []
     for action in actions:
@@ -36,11 +37,19 @@ def _probe_request(state: State, unit: Unit, actions: tuple[Action, ...]) -> Req
 
 def offer(state: State, ask: Ask, unit: Unit, more: Sequence[Candidate]) -> State:
     """More candidates of a unit, and their first costs; what is no news is left out."""
+    return ask(*first_requests(state, unit, more))
+
+
+def first_requests(
+    state: State, unit: Unit, more: Sequence[Candidate]
+) -> tuple[State, list[Request]]:
+    """The state with more candidates of a unit, and what tells their first costs."""
     known, before = state.costs[unit.name].known_actions, state.candidates[unit.name]
     new = {c.action: c for c in more if c.action not in known}
     candidates = {**state.candidates, unit.name: (*before, *new.values())}
     offered = state.but(candidates=candidates)
-    return probe(offered, ask, unit, first_cuts(unit, new.values()))
+    cuts = first_cuts(unit, new.values())
+    return offered, [probe_request(offered, unit, actions) for actions in cuts]
 
 
 def refine(state: State, ask: Ask, support: Support) -> State:

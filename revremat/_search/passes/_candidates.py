@@ -1,8 +1,16 @@
-"""Candidates: all that is proposed for a unit, after the few it began with."""
+"""Candidates: what is proposed for a unit, after the few it began with."""
 
 from revremat._search._pass import Ask
+from revremat._search._start import another_of
 from revremat._search._state import State
 from revremat._search.passes._ask import offer
+
+
+def another(state: State, ask: Ask) -> State:
+    """Offers one more candidate of every unit than it began with."""
+    for name, candidate in another_of(state).items():
+        state = offer(state, ask, state.space.graph[name], [candidate])
+    return state
 
 
 def candidates(state: State, ask: Ask) -> State:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from revremat._graph import Kept, Unit
 from revremat._search._layer_costs import LayerCosts, plain_of, unrolled
-from revremat._search._longer_segments import longer_segments
 from revremat._search._pass import Ask
 from revremat._search._state import State
 from revremat._search.passes._ask import offer, probe
@@ -51,11 +50,6 @@ def _one_round(state: State, ask: Ask) -> State:
     options = [
         _with_estimates(state, unit_options, proposed[unit_options.unit])
         for unit_options in state.options
-    ]
-    longer = {name: dict(longer_segments(c)) for name, c in state.costs.items()}
-    proposed = {name: [*few, *longer[name]] for name, few in proposed.items()}
-    options = [
-        replace(one, costs=(*one.costs, *longer[one.unit].values())) for one in options
     ]
     assignment = state.assign(options, state.budget_bytes)
     now = state.assign(state.options, state.budget_bytes)

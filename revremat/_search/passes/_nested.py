@@ -220,7 +220,7 @@ def _all_alike(
     segments = {
         unit: candidate.action
         for unit, costs in inner.costs.items()
-        for candidate in costs.candidates.values()
+        for candidate in costs.probed.values()
         if candidate.action.segment_length > 1 and candidate.action.recomputes_all
     }
     if segments:

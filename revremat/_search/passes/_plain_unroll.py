@@ -19,13 +19,19 @@ def plain_unroll(state: State, ask: Ask) -> State:
 
     No engine is around such layers: it is what `lax.scan(..., unroll=True)` is.
     """
+    request = plain_request(state)
+    return state if request is None else ask(state, [request])
+
+
+def plain_request(state: State) -> Request | None:
+    """That program; None where nothing can be unrolled."""
     actions = _plain(state)
     if not actions or state.space.enclosing:
-        return state
+        return None
     name = unrolled(Candidate(SAVE_ALL, SAVE)).name
     label = summary({unit: ((name, len(few)),) for unit, few in actions.items()})
     key = state.key_of(actions, gradient_barrier=False)
-    return ask(state, [Request(key, label)])
+    return Request(key, label)
 
 
 def settle(state: State, ask: Ask) -> State:

@@ -1,7 +1,9 @@
 """Profile: the first cost of every candidate, from shortened programs."""
 
+from revremat._action import RECOMPUTE
 from revremat._graph import Unit
 from revremat._search._pass import Ask
+from revremat._search._probes import cuts
 from revremat._search._state import State
 from revremat._search.passes._ask import probe
 
@@ -10,11 +12,13 @@ _PASSES = 2
 
 
 def profile_layers(state: State, ask: Ask) -> State:
-    """One probe for each candidate, two for the one that recomputes everything."""
+    """One probe for each candidate, two for one that the others are held to."""
     isolated = [u.name for u in state.units if _is_worth_isolating(state, u)]
     state = state.but(isolated=frozenset(isolated), calibration={})
     for unit in state.units:
         state = probe(state, ask, unit, state.costs[unit.name].first_probes)
+        if not state.costs[unit.name].has_reference:  # that one does not compile
+            state = probe(state, ask, unit, cuts(unit, RECOMPUTE))
     return state
 
 

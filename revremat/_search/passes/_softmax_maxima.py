@@ -12,7 +12,7 @@ def softmax_maxima(state: State, ask: Ask) -> State:
     One candidate tells for all of its unit, maximum by maximum.
     """
     for unit in state.units:
-        candidates = [*state.costs[unit.name].candidates.values()]
+        candidates = [*state.costs[unit.name].probed.values()]
         kept = {c: kept_maxima(unit, c) for c in candidates}
         slower: set[str] = set()
         for maximum in dict.fromkeys(name for names in kept.values() for name in names):
