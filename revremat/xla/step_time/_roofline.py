@@ -46,7 +46,8 @@ def roofline_us(cost: Cost, card: Card) -> float:
         return 0.0
     functions = functions_us(cost.functions, card)
     arithmetic = _plain_arithmetic_us(cost, card)
-    return card.launch_us + max(arithmetic, traffic_us(cost, card)) + functions
+    streamed = max(arithmetic, traffic_us(cost, card)) + functions
+    return card.launch_us + max(streamed, _across_us(cost, card))
 
 
 def arithmetic_us(cost: Cost, card: Card) -> float:
@@ -87,7 +88,7 @@ def _plain_arithmetic_us(cost: Cost, card: Card) -> float:
 
 
 def traffic_us(cost: Cost, card: Card) -> float:
-    """Time of a kernel's memory traffic alone."""
+    """Time of a kernel's memory traffic alone, along rows."""
     stream = card.curves.get("stream")
     seconds = cost.bytes / card.stream_bandwidth
     if stream:
@@ -99,9 +100,15 @@ def traffic_us(cost: Cost, card: Card) -> float:
         curve = card.curves.get(f"reduce.{way}")
         if curve:
             seconds = max(seconds, size / rate_at(curve, size))
-    for way, accesses in (("strided", cost.strided), ("scattered", cost.scattered)):
-        seconds = max(seconds, sum(_across_seconds(a, way, card) for a in accesses))
     return 1e6 * seconds
+
+
+def _across_us(cost: Cost, card: Card) -> float:
+    """Time of the steps over rows: waiting for lines, under which functions hide."""
+    ways = ("strided", cost.strided), ("scattered", cost.scattered)
+    return 1e6 * max(
+        sum(_across_seconds(a, way, card) for a in accesses) for way, accesses in ways
+    )
 
 
 def _across_seconds(access: Access, way: str, card: Card) -> float:
