@@ -73,7 +73,7 @@ def test_a_race_on_no_numbers_is_none(tmp_path):
         step_time.race([policy], 2, tmp_path, one_thread=False)
 
 
-@pytest.mark.parametrize("name", ("conv_net", *step_time_programs.ON_CPU))
+@pytest.mark.parametrize("name", ["conv_net", *step_time_programs.ON_CPU])
 def test_programs_have_so_many_policies(name):
     problem = step_time_programs.make(name, Here(), "cpu")
     found = step_time_programs.policies(problem, 10)
