@@ -43,6 +43,11 @@ class Evaluations:
         a time than its sets have ways for, in loops that do not read whole lines.
       elements: Of the result; of several, all.
       innermost: Length of the innermost loop.
+
+    Example:
+      >>> from revremat import xla
+      >>> xla.Evaluations(loads=2.0, operations=1.0).work
+      3.0
     """
 
     loads: float = 0.0
@@ -63,8 +68,17 @@ def evaluations_of(i: Any, module: Module) -> Evaluations:
     """What a loop fusion evaluates.
 
     Args:
-      i: A fusion, or an instruction that is compiled as one.
+      i: A fusion.
       module: Its module.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat import xla
+      >>> run, x = lambda x: x * x + x, jnp.ones(256)
+      >>> artifact = xla.compile_step(run, (x,), rr.target("cpu:1"))
+      >>> module = xla.Module.from_bytes(artifact.hlo)
+      >>> xla.evaluations_of(module.entry.root, module).loads
+      256.0
     """
     return _Walk(module).of(i)
 
