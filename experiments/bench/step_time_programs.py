@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import revremat as rr
+from experiments.bench import step_time_others
 from experiments.configs import gpt, vit_digits
 from revremat.policies import candidates
 
@@ -35,7 +36,8 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
     """So many policies of a program: presets, sets of names, and splits of the layers.
 
     Args:
-      problem: A program whose layers are one unit.
+      problem: A program of layers. Its largest unit decides which policies there are;
+        others do the same, or save all where they have no such set of names.
       number: How many; 1 is the baseline.
 
     Returns:
@@ -62,9 +64,16 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
         if len(chosen) < number:
             actions = (uniform[other],) * k + (uniform["recompute all"],) * (n - k)
             chosen[f"{k} x {other}, {n - k} x recompute all"] = actions
+    names = {id(action): name for name, action in uniform.items()}
     found = []
     for name, actions in chosen.items():
-        loss = rr.apply(problem.loss, graph.plan({unit.name: actions}))
+        plan: dict[str, Any] = {unit.name: actions}
+        for other in graph.units:
+            if other is not unit and other.num_layers == n:
+                its = {c.name: c.action for c in candidates(other, most=number + 4)}
+                called = (names[id(action)] for action in actions)
+                plan[other.name] = tuple(its.get(c, its["save all"]) for c in called)
+        loss = rr.apply(problem.loss, graph.plan(plan))
         step, specs = problem.make_step(loss)
         found.append(Policy(name, step, specs, problem.donate))
     return found
@@ -94,7 +103,10 @@ def make(name: str, target: Any, size: str) -> rr.Problem:
       target: Has `num_devices` and `mesh(axes)`.
       size: `cpu`: 20 to 200 ms on one core; `gpu`: the same on a large card; `tiny`.
     """
-    return _PROGRAMS[name](target, ("tiny", "cpu", "gpu").index(size))
+    number = ("tiny", "cpu", "gpu").index(size)
+    if name in step_time_others.PROGRAMS:
+        return step_time_others.PROGRAMS[name](number, _sgd)
+    return _PROGRAMS[name](target, number)
 
 
 def _spec(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -224,5 +236,6 @@ _PROGRAMS: dict[str, Callable[[Any, int], rr.Problem]] = {
     "vit_deep": partial(_vit, num_layers=24, batch_size=64),
     "vit_float32": partial(_vit, **{"model.dtype": "float32"}),
 }
-NAMES = tuple(_PROGRAMS)
-ON_CPU = ("gpt", "vit", "mixer")
+ON_GPU = tuple(_PROGRAMS)
+ON_CPU = ("gpt", "vit", "mixer", *step_time_others.PROGRAMS)
+NAMES = (*ON_GPU, *step_time_others.PROGRAMS)

@@ -5,6 +5,7 @@ each instruction took, the compiled program what it did: the same account of wor
 the step-time estimator will use.
 """
 
+import functools
 import statistics
 import time
 from collections import defaultdict
@@ -15,7 +16,14 @@ import jax
 import jax.numpy as jnp
 
 from experiments.calibrate.trace import durations_us
-from revremat.xla import Cost, Module, cost_of, rate_at, read_compiled
+from revremat.xla import (
+    Cost,
+    Module,
+    cost_of,
+    evaluations_of,
+    rate_at,
+    read_compiled,
+)
 
 Curves = dict[str, list[tuple[float, float]]]
 Timed = list[tuple[Any, Cost, float]]
@@ -33,6 +41,9 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "erf": jax.lax.erf,
     "sine": jnp.sin,
     "cosine": jnp.cos,
+    "log-plus-one": lambda x: jnp.log1p(x * x),
+    "exponential-minus-one": jnp.expm1,
+    "power": lambda x: jnp.power(x * x + 1.0, 1.3),
 }
 
 
@@ -46,7 +57,11 @@ def measure(quick: bool = False) -> Curves:
     found |= _reductions(quick)
     found |= _products(quick)
     found |= _convolutions(quick)
+    found |= _loop_convolutions(quick)
     found |= _across(quick)
+    found |= _loops(quick)
+    found["loop.crowded"] = _crowded_loops(quick, found)
+    found["row_operations"] = _row_operations(quick)
     return {name: points for name, points in found.items() if points}
 
 
@@ -79,17 +94,23 @@ def timed(function: Callable[..., Any], *arguments: Any) -> Timed:
 
     The fastest of several runs: what else runs on the machine only adds.
     """
+    return _timed_of(function, *arguments)[1]
+
+
+def _timed_of(function: Callable[..., Any], *arguments: Any) -> tuple[Module, Timed]:
+    """The module as well."""
     compiled = jax.jit(function).lower(*arguments).compile()
     module = Module.from_bytes(read_compiled(compiled).hlo)
     run = lambda: jax.block_until_ready(compiled(*arguments))
     for _ in range(2):
         run()
     fastest = {name: min(us) / 1e6 for name, us in durations_us(run, _ROUNDS).items()}
-    return [
+    rows = [
         (i, cost_of(i, module), fastest[i.name])
         for i in module.instructions.values()
         if fastest.get(i.name, 0) > 0
     ]
+    return module, rows
 
 
 def _normal(*shape: int, dtype: Any = "float32") -> jax.Array:
@@ -211,6 +232,128 @@ def _convolutions(quick: bool) -> Curves:
     return {name: _smooth(points) for name, points in found.items()}
 
 
+def _loop_convolutions(quick: bool) -> Curves:
+    """Gradients of convolutions in a loop's body, which the compiler leaves as such.
+
+    And convolutions in groups, of which a library does one group after the other.
+    """
+    shapes = [(8, 16, 8, 1), (8, 15, 16, 1), (8, 16, 16, 1), (32, 8, 16, 1)]
+    shapes += [(4, 12, 32, 1), (8, 8, 64, 1), (8, 16, 16, 16), (8, 16, 16, 4)]
+    found: Curves = defaultdict(list)
+    for batch, side, features, groups in shapes[:1] if quick else shapes:
+        kernels = _normal(2, 3, 3, features // groups, features)
+        images = _normal(batch, side, side, features)
+
+        def run(x, kernel, groups=groups):
+            dims = ("NHWC", "HWIO", "NHWC")
+            return jax.lax.conv_general_dilated(
+                x,
+                kernel,
+                (1, 1),
+                "SAME",
+                dimension_numbers=dims,
+                feature_group_count=groups,
+            )
+
+        def gradients(x, kernels, run=run):
+            def body(shift, kernel):
+                out, back = jax.vjp(run, x + shift, kernel)
+                by_images, by_kernel = back(out)
+                return by_images.mean(), (by_kernel, out.mean())
+
+            return jax.lax.scan(body, 0.0, kernels)
+
+        for _, cost, seconds in timed(gradients, images, kernels):
+            for m in cost.matmuls:
+                if m.extent:
+                    point = (m.extent, m.flops / seconds)
+                    found[f"{m.kind}.{m.dtype}"].append(point)
+    return {name: _smooth(points) for name, points in found.items()}
+
+
+def _loops(quick: bool) -> Curves:
+    """Loops whose innermost one is long or short, with little to do or much.
+
+    Of plain arithmetic, of rows that are added to their neighbours, and of what scans
+    in a tree do. Rows are not a power of two apart.
+    """
+
+    small = (
+        lambda x, *_: x * x * 3.0 + x,
+        lambda x, *_: x * x[0, 0] + x[:, :, :1],
+        lambda x, *_: x[:, 2:] + x[:, 1:-1] + x[:, :-2],
+        lambda x, *_: x[:, 1::2] * x[:, ::2] + x[:, ::2],
+    )
+    large = tuple(functools.partial(_tree, levels=levels) for levels in (2, 3))
+    found: Curves = {}
+    for name, runs in (("loop", small), ("loop.large", large)):
+        points = []
+        for length in (8, 480) if quick else (4, 8, 16, 32, 60, 120, 480):
+            xs = [_normal(4, 256, 480 // length, length) for _ in range(5)]
+            for run in runs:
+                module, rows = _timed_of(run, *xs)
+                i, _, seconds = _largest(rows)
+                if i.fusion_kind == "kLoop":
+                    done = evaluations_of(i, module)
+                    points.append((float(done.innermost), done.work / seconds))
+        found[name] = _smooth(points)
+    return found
+
+
+def _crowded_loops(quick: bool, known: Curves) -> list[tuple[float, float]]:
+    """Loops that read many rows for each of their own, a power of two apart.
+
+    After other memory, so that the next cache has none of them either.
+    """
+    points = []
+    arrays = [_normal(4, 256, 64, 8) for _ in range(5)]
+    other = _normal(2**16 if quick else 2**23)
+    for levels in (2,) if quick else (2, 3):
+
+        def run(other, *arrays, levels=levels):
+            return _tree(*arrays, levels=levels), other * 2.0 + 1.0
+
+        module, rows = _timed_of(run, other, *arrays)
+        for i, _, seconds in rows:
+            if i.fusion_kind != "kLoop":
+                continue
+            found = evaluations_of(i, module)
+            if found.crowded:
+                plain = found.work / rate_at(known["loop.large"], found.innermost)
+                beyond = max(seconds - plain, 0.1 * seconds)
+                rows_at_once = found.crowded / found.elements
+                points.append((rows_at_once, found.crowded / beyond))
+    return _smooth(points)
+
+
+def _tree(*xs: jax.Array, levels: int) -> jax.Array:
+    """What a scan in a tree makes of so many levels of neighbours, of five arrays."""
+    decay = xs[0][:, ::2] * xs[1][:, 1::2]
+    state = xs[2][:, ::2] * xs[3][:, ::2] + xs[4][:, 1::2]
+    for _ in range(levels):
+        odd = decay[:, 1::2]
+        state = state[:, ::2] * odd + state[:, 1::2]
+        decay = decay[:, ::2] * odd
+    return state
+
+
+def _row_operations(quick: bool) -> list[tuple[float, float]]:
+    """Operations of a reduction's kernel, by length of the rows that it goes over."""
+    points = []
+    elements = 2**14 if quick else 2**19
+    for length in (8, 64) if quick else (8, 16, 32, 64, 128, 512):
+        x, y = (_normal(4, elements // length // 4, length) for _ in range(2))
+        for operations, run in (
+            (2, lambda x, y: (x * y).sum(-1)),
+            (2, lambda x, y: (x * y).sum((0, 1))),
+            (5, lambda x, y: (x * y + x * 3.0 + 1.0).sum(-1)),
+        ):
+            i, _, seconds = _largest(timed(run, x, y))
+            if i.fusion_kind == "kCustom":
+                points.append((float(length), operations * elements / seconds))
+    return _smooth(points)
+
+
 def _across(quick: bool) -> Curves:
     """Arithmetic on transposed arrays: reads or writes that step over rows.
 
@@ -251,7 +394,7 @@ def _fresh(quick: bool) -> list[tuple[float, float]]:
     The operating system hands out large pieces page by page when they are touched;
     small ones are kept by the process.
     """
-    sizes = (0.25, 1) if quick else (1, 4, 16, 28, 36, 48, 64)
+    sizes = (0.25, 1) if quick else (1, 4, 16, 28, 36, 48, 64, 96, 128)
     points = []
     for size in sizes:
         elements = int(size * 2**18)

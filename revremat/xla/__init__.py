@@ -27,6 +27,8 @@ from revremat.xla.memory._what_if import what_if as what_if
 from revremat.xla.step_time._cost import Cost as Cost
 from revremat.xla.step_time._cost import Matmul as Matmul
 from revremat.xla.step_time._cost import cost_of as cost_of
+from revremat.xla.step_time._evaluations import Evaluations as Evaluations
+from revremat.xla.step_time._evaluations import evaluations_of as evaluations_of
 from revremat.xla.step_time._exchanges import collectives_of as collectives_of
 from revremat.xla.step_time._instructions import InstructionTime as InstructionTime
 from revremat.xla.step_time._instructions import instruction_times as instruction_times

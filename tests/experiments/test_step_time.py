@@ -43,6 +43,28 @@ def test_a_race_is_measured_kept_and_priced_again(tmp_path, capsys):
     assert "mixer" in capsys.readouterr().out
 
 
+def test_all_units_follow_a_policy_and_no_two_are_alike():
+    problem = step_time_programs.make("conv_blocks", Here(), "tiny")
+    graph = rr.trace(problem.loss, *problem.specs)
+    assert [unit.num_layers for unit in graph.units] == [2, 2]
+    found = step_time_programs.policies(problem, 4)
+    texts = {str(jax.make_jaxpr(p.step)(*p.specs)) for p in found}
+    assert len(texts) == len(found) == 4
+
+
+def test_what_makes_the_numbers_runs_once_for_all_policies():
+    spec = jax.ShapeDtypeStruct((4,), "float32")
+    runs, made = [], {}
+
+    def fill(specs):
+        runs.append(specs)
+        return tuple(jax.numpy.ones(s.shape, s.dtype) for s in specs)
+
+    one, two = (step_time._copied((spec,), fill, made)[0] for _ in "12")
+    assert len(runs) == 1
+    assert one.unsafe_buffer_pointer() != two.unsafe_buffer_pointer()
+
+
 def test_a_race_on_no_numbers_is_none(tmp_path):
     spec = jax.ShapeDtypeStruct((4,), "float32")
     step = lambda state, x: (jax.numpy.sqrt(state - 1), x)
@@ -51,7 +73,7 @@ def test_a_race_on_no_numbers_is_none(tmp_path):
         step_time.race([policy], 2, tmp_path, one_thread=False)
 
 
-@pytest.mark.parametrize("name", step_time_programs.NAMES[:4])
+@pytest.mark.parametrize("name", ["conv_net", *step_time_programs.ON_CPU])
 def test_programs_have_so_many_policies(name):
     problem = step_time_programs.make(name, Here(), "cpu")
     found = step_time_programs.policies(problem, 10)
@@ -70,7 +92,7 @@ def test_every_program_can_be_traced_in_the_size_of_a_card(name):
 
 
 def test_a_card_gets_twelve_programs():
-    assert len(step_time_programs.NAMES) == 12
+    assert len(step_time_programs.ON_GPU) == 12
 
 
 NUMBERS = st.lists(st.integers(0, 8), min_size=2, max_size=8)

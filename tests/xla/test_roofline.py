@@ -211,7 +211,7 @@ def test_operands_a_multiple_of_the_rows_pitch_apart_share_a_caches_sets(apart, 
 
 
 def test_an_operand_that_crowds_its_sets_does_so_beside_one_that_does_not():
-    wide = _access._sets(4096), _access._sets(1600)
+    wide = _access.sets_of(4096), _access.sets_of(1600)
     assert wide == (1, 64)
     program = Program()
     inner = program.computation("fused")

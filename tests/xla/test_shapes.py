@@ -23,8 +23,8 @@ from revremat.xla.step_time._access import (
     Access,
     _fastest,
     _same_stride,
-    _sets,
     _stride,
+    sets_of,
 )
 from tests.xla.modules import Program
 
@@ -123,7 +123,7 @@ def test_the_dimension_that_is_as_far_apart(shape, d, other, found):
     ],
 )
 def test_lines_that_lie_a_power_of_two_apart_share_few_sets(pitch, sets):
-    assert _sets(pitch) == sets
+    assert sets_of(pitch) == sets
 
 
 def test_a_cache_is_crowded_where_few_sets_hold_too_many_lines():

@@ -21,6 +21,8 @@ _MESSAGES = {
     "4 source_line int32, 15 stack_frame_id int32",
     "WindowDimension": "1 size int64, 2 stride int64, 3 padding_low int64, "
     "4 padding_high int64, 5 window_dilation int64, 6 base_dilation int64",
+    "PaddingDimension": "1 low int64, 2 high int64, 3 interior int64",
+    "Padding": "1 dimensions* PaddingDimension",
     "Window": "1 dimensions* WindowDimension",
     "ConvolutionDimensions": "7 input_batch int64, 8 input_feature int64, "
     "11 input_spatial* int64, 3 kernel_input_feature int64, "
@@ -48,7 +50,7 @@ _MESSAGES = {
     "11 fusion_kind string, "
     "13 tuple_index int64, 14 dimensions* int64, 15 window Window, "
     "16 convolution ConvolutionDimensions, 50 feature_group_count int64, "
-    "17 slices* Slice, 20 dynamic_slice_sizes* int64, "
+    "17 slices* Slice, 21 padding Padding, 20 dynamic_slice_sizes* int64, "
     "58 batch_group_count int64, 28 custom_call_target string, 30 dot DotDimensions, "
     "63 comparison_direction string, "
     "35 id int64, 36 operand_ids* int64, 37 control_predecessor_ids* int64, "

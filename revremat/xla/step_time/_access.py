@@ -11,7 +11,9 @@ with several such operands, if there is none that only an outer loop moves along
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from revremat.xla.hlo._hlo import Module, dtype_of, elements_of, size_of
@@ -99,8 +101,33 @@ def steps_over_rows(i: Any, module: Module) -> Steps:
         along = _fastest(first)
         rows = first.dimensions[along] if along is not None else 1
         pitch = length * (size_of(root.shape) // elements_of(root.shape))
-        return Steps(writes=(Access(elements, rows * LINE_BYTES, _sets(pitch)),))
-    return Steps(reads=_reads(i, elements, length, found, module))
+        return Steps(writes=(Access(elements, rows * LINE_BYTES, sets_of(pitch)),))
+    further = _further_strides(root, length, module)
+    return Steps(reads=_reads(i, elements, length, found, module, further))
+
+
+def _further_strides(root: Any, length: int, module: Module) -> dict[int, list[int]]:
+    """Bytes from read to read in what the innermost loop is made of beside its fastest.
+
+    Args:
+      root: What is computed.
+      length: Of the innermost loop.
+      module: Its module.
+    """
+    further: dict[int, list[int]] = defaultdict(list)
+    large = [
+        d for d in root.shape.layout.minor_to_major if root.shape.dimensions[d] > 1
+    ]
+    walked = root.shape.dimensions[large[0]]
+    for d in large[1:]:
+        if walked >= length:
+            break
+        walked *= root.shape.dimensions[d]
+        strides: dict[int, int] = {}
+        _walk(root, d, module, strides, set())
+        for k, stride in strides.items():
+            further[k].append(stride)
+    return further
 
 
 def _turns_around(i: Any, module: Module, strides: dict[int, int]) -> bool:
@@ -113,14 +140,19 @@ def _turns_around(i: Any, module: Module, strides: dict[int, int]) -> bool:
     return len(strides) > 1 and set(arrays) == set(strides)
 
 
-def _sets(pitch: int) -> int:
+def sets_of(pitch: int) -> int:
     """On how many sets of the first-level cache lines fall that lie so far apart."""
     apart, uneven = divmod(pitch, LINE_BYTES)
     return SETS if uneven or not apart else SETS // min(apart & -apart, SETS)
 
 
 def _reads(
-    i: Any, elements: float, length: int, strides: dict[int, int], module: Module
+    i: Any,
+    elements: float,
+    length: int,
+    strides: dict[int, int],
+    module: Module,
+    further: Mapping[int, list[int]] = MappingProxyType({}),
 ) -> tuple[Access, ...]:
     """Those of each operand.
 
@@ -130,12 +162,13 @@ def _reads(
       length: Of its innermost loop.
       strides: Bytes from one read to the next, by the parameter inside the fusion.
       module: Its module.
+      further: Of other dimensions that the innermost loop is made of.
     """
     outside = module.operands(i)
     groups: dict[int, Any] = {}
     lines_bytes: dict[Any, float] = defaultdict(float)
     for k, stride in strides.items():
-        sets = _sets(stride)
+        sets = max(map(sets_of, [stride, *further.get(k, ())]))
         number = module.instructions[k].parameter_number
         place = place_of(outside[number], module) if number < len(outside) else None
         # Operands whose lines fall on the same sets, as far as can be told.

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from revremat.xla.hlo._hlo import Module, dtype_of, elements_of, is_tuple, size_of
 from revremat.xla.hlo._kernels import is_pallas, work_of
 from revremat.xla.hlo._opcodes import (
@@ -16,6 +14,7 @@ from revremat.xla.hlo._opcodes import (
     WRITES_ONLY,
 )
 from revremat.xla.step_time._access import Access, steps_over_rows
+from revremat.xla.step_time._convolutions import convolution_of
 
 TRANSCENDENTAL_FLOPS = 8
 
@@ -28,12 +27,18 @@ class Matmul:
       kind: `matmul` (a library's, or in a fusion of one), `dot` (a plain one),
         `turned_dot` (a plain one both of whose operands are transposed),
         `convolution`, `filter_gradient` (a convolution with as large a window),
+        `grouped_convolution` (of groups of features),
+        `loop_convolution`, `loop_convolution_rows` (a plain loop instead of a
+        library's; its sums run along rows, or from row to row),
         `kernel` (all products of one that the compiler did not make).
       dtype: Of the operands.
       flops: A multiply-add as two.
       batch: How many products of matrices it is.
       rows: Of each result.
       columns: Of each result.
+      extent: Of convolutions in groups, the input features of one; in plain loops, the
+        length of the innermost one; from row to row, how often its lines fill the sets
+        of the first-level cache that they fall on.
 
     Example:
       >>> from revremat import xla
@@ -47,6 +52,7 @@ class Matmul:
     batch: int = 1
     rows: int = 0
     columns: int = 0
+    extent: float = 0.0
 
     @property
     def size(self) -> float:
@@ -55,6 +61,8 @@ class Matmul:
             return self.flops / max(1, 2 * self.batch * self.rows * self.columns)
         if self.kind == "dot":
             return float(self.rows * self.columns)
+        if self.extent:
+            return self.extent
         return self.flops / max(1, self.batch)
 
 
@@ -126,7 +134,7 @@ def cost_of(i: Any, module: Module) -> Cost:
     if i.opcode in FREE:
         return Cost({}, 0.0, 0.0)
     tally = _Tally()
-    _add(i, module, tally, fused=False)
+    _add(i, module, tally)
     by_dtype: dict[str, float] = {}
     for m in tally.matmuls:
         by_dtype[m.dtype] = by_dtype.get(m.dtype, 0.0) + m.flops
@@ -154,21 +162,21 @@ def has_model(i: Any, module: Module) -> bool:
     if i.called_computation_ids:  # a comparison of two elements is no fusion
         shapes = [c.root.shape for c in module.called(i)]
         return any(is_tuple(s) or elements_of(s) > 1 for s in shapes)
-    return _matmul(i, module, False) is not None or work_of(i, module) is not None
+    return _matmul(i, module, None) is not None or work_of(i, module) is not None
 
 
-def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
+def _add(i: Any, module: Module, tally: _Tally, caller: Any = None) -> None:
     """Adds the arithmetic of an instruction, and of all that it calls."""
     if i.opcode in ("fusion", "call") or (
         i.opcode == "custom-call" and i.called_computation_ids
     ):
         for computation in module.called(i):
             for inner in computation.instructions:
-                _add(inner, module, tally, fused=True)
+                _add(inner, module, tally, i)
         return
     if i.opcode in FREE or i.opcode in MOVES:
         return
-    product = _matmul(i, module, fused)
+    product = _matmul(i, module, caller)
     if product is not None:
         tally.matmuls.append(product)
         return
@@ -191,7 +199,7 @@ def _add(i: Any, module: Module, tally: _Tally, *, fused: bool) -> None:
     tally.other_flops += elements
 
 
-def _matmul(i: Any, module: Module, fused: bool) -> Matmul | None:
+def _matmul(i: Any, module: Module, caller: Any) -> Matmul | None:
     if i.opcode == "dot":
         lhs = module.operands(i)[0].shape
         dims, sizes = i.dot, lhs.dimensions
@@ -201,15 +209,12 @@ def _matmul(i: Any, module: Module, fused: bool) -> Matmul | None:
         rows = elements_of(lhs) // max(1, batch * contracted)
         columns = out // max(1, batch * rows)
         plain = "turned_dot" if _turned(i, module) else "dot"
-        kind, flops = "matmul" if fused else plain, 2.0 * out * contracted
+        kind, flops = "matmul" if caller is not None else plain, 2.0 * out * contracted
         return Matmul(kind, dtype_of(lhs), flops, batch, rows, columns)
     if i.opcode == "convolution":
         dtype = dtype_of(module.operands(i)[0].shape)
-        out, window = i.shape, i.window.dimensions
-        spatial = [out.dimensions[d] for d in i.convolution.output_spatial]
-        large = any(w.size > n for w, n in zip(window, spatial, strict=False))
-        kind = "filter_gradient" if large else "convolution"
-        return Matmul(kind, dtype, _convolution_flops(i, module))
+        found = convolution_of(i, module, caller)
+        return Matmul(found.kind, dtype, found.flops, extent=found.extent)
     if i.opcode == "custom-call":
         flops = _library_flops(i, module)
         if flops:
@@ -267,31 +272,6 @@ def _turned(dot: Any, module: Module) -> bool:
     return not one and along(right, dot.dot.rhs_contracting)
 
 
-def _convolution_flops(i: Any, module: Module) -> float:
-    kernel = module.operands(i)[1].shape
-    dims = i.convolution
-    out, lhs = i.shape, module.operands(i)[0].shape
-    pairs = 1.0
-    for d, window in enumerate(i.window.dimensions):
-        out_size = out.dimensions[dims.output_spatial[d]]
-        in_size = lhs.dimensions[dims.input_spatial[d]]
-        pairs *= _valid_pairs(out_size, in_size, window)
-    out_other = out.dimensions[dims.output_batch] * out.dimensions[dims.output_feature]
-    return 2.0 * pairs * out_other * kernel.dimensions[dims.kernel_input_feature]
-
-
-def _valid_pairs(out_size: int, in_size: int, window: Any) -> float:
-    """Pairs of output and window positions that meet a real input element."""
-    base = window.base_dilation or 1
-    positions = (
-        np.arange(out_size)[:, None] * (window.stride or 1)
-        - window.padding_low
-        + np.arange(window.size)[None] * (window.window_dilation or 1)
-    )
-    inside = (positions >= 0) & (positions < (in_size - 1) * base + 1)
-    return float(np.count_nonzero(inside & (positions % base == 0)))
-
-
 def _bytes(i: Any, module: Module) -> float:
     if i.opcode == "fusion":
         return _fusion_bytes(i, module)
@@ -330,9 +310,7 @@ def _fusion_bytes(i: Any, module: Module) -> float:
     for inner in computation.instructions:
         for operand in inner.operand_ids:
             users.setdefault(operand, []).append(inner)
-    total = 0.0
-    for parameter in computation.parameters.values():
-        total += _read_bytes(parameter, users, module)
+    total = sum(_read_bytes(p, users, module) for p in computation.parameters.values())
     roots = [computation.root]
     while roots:
         root = roots.pop()

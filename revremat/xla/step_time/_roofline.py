@@ -14,6 +14,8 @@ logarithmic axes:
 - `matmul.DTYPE`, `convolution.DTYPE`, `filter_gradient.DTYPE`: FLOP/s by FLOPs of one
   product; `dot.DTYPE`: FLOP/s by elements of one result; `turned_dot.DTYPE`: FLOP/s
   by length of the sums.
+- `grouped_convolution.DTYPE`, `loop_convolution.DTYPE`, `loop_convolution_rows.DTYPE`:
+  FLOP/s by what `Matmul.extent` says.
 - `stream`: bytes/s by bytes of a kernel that does little else; what no cache has is
   moved as if the kernel moved all that the step has in memory.
 - `reduce.rows`, `reduce.columns`: bytes/s by bytes read.
@@ -25,11 +27,13 @@ logarithmic axes:
   first-level cache that they fall on, by the number of sets.
 - `fresh`: bytes/s of memory that is used for the first time, by bytes of the piece
   it is part of: what that takes beyond writing to it.
+
+`_cpu_kernels` has curves of its own.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from revremat.xla.step_time._access import Access
 from revremat.xla.step_time._cost import TRANSCENDENTAL_FLOPS, Cost, Matmul
@@ -40,20 +44,27 @@ def roofline_us(cost: Cost, card: Card) -> float:
     """Time of one kernel: its arithmetic or its traffic, and measured functions."""
     if cost.flops == 0 and cost.bytes == 0:
         return 0.0
-    functions, arithmetic = _functions_us(cost, card), _plain_arithmetic_us(cost, card)
-    return card.launch_us + max(arithmetic, traffic_us(cost, card)) + functions
+    functions = functions_us(cost.functions, card)
+    arithmetic = _plain_arithmetic_us(cost, card)
+    streamed = max(arithmetic, traffic_us(cost, card)) + functions
+    return card.launch_us + max(streamed, _across_us(cost, card))
 
 
 def arithmetic_us(cost: Cost, card: Card) -> float:
     """Time of a kernel's arithmetic alone."""
-    return _plain_arithmetic_us(cost, card) + _functions_us(cost, card)
+    return _plain_arithmetic_us(cost, card) + functions_us(cost.functions, card)
 
 
-def _functions_us(cost: Cost, card: Card) -> float:
-    """Time of the functions that were measured, beyond traffic."""
+def functions_us(functions: Mapping[str, float], card: Card) -> float:
+    """Time of the functions that were measured, beyond traffic.
+
+    Args:
+      functions: Elements by name.
+      card: Measured or not.
+    """
     seconds = sum(
         elements / rate_at(card.curves[f"function.{name}"], elements)
-        for name, elements in cost.functions.items()
+        for name, elements in functions.items()
         if f"function.{name}" in card.curves
     )
     return 1e6 * seconds
@@ -77,7 +88,7 @@ def _plain_arithmetic_us(cost: Cost, card: Card) -> float:
 
 
 def traffic_us(cost: Cost, card: Card) -> float:
-    """Time of a kernel's memory traffic alone."""
+    """Time of a kernel's memory traffic alone, along rows."""
     stream = card.curves.get("stream")
     seconds = cost.bytes / card.stream_bandwidth
     if stream:
@@ -89,9 +100,15 @@ def traffic_us(cost: Cost, card: Card) -> float:
         curve = card.curves.get(f"reduce.{way}")
         if curve:
             seconds = max(seconds, size / rate_at(curve, size))
-    for way, accesses in (("strided", cost.strided), ("scattered", cost.scattered)):
-        seconds = max(seconds, sum(_across_seconds(a, way, card) for a in accesses))
     return 1e6 * seconds
+
+
+def _across_us(cost: Cost, card: Card) -> float:
+    """Time of the steps over rows: waiting for lines, under which functions hide."""
+    ways = ("strided", cost.strided), ("scattered", cost.scattered)
+    return 1e6 * max(
+        sum(_across_seconds(a, way, card) for a in accesses) for way, accesses in ways
+    )
 
 
 def _across_seconds(access: Access, way: str, card: Card) -> float:
@@ -139,6 +156,8 @@ def matmul_rate(m: Matmul, card: Card) -> float:
     curve = card.curves.get(f"{m.kind}.{m.dtype}")
     if curve:
         return rate_at(curve, m.size)
+    if f"{m.kind}_flops" in card.description:
+        return float(card.description[f"{m.kind}_flops"])
     curve = card.curves.get(f"matmul.{m.dtype}")
     if curve:
         return rate_at(curve, m.flops / max(1, m.batch))

@@ -21,6 +21,7 @@ from revremat.xla.memory._liveness import HOST_SPACE
 from revremat.xla.step_time._branches import shares_of
 from revremat.xla.step_time._collectives import collective_us, kind_of
 from revremat.xla.step_time._cost import Cost, cost_of
+from revremat.xla.step_time._cpu_kernels import cpu_kernel_us
 from revremat.xla.step_time._gpu_kernels import gpu_kernel_us, lower_clock_us
 from revremat.xla.step_time._roofline import arithmetic_us, first_touch_us, roofline_us
 from revremat.xla.step_time._timeline import Event, spans
@@ -366,6 +367,8 @@ class Clock:
         """Microseconds and work of an instruction that runs by itself."""
         if self.card.platform == "cuda":
             return gpu_kernel_us(i, self.module, self.card)
+        if self.card.platform == "cpu":
+            return cpu_kernel_us(i, self.module, self.card)
         cost = cost_of(i, self.module)
         return roofline_us(cost, self.card), cost
 

@@ -180,6 +180,7 @@ def _cpu_card() -> Card:
     facts = _tables()["cpu"]
     cores = num_cores()
     scalar = facts["core_gflops_f32"] * 1e9 * cores
+    slow = ("loop_convolution", "loop_convolution_rows", "grouped_convolution")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Card(
         key="cpu",
@@ -191,6 +192,9 @@ def _cpu_card() -> Card:
             "float64": scalar / 2,
             "bfloat16": scalar / 2,
             "float16": scalar / 4,
+        },
+        description={
+            f"{kind}_flops": facts[f"core_gflops_{kind}"] * 1e9 * cores for kind in slow
         },
         **{k: facts[k] for k in _common_fields() if k in facts},
     )
