@@ -124,7 +124,8 @@ class Plan(InNotebooks):
       gradient_barrier: Whether layers outside of loops compute all of their gradients
         before the backward pass goes on below them. Else the compiler may put gradients
         of weights off and hold what they are made of, which it does where a loop adds
-        them up over microbatches.
+        them up over microbatches. And where a value passes over a layer, as a skip
+        does, the parts of its gradient are added up before that layer's pass.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay as they
         are written, and no unit is in them.
       remat_pass_percent: The limit of XLA's own remat pass, which is on where the

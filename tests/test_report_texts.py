@@ -307,6 +307,20 @@ def test_nothing_is_to_be_gained_where_the_bound_says_so(share, number, says):
     assert [one for one in WHY if one in text] == [says]
 
 
+def test_a_barrier_alone_is_a_plan_of_which_the_same_is_told():
+    baseline = ROWS[1]
+    plan = dataclasses.replace(CHOSEN, units=(), gradient_barrier=True)
+    told = but(
+        plan=dataclasses.replace(plan, budget_bytes=16 * GIB),
+        measurement=baseline.measurement,
+        bound_us=baseline.time_us,
+    )
+    text = " ".join(told.split())
+    held = "the program with a gradient barrier, which keeps all, fits and takes"
+    assert f"nothing more to gain: {held}" in text
+    assert "the baseline fits" not in text
+
+
 @pytest.mark.parametrize(
     ("changes", "is_told"),
     [

@@ -91,12 +91,14 @@ def _how_good(result: Fit) -> Iterator[str]:
 
 
 def _why_no_plan(result: Fit) -> str:
-    """Why the baseline was chosen: as much as is known of what else there is."""
+    """Why nothing is decided about units: as much as is known of what else there is."""
     step_us, bound_us = result.measurement.time.step_us, result.bound_us
-    takes = f"the baseline fits and takes {format_us(step_us)}"
+    held = "the program with a gradient barrier, which keeps all,"
+    what = held if result.plan.gradient_barrier else "the baseline"
+    takes = f"{what} fits and takes {format_us(step_us)}"
     if bound_us > 0 and step_us <= (1 + _LEAST_GAIN) * bound_us:
         return (
-            f"nothing to gain: {takes}, and by per-layer costs no assignment takes "
+            f"nothing {'more ' * result.plan.gradient_barrier}to gain: {takes}, and by per-layer costs no assignment takes "
             f"less than {format_us(bound_us)}"
         )
     if number := len(result.rows) - 1:
