@@ -175,7 +175,11 @@ class Chain:
         chosen = rows.chosen(actions)
         return max(rows.moments(chosen)), rows.time_us(chosen)
 
-    def timed(self, known: Sequence[tuple[Mapping[str, Action], float]]) -> "Chain":
+    def timed(
+        self,
+        known: Sequence[tuple[Mapping[str, Action], float]],
+        optimism: float = 0.0,
+    ) -> "Chain":
         """The same, set right by how long schedules really take.
 
         Each choice's time is as uncertain as it is long, and none is certain: one that
@@ -185,6 +189,7 @@ class Chain:
 
         Args:
           known: Schedules with what they take more than keeping all.
+          optimism: As of `sized`.
         """
         rows = _Rows(replace(self, times_us={}))
         choices = {one.key: one for one in rows.choices if not one.is_nothing}
@@ -198,7 +203,8 @@ class Chain:
         taken = np.zeros((len(known), len(mean)))
         for row, (actions, _) in zip(taken, known, strict=True):
             row[[place[c.key] for c in rows.chosen(actions) if c.key in place]] = 1.0
-        times = prior.given(taken, np.array([us for _, us in known])).values
+        likely = prior.given(taken, np.array([us for _, us in known]))
+        times = likely.values - optimism * likely.off
         return replace(self, times_us=dict(zip(choices, times.tolist(), strict=True)))
 
     def sized(

@@ -257,6 +257,16 @@ def test_times_are_set_right_by_what_schedules_take(known, times):
     assert found == pytest.approx(times, rel=0.05, abs=0.05)
 
 
+def test_what_is_not_known_well_may_be_fast():
+    known = [(A, 4.0)]
+    likely, hoped = two_parts().timed(known), two_parts().timed(known, optimism=1.0)
+    took = [
+        [chain.predict(actions)[1] for actions in (A, B)] for chain in (likely, hoped)
+    ]
+    assert took[1][0] == pytest.approx(took[0][0], abs=0.5)  # it was measured
+    assert took[1][1] < took[0][1] - 2
+
+
 def test_what_takes_less_than_expected_is_chosen():
     chain = two_parts()
     assert chain.schedule(64.0).actions == A

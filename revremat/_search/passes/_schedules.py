@@ -136,7 +136,8 @@ class _Tried:
         rows.append(({}, plain))
         sizes = [(a, r.bytes - fixed) for a, r in rows]
         model = self.chain.sized(sizes, optimism)
-        return model.timed([(a, r.time_us - plain.time_us) for a, r in rows])
+        times = [(a, r.time_us - plain.time_us) for a, r in rows]
+        return model.timed(times, optimism)
 
     def _without_one(self, actions: _Actions, model: Chain) -> _Actions | None:
         """A schedule without the action that is said to take longest."""
