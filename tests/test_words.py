@@ -69,7 +69,6 @@ ALLOWED = {
     ("revremat/_plan.py", "in_order"): OLD_JSON,
     ("revremat/_measurement/_measurement.py", "holes"): OLD_JSON,
     ("revremat/_io/_json.py", "dear"): OLD_JSON,
-    ("experiments/bench/step_time.py", "_ARENA_MAX"): "a name of malloc.h",
     ("revremat/_measurement/_history.py", "arena"): "XLA's word for one allocation",
     ("revremat/_measurement/_measurement.py", "arena"): "XLA's word for one allocation",
     ("revremat/xla/memory/_curve.py", "arenas"): "XLA's word for several",

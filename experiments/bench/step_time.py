@@ -45,7 +45,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 KEPT = Path(__file__).parents[2] / "runs" / "step-time"
 
 # Parameters of `mallopt`, as malloc.h numbers them.
-_TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8
+_TRIM_THRESHOLD, _MMAP_MAX, _HEAPS_MAX = -1, -4, -8
 
 _IN_A_ROW = 5
 """Steps of one policy before it is the next one's turn; in training there is one."""
@@ -180,7 +180,7 @@ def keep_freed_memory() -> None:
     except (OSError, AttributeError):  # another C library
         return
     largest = 2**31 - 1
-    settings = (_MMAP_MAX, 0), (_TRIM_THRESHOLD, largest), (_ARENA_MAX, 1)
+    settings = (_MMAP_MAX, 0), (_TRIM_THRESHOLD, largest), (_HEAPS_MAX, 1)
     for parameter, value in settings:
         mallopt(parameter, value)
 

@@ -93,13 +93,15 @@ def _how_good(result: Fit) -> Iterator[str]:
 def _why_no_plan(result: Fit) -> str:
     """Why nothing is decided about units: as much as is known of what else there is."""
     step_us, bound_us = result.measurement.time.step_us, result.bound_us
-    held = "the program with a gradient barrier, which keeps all,"
-    what = held if result.plan.gradient_barrier else "the baseline"
+    what, gain = "the baseline", "nothing to gain"
+    if result.plan.gradient_barrier:
+        what = "the program with a gradient barrier, which keeps all,"
+        gain = "nothing more to gain"
     takes = f"{what} fits and takes {format_us(step_us)}"
     if bound_us > 0 and step_us <= (1 + _LEAST_GAIN) * bound_us:
         return (
-            f"nothing {'more ' * result.plan.gradient_barrier}to gain: {takes}, and by per-layer costs no assignment takes "
-            f"less than {format_us(bound_us)}"
+            f"{gain}: {takes}, and by per-layer costs no assignment takes less than "
+            f"{format_us(bound_us)}"
         )
     if number := len(result.rows) - 1:
         return f"{takes}: of {number} plans that were compiled none that fits is faster"
