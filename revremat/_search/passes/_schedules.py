@@ -109,18 +109,21 @@ class _Tried:
 
         Args:
           state: What is known.
-          how: "less" for the best one without one of its actions, "near" for one that
-            has most actions of the best, "over" for one that may be over the budget.
+          how: "less" for the best one without one of its actions, or the smallest where
+            none fits; "near" for one that has most actions of the best, "over" for one
+            that may be over the budget.
         """
         memory = state.baseline.measurement.memory
         fixed = memory.total_bytes - memory.temp_bytes
-        model = self._model(
-            fixed, _plain(state), 0.0 if state.fits and how != "over" else 1.0
-        )
+        hopes = how == "over" or not state.fits
+        model = self._model(fixed, _plain(state), float(hopes), float(state.fits))
         limit = state.budget_bytes - fixed
         best = self.known.get(state.key_of_row(state.best)) if state.fits else None
         if how == "less" and best and (fewer := self._without_one(best[0], model)):
             return fewer, model.predict(fewer)[0] + fixed
+        if how == "less" and not state.fits:
+            found = model.schedule(None, self.excluded)
+            return found and (found.actions, found.bytes + fixed)
         near = (best[0], state.space.heuristics.most_changes) if best else None
         more = 0.0 if how in ("within", "less") else self.over * state.budget_bytes
         found = (
@@ -130,14 +133,15 @@ class _Tried:
         )
         return found and (found.actions, found.bytes + fixed)
 
-    def _model(self, fixed: float, plain: Row, optimism: float) -> Chain:
+    def _model(
+        self, fixed: float, plain: Row, optimism: float, also_of_times: float
+    ) -> Chain:
         """The model, set right by what schedules take beside what none changes."""
         rows = [(a, r) for a, r in self.known.values() if r is not None]
         rows.append(({}, plain))
-        sizes = [(a, r.bytes - fixed) for a, r in rows]
-        model = self.chain.sized(sizes, optimism)
+        model = self.chain.sized([(a, r.bytes - fixed) for a, r in rows], optimism)
         times = [(a, r.time_us - plain.time_us) for a, r in rows]
-        return model.timed(times, optimism)
+        return model.timed(times, optimism * also_of_times)
 
     def _without_one(self, actions: _Actions, model: Chain) -> _Actions | None:
         """A schedule without the action that is said to take longest."""
