@@ -202,13 +202,14 @@ def test_others_differ_in_two_units_from_what_takes_as_much_as_another():
     ]
 
 
-def test_where_none_is_near_any_within_the_budget_counts_and_then_the_smallest():
-    is_within = lambda number, limit: number != 3 or limit is None
+def test_as_long_as_nothing_fits_every_second_is_the_smallest():
+    is_within = lambda number, limit: number != 2 or limit is None
     model = Liked(["c", "d", "e", "f"], is_within)
     searched(model, Compiler())
     assert model.limits == [
-        *(900.0, 900.0, 1100.0),
-        *(900.0, 900.0, None),  # within the budget, and then the smallest
+        *(900.0, None),
+        *(1100.0, 900.0, None),  # within the budget, and then the smallest
+        None,
         *(1000.0, 900.0, None),  # the last three found nothing
     ]
 
