@@ -1,7 +1,7 @@
 """Running a surveyed program with some of its units run as a plan says."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
@@ -334,12 +334,14 @@ class _Rewriter:
     chosen: dict[Op, Step]
     covered: set[Op]
     gradient_barrier: bool = False
+    passed: dict[Survey, Mapping[Op, tuple[Value, ...]]] = field(default_factory=dict)
+    """What passes over layers, of each program that was asked about."""
 
     def run(self, found: Survey, args: Sequence[Any]) -> list[Any]:
         program = found.program
         env: dict[Value, Any] = dict(zip(program.inputs, args, strict=True))
         untouched, done = self._untouched(found), set[Region]()
-        passed = passing(found) if self.gradient_barrier else {}
+        passed = self._passed(found)
         for op in program.ops:
             if op in passed and (op in self.chosen or op not in self.covered):
                 there = [value for value in passed[op] if value in env]
@@ -365,6 +367,14 @@ class _Rewriter:
                 results = _compat.bind(op.eqn, values, op.scope, **changed)
                 env.update(zip(op.outputs, results, strict=True))
         return [read(env, out) for out in program.outputs]
+
+    def _passed(self, found: Survey) -> Mapping[Op, tuple[Value, ...]]:
+        """What passes over layers, if its gradients are to be added up before them."""
+        if not self.gradient_barrier:
+            return {}
+        if found not in self.passed:
+            self.passed[found] = passing(found)
+        return self.passed[found]
 
     def _untouched(self, found: Survey) -> dict[Op, Region]:
         """Operations of checkpoints in which nothing is changed, with those."""
@@ -406,12 +416,15 @@ class _Rewriter:
         return changed
 
     def _concerns(self, found: Survey) -> bool:
-        if self.gradient_barrier and passing(found):
-            return True
-        return any(site.ops[0] in self.chosen for site in found.sites) or any(
-            self._concerns(inside)
-            for places in found.inner.values()
-            for _, _, inside in places
+        has_site = any(site.ops[0] in self.chosen for site in found.sites)
+        return (
+            has_site
+            or bool(self._passed(found))
+            or any(
+                self._concerns(inside)
+                for places in found.inner.values()
+                for _, _, inside in places
+            )
         )
 
 

@@ -11,26 +11,9 @@ import revremat as rr
 from experiments.bench.gradients import TOLERANCE, evaluate, relative_error
 from revremat.program._loss import trace_loss
 from revremat.program.units._passing import passing
+from tests.program.unequal import chain, with_skips
 
 ROWS, FIRST, GROWTH = 32, 16, 8
-
-
-def chain(ws, x):
-    """Nothing passes over a layer."""
-    for k, w in enumerate(ws):
-        x = (jnp.tanh, jnp.sin, jax.nn.silu)[k % 3](x @ w)
-    return jnp.square(x).mean()
-
-
-def with_skips(ws, x):
-    """What is made on the way down passes over all that is below it."""
-    n, seen = len(ws) // 2, []
-    for w in ws[:n]:
-        seen.append(x)
-        x = jnp.tanh(x @ w)
-    for w in ws[n:]:
-        x = jnp.sin(x @ w) + seen.pop()
-    return jnp.square(x).mean()
 
 
 def dense(ws, x):

@@ -115,8 +115,10 @@ class _Tried:
         """
         memory = state.baseline.measurement.memory
         fixed = memory.total_bytes - memory.temp_bytes
-        hopes = how == "over" or not state.fits
-        model = self._model(fixed, _plain(state), float(hopes), float(state.fits))
+        # What is not known well may be small, or fast, and is so worth a try.
+        smaller = 1.0 if how == "over" or not state.fits else 0.0
+        faster = 1.0 if how == "over" and state.fits else 0.0
+        model = self._model(fixed, _plain(state), smaller, faster)
         limit = state.budget_bytes - fixed
         best = self.known.get(state.key_of_row(state.best)) if state.fits else None
         if how == "less" and best and (fewer := self._without_one(best[0], model)):
@@ -133,15 +135,20 @@ class _Tried:
         )
         return found and (found.actions, found.bytes + fixed)
 
-    def _model(
-        self, fixed: float, plain: Row, optimism: float, also_of_times: float
-    ) -> Chain:
-        """The model, set right by what schedules take beside what none changes."""
+    def _model(self, fixed: float, plain: Row, smaller: float, faster: float) -> Chain:
+        """The model, set right by what schedules take beside what none changes.
+
+        Args:
+          fixed: Bytes that no schedule changes.
+          plain: The program that keeps all.
+          smaller: How optimistic it is of sizes.
+          faster: The same of times.
+        """
         rows = [(a, r) for a, r in self.known.values() if r is not None]
         rows.append(({}, plain))
-        model = self.chain.sized([(a, r.bytes - fixed) for a, r in rows], optimism)
+        model = self.chain.sized([(a, r.bytes - fixed) for a, r in rows], smaller)
         times = [(a, r.time_us - plain.time_us) for a, r in rows]
-        return model.timed(times, optimism * also_of_times)
+        return model.timed(times, faster)
 
     def _without_one(self, actions: _Actions, model: Chain) -> _Actions | None:
         """A schedule without the action that is said to take longest."""
