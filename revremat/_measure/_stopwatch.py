@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_WARM_UPS = 2
-_FEWEST_RUNS, _MOST_RUNS = 5, 40
-_SECONDS = 0.3
+_WARM_UPS = 1
+_FEWEST_RUNS, _MOST_RUNS = 3, 40
+_SECONDS = 0.1
 """Of each program, so that a hundred of them take half a minute."""
 _SHARE = 4
 """Of the runs that are the fastest: whatever else a machine does only adds."""

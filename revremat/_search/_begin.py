@@ -79,6 +79,7 @@ def begin(
         effort=effort,
         most_compiles=most_compiles,
         unroll=unroll,
+        timed=timed,
         heuristics=heuristics,
     )
     measuring = TimedOracle(known) if timed else known

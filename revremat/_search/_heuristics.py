@@ -20,6 +20,9 @@ class Heuristics:
         of each unit comes to that.
       more_normal: The same of a normal search: most of a gain is found by then, and on
         two cores a GPT of 6 layers takes about fifteen times one compile.
+      more_timed: The same of a normal search that runs what it compiles. What runs
+        needs its kernels, so fewer programs take as long; on five programs of the
+        benchmark `timed` more of them found nothing faster.
       most_candidates: Candidates of a unit that get a cost at first. Twelve found the
         best of 256 sets within 1 % on three kinds of layers (benchmark `regret`).
       fewest_candidates: Candidates of a unit with which a search begins: recompute all,
@@ -46,9 +49,12 @@ class Heuristics:
         next.
       most_local_steps: Compiles of one local search.
       least_gain_settled: Share of a step that a search has to be able to gain on plain
-        unrolled loops, where those fit; with less it ends.
+        unrolled loops, where those fit; with less it ends. What XLA's remat pass is
+        given has to gain as much.
       num_remat_passes: Programs without loops that are measured with XLA's remat pass.
       most_remat_limits: Limits of that pass, for each of them.
+      nearly_fits: Bytes over budget up to which XLA's remat pass is tried before any
+        choice by costs: a GPT of 24 layers fits into two thirds for 4 % of a step.
       nearly_budget: Bytes over budget up to which peeled layers may make an assignment
         fit.
       num_peeled: Actions tried for a first or last layer, of all units together.
@@ -86,6 +92,7 @@ class Heuristics:
 
     more_quick: int = 3
     more_normal: int = 18
+    more_timed: int = 8
     most_candidates: int = 12
     fewest_candidates: int = 3
     most_brief_tightenings: int = 2
@@ -104,6 +111,7 @@ class Heuristics:
     most_remat_limits: int = 3
     apart_budget: float = 1e-4
     most_local_steps: int = 8
+    nearly_fits: float = 1.5
     nearly_budget: float = 1.25
     num_peeled: int = 6
     most_trimmed: int = 4
@@ -127,7 +135,12 @@ class Heuristics:
     isolate_fused_time: float = 1 / 200
 
     def most_compiles(
-        self, effort: Effort, num_needed: int, num_another: int = 0
+        self,
+        effort: Effort,
+        num_needed: int,
+        num_another: int = 0,
+        *,
+        runs: bool = False,
     ) -> int | None:
         """How many programs a search may measure; None for as many as it takes.
 
@@ -135,7 +148,9 @@ class Heuristics:
           effort: Of the search.
           num_needed: Programs without which it knows of no plan.
           num_another: Candidates more than those, with which it goes on.
+          runs: Whether it runs what it compiles.
         """
         quick = self.more_quick + num_another
-        more = {"quick": quick, "normal": self.more_normal}.get(effort)
+        normal = max(quick, self.more_timed) if runs else self.more_normal
+        more = {"quick": quick, "normal": normal}.get(effort)
         return None if more is None else num_needed + more

@@ -16,7 +16,7 @@ from revremat._search.passes._nested import nested, nested_first
 from revremat._search.passes._peel import peel
 from revremat._search.passes._plain_unroll import plain_unroll, settle
 from revremat._search.passes._profile import profile_layers
-from revremat._search.passes._remat_pass import remat_pass
+from revremat._search.passes._remat_pass import remat_pass, remat_pass_nearly
 from revremat._search.passes._runners_up import runners_up
 from revremat._search.passes._schedules import schedules
 from revremat._search.passes._slots import slots
@@ -55,6 +55,7 @@ DECIDE: tuple[Pass, ...] = (
     another,  # quick plans are those of what is known by now
     plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
     settle,  # then nothing more need be asked
+    remat_pass_nearly,  # a few percent of a step: costs promise no such plan
     solve_briefly,  # by few costs: a limit of compiles may leave no others
     unroll_partly,  # of short layers alone, where nothing else gains as much
     remat_pass,  # JAX's default: worth its compiles once there is a plan to beat

@@ -71,6 +71,7 @@ def state_of(
     effort: Effort = "exhaustive",
     most_compiles: int | None = None,
     unroll: bool = True,
+    timed: bool = False,
     heuristics: Heuristics | None = None,
 ) -> State:
     """The start of a search.
@@ -104,7 +105,8 @@ def state_of(
         )
     if most_compiles is None:
         numbers = state.num_needed, len(another_of(state))
-        most_compiles = heuristics.most_compiles(effort, *numbers)
+        runs = timed and state.space.chain is None
+        most_compiles = heuristics.most_compiles(effort, *numbers, runs=runs)
         space = dataclasses.replace(state.space, most_compiles=most_compiles)
         state = state.but(space=space)
     return state

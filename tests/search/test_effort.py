@@ -27,6 +27,14 @@ def test_one_more_candidate_of_each_unit_comes_to_a_quick_search():
     assert Heuristics().most_compiles("normal", 6, 2) == 24
 
 
+@pytest.mark.parametrize(
+    ("effort", "another", "most"),
+    [("quick", 0, 9), ("normal", 0, 14), ("normal", 9, 18), ("exhaustive", 0, None)],
+)
+def test_a_search_that_runs_what_it_compiles_compiles_less(effort, another, most):
+    assert Heuristics().most_compiles(effort, 6, another, runs=True) == most
+
+
 def test_a_number_of_compiles_counts_whatever_the_effort():
     problem, target = rr.Problem(loss, SPECS), rr.target("cpu:1")
     most = lambda **how: begin(problem, target, **how)[0].space.most_compiles

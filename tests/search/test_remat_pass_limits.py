@@ -18,7 +18,7 @@ from revremat._search import (
     Space,
     State,
 )
-from revremat._search.passes._remat_pass import remat_pass
+from revremat._search.passes._remat_pass import remat_pass, remat_pass_nearly
 from tests.search.world import unit_of
 
 FIXED, USABLE = 110, 1110
@@ -55,7 +55,15 @@ class Compiler:
         return Measurement("", "", "", 1, 1, 0, memory, Time(time_us, time_us))
 
 
-def asked(known, budget, kind="scan", platform="cuda", enclosing=(), **heuristics):
+def asked(
+    known,
+    budget,
+    kind="scan",
+    platform="cuda",
+    enclosing=(),
+    one=remat_pass,
+    **heuristics,
+):
     """What is asked with the pass on, after programs that are known."""
     unit = unit_of(kind=kind)
     target: Any = SimpleNamespace(platform=platform, usable_bytes=USABLE)
@@ -67,7 +75,7 @@ def asked(known, budget, kind="scan", platform="cuda", enclosing=(), **heuristic
         if actions := {**UNROLLED, **LOOPS}.get(label):
             requests.append(Request(ProgramKey.of({"u": actions}, False), label))
     state = ask(State.of(space).within(budget), requests)
-    after = remat_pass(state, ask)
+    after = one(state, ask)
     return ask.oracle.asked, after
 
 
@@ -144,6 +152,28 @@ def test_a_program_with_the_pass_is_not_given_it_once_more():
 )
 def test_only_where_the_pass_takes_a_limit_and_nothing_is_around(how, is_asked):
     assert bool(asked({"all": (900, 50.0)}, 600, **how)[0]) == is_asked
+
+
+@pytest.mark.parametrize(
+    ("times_us", "limits"),
+    [
+        ([69.0, 69.0], [49, 45]),
+        ([70.0], [49]),  # no longer worth it: a lower limit has more recomputed
+        ([69.9], [49]),  # by less than is worth a compile
+    ],
+)
+def test_the_limit_stays_where_what_fits_is_faster(times_us, limits):
+    steps = zip((49, 45), times_us, strict=False)
+    known = {("all", at): (640, time_us) for at, time_us in steps}
+    loop = {"loop": (500, 70.0)}
+    found, _ = asked(loop | {"all": (900, 50.0)} | known, 600, most_remat_limits=2)
+    assert [at for _, at in found] == limits
+
+
+@pytest.mark.parametrize(("size", "is_asked"), [(900, True), (901, False)])
+def test_first_only_what_nearly_fits_gets_the_pass(size, is_asked):
+    found, _ = asked({"all": (size, 50.0)}, 600, one=remat_pass_nearly)
+    assert bool(found) == is_asked
 
 
 @pytest.mark.parametrize(("budget", "limits"), [(110, []), (115, []), (120, [1])])

@@ -1,5 +1,7 @@
 """What anybody may do without a plan: unroll, JAX's presets, XLA's own remat pass."""
 
+from math import inf
+
 from experiments.bench.baselines._comparison import Baseline, Comparison
 from experiments.bench.plain_jax import FORMS, POLICIES, Loops
 from experiments.bench.searching import Row
@@ -25,7 +27,8 @@ class RematPass(Baseline):
     """XLA's own remat pass, told the budget as the device's memory.
 
     It is on for the loop as it is and unrolled, and for the fastest of the presets that
-    are too large without it. Its limit is moved until the program fits.
+    are too large without it. Its limit is moved until the program fits. It only adds
+    to a step, so what is slower than a preset that fits is left out.
 
     Args:
       comparison: The program.
@@ -45,7 +48,12 @@ class RematPass(Baseline):
             for way in (None, *_ways(self.comparison)):
                 if (row := self.comparison.write(way, None)) is not None:
                     self.off[way] = row
-        large = {w: row for w, row in self.off.items() if row.bytes > budget_bytes}
+        least_us = self._least_us(budget_bytes)
+        large = {
+            way: row
+            for way, row in self.off.items()
+            if row.bytes > budget_bytes and row.time_us < least_us
+        }
         by_time = sorted(large, key=lambda way: (large[way].time_us, str(way)))
         always = [way for way in (None, Loops("unrolled")) if way in large]
         for way in dict.fromkeys([*always, *by_time[: self.most]]):
@@ -63,7 +71,14 @@ class RematPass(Baseline):
             self.keep(row)
             if row is None or row.bytes <= budget_bytes:
                 return
+            if row.time_us >= self._least_us(budget_bytes):
+                return
             wanted -= row.bytes - budget_bytes
+
+    def _least_us(self, budget_bytes: int) -> float:
+        """Of all that fits, with the pass and without it."""
+        rows = [*self.off.values(), *self.rows]
+        return min((r.time_us for r in rows if r.bytes <= budget_bytes), default=inf)
 
 
 def _ways(comparison: Comparison) -> list[Loops]:

@@ -12,28 +12,44 @@ def remat_pass(state: State, ask: Ask) -> State:
     """Lets the compiler recompute what does not fit of unrolled programs.
 
     It is strong where there are no loops, and does nothing for what loops keep. Its
-    limit is moved until the program fits.
+    limit is moved until the program fits, or is slower than what does.
     """
+    return _with_passes(state, ask, float("inf"))
+
+
+def remat_pass_nearly(state: State, ask: Ask) -> State:
+    """The same for programs that nearly fit, of which little is recomputed then."""
+    return _with_passes(state, ask, state.space.heuristics.nearly_fits)
+
+
+def _with_passes(state: State, ask: Ask, most_over: float) -> State:
+    """Tries programs of at most so many times the budget."""
     if state.space.enclosing or remat_pass_refusal(state.space.target):
         return state
-    for trial in _worth_it(state):
+    for trial in _worth_it(state, most_over * state.budget_bytes):
         state = _with_pass(state, ask, trial)
     return state
 
 
-def _worth_it(state: State) -> list[Trial]:
+def _worth_it(state: State, most_bytes: float) -> list[Trial]:
     """The fastest programs without loops that do not fit and beat what does."""
-    rows = [(t.row.time_us, t) for t in _without_loops(state) if t.row is not None]
-    most_us = state.best.time_us if state.fits else float("inf")
-    few = sorted((one for one in rows if one[0] < most_us), key=lambda one: one[0])
+    trials = _without_loops(state, most_bytes)
+    rows = [(t.row.time_us, t) for t in trials if t.row is not None]
+    few = sorted((one for one in rows if _gains(state, one[0])), key=lambda one: one[0])
     return [trial for _, trial in few[: state.space.heuristics.num_remat_passes]]
 
 
-def _without_loops(state: State) -> Iterator[Trial]:
+def _gains(state: State, time_us: float) -> bool:
+    """Whether a program of that time would be worth having, did it fit."""
+    least_gain = state.space.heuristics.least_gain_settled
+    return not state.fits or (1 + least_gain) * time_us < state.best.time_us
+
+
+def _without_loops(state: State, most_bytes: float) -> Iterator[Trial]:
     loops = {unit.name for unit in state.space.units if unit.is_loop}
     for key, trial in state.trials.items():
         row = trial.row
-        if row is None or row.bytes <= state.budget_bytes:
+        if row is None or not state.budget_bytes < row.bytes <= most_bytes:
             continue
         if key.remat_pass_percent is not None:
             continue
@@ -58,8 +74,8 @@ def _with_pass(state: State, ask: Ask, trial: Trial) -> State:
         key = ProgramKey(actions, trial.key.gradient_barrier, percent)
         state = ask(state, [Request(key, trial.label)])
         row = state.row(key)
-        if row is None or row.bytes <= budget:
-            return state
+        if row is None or row.bytes <= budget or not _gains(state, row.time_us):
+            return state  # a lower limit has more recomputed
         # Its own count of bytes is another: what moved nothing is moved further.
         wanted -= 2**tries * (row.bytes - budget)
     return state
