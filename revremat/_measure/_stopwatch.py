@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _WARM_UPS = 1
-_FEWEST_RUNS, _MOST_RUNS = 3, 40
+_FEWEST_RUNS, _MOST_RUNS = 4, 40
 _SECONDS = 0.1
 """Of each program, so that a hundred of them take half a minute."""
 _SHARE = 4

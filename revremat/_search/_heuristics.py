@@ -40,7 +40,7 @@ class Heuristics:
       near_time: Expected time over the best one up to which a runner-up may still win:
         whole programs differ from their layers' sum by about 2 %.
       near_timed: Measured time over the fastest's up to which a program is timed once
-        more at the end: runs of one program differ by some percent.
+        more at the end: one that was timed once may be off by a tenth.
       negligible_budget: Share of the budget that is not worth a compile.
       least_gain_local: Share of a step that a local change has to promise.
       least_gain_column: Share of a step that new candidates have to promise, for which
@@ -102,7 +102,7 @@ class Heuristics:
     num_runners_up: int = 2
     near_bytes: float = 1.02
     near_time: float = 1.02
-    near_timed: float = 1.05
+    near_timed: float = 1.15
     negligible_budget: float = 0.003
     least_gain_local: float = 1e-3
     least_gain_column: float = 0.002
