@@ -31,6 +31,10 @@ Progress = Callable[[str, int, int], None]
 """Told what is compiled next, how many compiles are done, and how many there may be."""
 
 
+Program = ProbeKey | ProgramKey
+"""What is compiled: equal for requests that ask about the same."""
+
+
 class RequestOracle(Protocol):
     """Whatever answers requests, which name programs by their keys.
 
@@ -74,27 +78,19 @@ class CompilerOracle:
         self, requests: Iterable[Request], exact: bool
     ) -> list[Measurement | Failure]:
         """Compiles what no earlier search of this process has measured."""
-        programs: list[ProbeKey | ProgramKey] = []
-        asked: dict[ProbeKey | ProgramKey, Measurement | Failure | None] = {}
-
-        def unknown() -> Iterator[Request]:
-            for request in requests:
-                programs.append(program := self._program(request.key))
-                if program in asked:
-                    continue
-                asked[program] = self._known.get((program, exact))
-                if asked[program] is None:
-                    yield request
-
-        made = self.compile(unknown(), functools.partial(read_step, exact=exact))
-        for request, one in made:
-            asked[program := self._program(request.key)] = one
+        finish = functools.partial(read_step, exact=exact)
+        found = once(
+            requests,
+            self.program,
+            lambda program: self._known.get((program, exact)),
+            lambda new: self.compile(new, finish),
+        )
+        for program, one in found:
             if isinstance(one, Measurement):
                 self._known[program, exact] = one
-        found = [asked[program] for program in programs]
-        return [one for one in found if one is not None]
+        return [one for _, one in found]
 
-    def _program(self, key: ProbeKey | ProgramKey) -> ProbeKey | ProgramKey:
+    def program(self, key: ProbeKey | ProgramKey) -> Program:
         """A shortened program with all of its layers is a whole one."""
         if isinstance(key, ProgramKey) or key.is_isolated:
             return key
@@ -224,6 +220,41 @@ class CompilerOracle:
         chosen[key.unit] = key.actions
         loss = shorten(self.problem.loss, self.graph, chosen, barrier)
         return step_of(self.problem, loss)
+
+
+def once[T](
+    requests: Iterable[Request],
+    program_of: Callable[[ProbeKey | ProgramKey], Program],
+    known: Callable[[Program], T | None],
+    measure: Callable[[Iterator[Request]], Iterable[tuple[Request, T]]],
+) -> list[tuple[Program, T]]:
+    """What becomes of each request; no program is measured twice.
+
+    Args:
+      requests: In order; the next is taken when its turn comes.
+      program_of: What is compiled for a request.
+      known: What was measured of a program before, if anything.
+      measure: Of the others.
+
+    Returns:
+      Of each request its program, and what became of it.
+    """
+    programs: list[Program] = []
+    found: dict[Program, T | None] = {}
+
+    def new() -> Iterator[Request]:
+        for request in requests:
+            programs.append(program := program_of(request.key))
+            if program in found:
+                continue
+            found[program] = known(program)
+            if found[program] is None:
+                yield request
+
+    for request, one in measure(new()):
+        found[program_of(request.key)] = one
+    outcomes = ((program, found[program]) for program in programs)
+    return [(program, one) for program, one in outcomes if one is not None]
 
 
 _LOSS_UNUSED = (

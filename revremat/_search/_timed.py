@@ -11,7 +11,7 @@ import jax
 from revremat._measure import Failure, Runnable, step_to_run, step_us
 from revremat._measurement import Measurement
 from revremat._search._keys import ProgramKey, Request
-from revremat._search._oracle import CompilerOracle
+from revremat._search._oracle import CompilerOracle, Program, once
 from revremat._search._result import Row
 from revremat._search._state import State
 
@@ -32,11 +32,13 @@ class TimedOracle:
     Attributes:
       compiler: Makes and compiles the steps.
       kept: Whole programs that were compiled, to be timed once more.
+      known: What became of each program.
       began: When it was made, by `time.monotonic`.
     """
 
     compiler: CompilerOracle
     kept: dict[ProgramKey, _Made] = field(default_factory=dict)
+    known: dict[Program, Measurement | Failure] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
     def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
@@ -44,6 +46,13 @@ class TimedOracle:
 
         What compiles beside a run would slow it down, so none does.
         """
+        found = once(requests, self.compiler.program, self.known.get, self._measured)
+        self.known.update(found)
+        return [one for _, one in found]
+
+    def _measured(
+        self, requests: Iterable[Request]
+    ) -> Iterator[tuple[Request, Measurement | Failure]]:
         made = self.compiler.compile(requests, step_to_run)
         _, specs = self.compiler.problem.make_step()
         given = tuple(jax.tree.leaves(specs))
@@ -53,10 +62,12 @@ class TimedOracle:
                 continue
             measured, run = one
             ready.append((measured, dataclasses.replace(run, given=given)))
-            if isinstance(request.key, ProgramKey):
-                self.kept[request.key] = ready[-1]
+            program = self.compiler.program(request.key)
+            if isinstance(program, ProgramKey):
+                self.kept[program] = ready[-1]
         timed = iter(self._timed(ready))
-        return [one if isinstance(one, Failure) else next(timed) for _, one in made]
+        for request, one in made:
+            yield request, one if isinstance(one, Failure) else next(timed)
 
     def _timed(self, made: Sequence[_Made], **how: Any) -> list[Measurement | Failure]:
         found: list[Measurement | Failure] = []
