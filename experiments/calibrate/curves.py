@@ -61,6 +61,7 @@ def measure(quick: bool = False) -> Curves:
     found |= _across(quick)
     found |= _loops(quick)
     found["loop.crowded"] = _crowded_loops(quick, found)
+    found["loop.by_number"] = _loops_by_number(quick)
     found["row_operations"] = _row_operations(quick)
     return {name: points for name, points in found.items() if points}
 
@@ -323,6 +324,38 @@ def _crowded_loops(quick: bool, known: Curves) -> list[tuple[float, float]]:
                 beyond = max(seconds - plain, 0.1 * seconds)
                 rows_at_once = found.crowded / found.elements
                 points.append((rows_at_once, found.crowded / beyond))
+    return _smooth(points)
+
+
+def _loops_by_number(quick: bool) -> list[tuple[float, float]]:
+    """Loops that read anew for each element which entry of a stack they are given.
+
+    That entry is needed in several places: turned around, in parts, and in trees.
+    """
+    shape = (4, 128, 2 if quick else 60, 8)
+    runs: list[Callable[..., jax.Array]] = [
+        lambda one, *_: one + one[:, ::-1],
+        lambda one, x, *_: one[:, ::2] * x[:, ::2] + one[:, 1::2] * x[:, 1::2],
+        lambda one, x, *_: (one * x)[:, ::2] * x[:, ::2] + (one * x)[:, 1::2],
+        lambda one, x, *_: sum(one[:, k::4] * x[:, k::4] for k in range(4)),
+    ]
+    runs += [functools.partial(_tree, levels=levels) for levels in (1, 2)]
+    stack, *others = _normal(3, *shape), *(_normal(*shape) for _ in range(4))
+    points = []
+    for run in runs:
+
+        def of_entry(number, stack, *others, run=run):
+            one = jax.lax.dynamic_index_in_dim(stack, number, 0, keepdims=False)
+            return run(one, *others)
+
+        arguments = jnp.int32(1), stack, *others
+        tries = [_timed_of(of_entry, *arguments) for _ in range(1 if quick else 3)]
+        seconds = min(_largest(rows)[2] for _, rows in tries)
+        module, rows = tries[0]
+        found = evaluations_of(_largest(rows)[0], module)
+        if found.by_number:
+            work = found.by_number / found.elements
+            points.append((work, found.by_number / seconds))
     return _smooth(points)
 
 

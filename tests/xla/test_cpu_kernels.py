@@ -166,6 +166,19 @@ def test_rows_that_crowd_a_cache_cost_beyond_that():
     assert time_of(i, module, **crowded) == pytest.approx(1.0, rel=0.01)
 
 
+def test_loops_that_read_starts_anew_have_rates_of_their_own():
+    def run(number, stack):
+        one = jax.lax.dynamic_index_in_dim(stack, number, 0, keepdims=False)
+        return one + one[::-1]
+
+    module = compiled(run, spec(dtype=jnp.int32), spec(3, 8, 4))
+    (i,) = kernels(module, "kLoop")
+    work = 32 * (2 + 1 + 4)
+    assert time_of(i, module, loop=((4.0, work * 1e6),)) == pytest.approx(1.0)
+    anew = {"loop.by_number": ((7.0, work * 1e5), (8.0, 1e15))}
+    assert time_of(i, module, loop=((4.0, 1.0),), **anew) == pytest.approx(10.0)
+
+
 def test_functions_of_a_loop_cost_as_often_as_they_are_computed():
     def run(x):
         y = jnp.tanh(x)

@@ -7,6 +7,8 @@ measured card; a card without one leaves that out.
   innermost loop. LLVM unrolls a short one, and then computes number by number.
 - `loop.large`: the same of loops with much to do for an element: unrolled, they are too
   long for LLVM to find vectors in them.
+- `loop.by_number`: the same of loops that read starts of slices anew for each element
+  (`_starts`), by what is done for one.
 - `loop.crowded`: loads/s beyond that, of rows that push one another out of the
   first-level cache, by how many are read for an element.
 - `row_operations`: elements/s of one operation in a kernel of YNNPACK's, by length of
@@ -60,9 +62,13 @@ def _loop_us(i: Any, module: Module, cost: Cost, card: Card) -> float:
     """A loop over the result that evaluates all that an element is made of."""
     found = evaluations_of(i, module)
     seconds = 0.0
-    large = found.work > _LARGE_BODY * found.elements
+    vectors = found.work
+    if found.by_number and (curve := card.curves.get("loop.by_number")):
+        vectors -= found.by_number
+        seconds = found.by_number / rate_at(curve, found.by_number / found.elements)
+    large = vectors > _LARGE_BODY * found.elements
     if curve := card.curves.get("loop.large" if large else "loop"):
-        seconds = found.work / rate_at(curve, found.innermost)
+        seconds += vectors / rate_at(curve, found.innermost)
     if found.crowded and (curve := card.curves.get("loop.crowded")):
         seconds += found.crowded / rate_at(curve, found.crowded / found.elements)
     return 1e6 * seconds + functions_us(found.functions, card)

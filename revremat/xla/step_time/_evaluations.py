@@ -3,11 +3,13 @@
 XLA writes one loop over the result, and into it, for each element, all that the
 element depends on. What is used at several indices is evaluated at each of them: a
 value and its neighbour, say, each with all that they are made of in turn. What only
-dimensions outside of the innermost loop decide is evaluated outside of it. Padding and
-concatenation branch, and what lies beyond a branch is evaluated where it is taken.
+dimensions outside of the innermost loop decide is evaluated outside of it, where
+`_starts` does not speak against it. Padding and concatenation branch, and what lies
+beyond a branch is evaluated where it is taken.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 from revremat.xla.hlo._hlo import Module, elements_of, is_tuple, size_of
 from revremat.xla.hlo._opcodes import FREE, MOVES, TRANSCENDENTAL
 from revremat.xla.step_time._access import LINE_BYTES, SETS, WAYS
+from revremat.xla.step_time._starts import Starts, Visit
 
 _MOST = 20_000
 """Evaluations that are followed; of more the rest counts once each."""
@@ -43,6 +46,8 @@ class Evaluations:
         a time than its sets have ways for, in loops that do not read whole lines.
       elements: Of the result; of several, all.
       innermost: Length of the innermost loop.
+      starts: Instructions that read starts of slices anew for each element.
+      by_number: Of all work, what is done for one number at a time because of that.
 
     Example:
       >>> from revremat import xla
@@ -57,11 +62,13 @@ class Evaluations:
     crowded: float = 0.0
     elements: float = 0.0
     innermost: int = 1
+    starts: float = 0.0
+    by_number: float = 0.0
 
     @property
     def work(self) -> float:
-        """Loads, operations and branches together: each is about an instruction."""
-        return self.loads + self.operations + self.guards
+        """All but functions: each of them is about an instruction."""
+        return self.loads + self.operations + self.guards + self.starts
 
 
 def evaluations_of(i: Any, module: Module) -> Evaluations:
@@ -153,40 +160,64 @@ class _Walk:
         return root
 
     def _visit_all(self, root: Any, index: Index) -> None:
-        waiting = [(root, index, 1.0)]
-        while waiting and len(self._seen) < _MOST:
-            i, index, share = waiting.pop()
-            before = self._seen.get((i.id, index), 0.0)
-            if share <= before:
-                continue
-            self._seen[i.id, index] = share
-            self._count(i, index, share - before)
-            waiting += [
-                (operand, inner, share * part)
-                for operand, inner, part in self._behind(i, index)
-            ]
+        visits = list(self._visits(Visit(root, index)))
+        starts = Starts((visit for visit, _ in visits), self.module)
+        for visit, share in visits:
+            whole = bool(starts) and starts.decides(visit)
+            work = self._count(visit, share * self._runs(visit.index, whole))
+            if starts:
+                self.found.by_number += work * starts.share(visit)
+        read = starts.work * elements_of(root.shape)
+        self.found.starts += read
+        self.found.by_number += read
 
-    def _count(self, i: Any, index: Index, share: float) -> None:
-        times = share * self._runs(index)
-        found = self.found
+    def _visits(self, first: Visit) -> Iterator[tuple[Visit, float]]:
+        """All values that a loop needs, and the share that was not needed before."""
+        waiting = [first]
+        while waiting and len(self._seen) < _MOST:
+            visit = waiting.pop()
+            key = visit.instruction.id, visit.index
+            before = self._seen.get(key, 0.0)
+            if visit.share <= before:
+                continue
+            self._seen[key] = visit.share
+            yield visit, visit.share - before
+            waiting += self._needed_by(visit)
+
+    def _needed_by(self, visit: Visit) -> Iterator[Visit]:
+        i, branches, slices = visit.instruction, visit.branches, visit.slices
+        if i.opcode == "dynamic-slice":
+            slices = (*slices, i.id)
+        is_branch = i.opcode in ("pad", "concatenate")
+        for number, (operand, index, part) in enumerate(self._behind(i, visit.index)):
+            inner = (*branches, (i.id, number)) if is_branch else branches
+            yield Visit(operand, index, visit.share * part, inner, slices)
+
+    def _count(self, visit: Visit, times: float) -> float:
+        """Adds what a value takes so often; of that loads, operations and branches."""
+        i, found = visit.instruction, self.found
         if i.opcode == "parameter":
-            if elements_of(i.shape) > 1:
-                found.loads += times
-                line = self._line(i, index)
-                if line is not None and size_of(i.shape) >= _APART_BYTES:
-                    # Of other arrays other lines, on the same sets.
-                    self._lines[line + i.parameter_number * _APART_BYTES] = share
-            return
+            if elements_of(i.shape) == 1:
+                return 0.0
+            found.loads += times
+            line = self._line(i, visit.index)
+            if line is not None and size_of(i.shape) >= _APART_BYTES:
+                # Of other arrays other lines, on the same sets.
+                self._lines[line + i.parameter_number * _APART_BYTES] = visit.share
+            return times
         if i.opcode in ("pad", "concatenate"):
-            found.guards += times * (len(i.operand_ids) - 1)
-            return
+            guards = times * (len(i.operand_ids) - 1)
+            found.guards += guards
+            return guards
         if i.opcode in TRANSCENDENTAL:
             found.functions[i.opcode] = found.functions.get(i.opcode, 0.0) + times
         elif i.opcode == "select" or i.opcode not in FREE | MOVES:
             found.operations += times
+            return times
+        return 0.0
 
-    def _runs(self, index: Index) -> float:
-        """How often the loops run around what has such an index."""
+    def _runs(self, index: Index, whole: bool) -> float:
+        """How often the loops run around what has such an index; `whole`: all do."""
         used: set[int] = set()
         summed: dict[Any, int] = {}
         waiting = list(index)
@@ -202,6 +233,8 @@ class _Walk:
                 waiting += part[1:]
         runs = math.prod(summed.values())
         depth = max((self._order.index(d) for d in used), default=-1)
+        if whole:
+            depth = len(self._order) - 1
         for d in self._order[: depth + 1]:
             runs *= self._sizes[d]
         return float(runs)
