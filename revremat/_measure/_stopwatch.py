@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_WARM_UPS = 1
+_WARM_UPS = 2
 _FEWEST_RUNS, _MOST_RUNS = 4, 40
 _SECONDS = 0.1
-"""Of each program, so that a hundred of them take half a minute."""
+"""Of each program, beyond which a compile would take less time than its runs."""
 _SHARE = 4
 """Of the runs that are the fastest: whatever else a machine does only adds."""
 _RANDOM = 65_537

@@ -19,7 +19,7 @@ _MOST_IN_TURN = 4
 """Programs that are run in turn, and hold their arguments at the same time."""
 _FINAL_SECONDS = 2.0
 """Of each program that is timed again at the end, at most."""
-_FINAL_SHARE = 0.2
+_FINAL_SHARE = 0.1
 """Of the time until then, that all of them take: short steps need no longer."""
 
 _Made = tuple[Measurement, Runnable]
