@@ -3,12 +3,12 @@
     python -m experiments.bench.timed [--programs vit_l_384 recurrence]
 
 Of each program, in sizes for one core, within one budget: half of the way, by ratio,
-from what its baseline takes to what it takes with everything
-recomputed. A first process searches, without running anything and with `timed=True`,
-both from an empty cache. A fresh one runs the plan in turn with each of JAX's presets
-that fits, on the loop, with 4 and 16 layers to an iteration, unrolled and as a Python
-loop, all of it in plain JAX. One thread's own time counts, and of every program the
-fastest steps, as in `experiments/bench/step_time.py`. Writes
+from what its baseline takes to what it takes with everything recomputed. A first
+process searches, without running anything and with `timed=True`, both from an empty
+cache. A fresh one runs the plan in turn with each of JAX's presets that fits, on the
+loop, with 4 and 16 layers to an iteration, unrolled and as a Python loop, all of it in
+plain JAX; where there is no loop, around every layer. One thread's own time counts, and
+of every program the fastest steps, as in `experiments/bench/step_time.py`. Writes
 `experiments/results/timed.json` after each program; those that are there are not run
 again.
 """
@@ -35,6 +35,7 @@ from experiments.bench.programs._entry import Size
 from experiments.bench.step_time_programs import Policy
 from experiments.files import write_whole
 from revremat import format_bytes, format_us
+from revremat.policies import PRESETS, preset
 
 RESULT = Path(__file__).parents[1] / "results" / "timed.json"
 ON_CPU = (
@@ -195,6 +196,8 @@ def _race(problem: rr.Problem, options: Options) -> None:
             for policy in POLICIES:
                 loops = Loops(form, policy)
                 losses[str(loops)] = written(problem.loss, loops)
+    else:
+        losses |= _uniform(problem)
     _as_raced()
     jax.config.update("jax_compiler_enable_remat_pass", False)
     policies, sizes = [], []
@@ -216,6 +219,16 @@ def _race(problem: rr.Problem, options: Options) -> None:
         for row, size in zip(rows, sizes, strict=True)
     ]
     write_whole(options.folder / "race.json", json.dumps({"raced": raced}))
+
+
+def _uniform(problem: rr.Problem) -> dict[str, Any]:
+    """Each of JAX's presets around every layer of a program that has no loop."""
+    graph = rr.trace(problem)
+    found = {}
+    for name in PRESETS:
+        actions = {u.name: preset(u, name).action for u in graph.units}
+        found[f"{name}, each layer"] = rr.apply(problem.loss, graph.plan(actions))
+    return found
 
 
 # ---- What is told --------------------------------------------------------------------
