@@ -1,6 +1,6 @@
 """Heuristics: every number that decides something in a search, with its reason."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Effort = Literal["quick", "normal", "exhaustive"]
@@ -41,6 +41,8 @@ class Heuristics:
         whole programs differ from their layers' sum by about 2 %.
       near_timed: Measured time over the fastest's up to which a program is timed once
         more at the end: one that was timed once may be off by a tenth.
+      timing_error: Share of a step by which times that were measured on a machine are
+        off: a change that promises less cannot be told from none.
       negligible_budget: Share of the budget that is not worth a compile.
       least_gain_local: Share of a step that a local change has to promise.
       least_gain_column: Share of a step that new candidates have to promise, for which
@@ -103,6 +105,7 @@ class Heuristics:
     near_bytes: float = 1.02
     near_time: float = 1.02
     near_timed: float = 1.15
+    timing_error: float = 0.02
     negligible_budget: float = 0.003
     least_gain_local: float = 1e-3
     least_gain_column: float = 0.002
@@ -133,6 +136,12 @@ class Heuristics:
     isolate_operations: int = 1000
     isolate_part: float = 1 / 2
     isolate_fused_time: float = 1 / 200
+
+    def for_measured_times(self) -> "Heuristics":
+        """The same, where gains have to be told from the error of a stopwatch."""
+        names = "least_gain_local", "least_gain_column", "least_gain_settled"
+        gains = {name: max(getattr(self, name), self.timing_error) for name in names}
+        return replace(self, **gains)
 
     def most_compiles(
         self,

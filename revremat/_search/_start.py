@@ -88,6 +88,8 @@ def state_of(
             "write one like 12, or None for as many as it takes"
         )
     heuristics = heuristics or Heuristics()
+    if timed:
+        heuristics = heuristics.for_measured_times()
     state = start(
         graph,
         target,
