@@ -41,6 +41,9 @@ class Heuristics:
         whole programs differ from their layers' sum by about 2 %.
       near_timed: Measured time over the fastest's up to which a program is timed once
         more at the end: one that was timed once may be off by a tenth.
+      num_uniform: Plans of one action for all layers that are measured before any
+        choice by costs. Estimates of layers add up to programs; measured times do so
+        less.
       timing_error: Share of a step by which times that were measured on a machine are
         off: a change that promises less cannot be told from none.
       negligible_budget: Share of the budget that is not worth a compile.
@@ -94,7 +97,7 @@ class Heuristics:
 
     more_quick: int = 3
     more_normal: int = 18
-    more_timed: int = 10
+    more_timed: int = 8
     most_candidates: int = 12
     fewest_candidates: int = 3
     most_brief_tightenings: int = 2
@@ -105,6 +108,7 @@ class Heuristics:
     near_bytes: float = 1.02
     near_time: float = 1.02
     near_timed: float = 1.15
+    num_uniform: int = 0
     timing_error: float = 0.02
     negligible_budget: float = 0.003
     least_gain_local: float = 1e-3
@@ -138,10 +142,10 @@ class Heuristics:
     isolate_fused_time: float = 1 / 200
 
     def for_measured_times(self) -> "Heuristics":
-        """The same, where gains have to be told from the error of a stopwatch."""
+        """The same where a stopwatch tells times, which are off by some percent."""
         names = "least_gain_local", "least_gain_column", "least_gain_settled"
         gains = {name: max(getattr(self, name), self.timing_error) for name in names}
-        return replace(self, **gains)
+        return replace(self, num_uniform=3, **gains)
 
     def most_compiles(
         self,
