@@ -48,6 +48,19 @@ def test_every_program_was_run_and_the_fastest_that_fits_is_chosen():
     )
 
 
+def test_no_program_is_compiled_or_run_twice(monkeypatch):
+    compiled, real = [], xla.Lowered.compile_to_run
+
+    def noted(lowered):
+        compiled.append(lowered.identity)
+        return real(lowered)
+
+    monkeypatch.setattr(xla.Lowered, "compile_to_run", noted)
+    fit = rr.fit(loss, *SPECS, budget="1MiB", target="cpu:1", timed=True)
+    # Shortened programs with all of the layers are whole ones.
+    assert len(compiled) == len(set(compiled)) < fit.num_compiles
+
+
 def test_its_bytes_are_those_of_a_compile_that_is_not_run():
     artifact, _ = to_run(jax.grad(loss), *SPECS)
     with_fast_kernels = xla.compile_step(jax.grad(loss), SPECS, rr.target("cpu:1"))

@@ -1,0 +1,44 @@
+"""Plans of one action for all layers, of searches by measured times."""
+
+import pytest
+
+from revremat._search import Heuristics
+from revremat._search.passes._uniform import uniform
+from tests.search.world import Cost, World, small
+
+MORE = {"fast": (small("a"), Cost(5.0, 40.0)), "slow": (small("b"), Cost(9.0, 90.0))}
+"""In eight layers they take 50 and 82; to save all takes 90, to recompute all 18."""
+
+
+def asked(budget, costs=MORE, heuristics=None):
+    world = World(costs)
+    heuristics = heuristics or Heuristics().for_measured_times()
+    uniform(*world.state(budget, heuristics=heuristics))
+    return [dict(runs) for runs in world.asked]
+
+
+@pytest.mark.parametrize(
+    ("budget", "names"),
+    [
+        (500, ["fast", "save all", "slow"]),
+        (88, ["fast", "slow"]),  # 2 % over may still fit: costs are no more exact
+        (60, ["fast"]),
+        (20, []),
+    ],
+)
+def test_the_fastest_candidates_that_fit_are_measured_for_all_layers(budget, names):
+    assert asked(budget) == [{name: 8} for name in names]
+
+
+def test_no_plan_is_asked_twice_where_there_are_few():
+    assert asked(500, {}) == [{"save all": 8}, {"recompute all": 8}]
+
+
+def test_estimated_times_need_no_such_plans():
+    assert asked(500, heuristics=Heuristics()) == []
+
+
+def test_what_a_stopwatch_cannot_tell_is_not_tried():
+    given, measured = Heuristics(), Heuristics().for_measured_times()
+    assert given.least_gain_local < given.timing_error == measured.least_gain_local
+    assert measured.least_gain_column == measured.least_gain_settled == 0.02
