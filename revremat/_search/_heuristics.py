@@ -97,7 +97,7 @@ class Heuristics:
 
     more_quick: int = 3
     more_normal: int = 18
-    more_timed: int = 8
+    more_timed: int = 10
     most_candidates: int = 12
     fewest_candidates: int = 3
     most_brief_tightenings: int = 2

@@ -29,7 +29,7 @@ def test_one_more_candidate_of_each_unit_comes_to_a_quick_search():
 
 @pytest.mark.parametrize(
     ("effort", "another", "most"),
-    [("quick", 0, 9), ("normal", 0, 14), ("normal", 9, 18), ("exhaustive", 0, None)],
+    [("quick", 0, 9), ("normal", 0, 16), ("normal", 9, 18), ("exhaustive", 0, None)],
 )
 def test_a_search_that_runs_what_it_compiles_compiles_less(effort, another, most):
     assert Heuristics().most_compiles(effort, 6, another, runs=True) == most

@@ -42,3 +42,10 @@ def test_what_a_stopwatch_cannot_tell_is_not_tried():
     given, measured = Heuristics(), Heuristics().for_measured_times()
     assert given.least_gain_local < given.timing_error == measured.least_gain_local
     assert measured.least_gain_column == measured.least_gain_settled == 0.02
+
+
+def test_loops_that_may_be_unrolled_are_left_to_other_passes():
+    world = World(MORE)
+    heuristics = Heuristics().for_measured_times()
+    uniform(*world.state(500, heuristics=heuristics, unroll=True))
+    assert world.asked == []

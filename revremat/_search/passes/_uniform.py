@@ -10,9 +10,12 @@ def uniform(state: State, ask: Ask) -> State:
     """Measures whole programs of each unit's fastest candidates, as far as they fit.
 
     A sum of layers' times has the errors of all of them. Whatever is chosen by it has
-    to beat what anybody would write.
+    to beat what anybody would write. Loops that can be unrolled are left to the passes
+    that do: unrolled, other candidates are the fastest.
     """
     heuristics, all_options = state.space.heuristics, state.options
+    if state.space.unroll and any(c.can_unroll for c in state.costs.values()):
+        return state
     limit = heuristics.near_bytes * state.budget_bytes
     found: list[tuple[Counts, float]] = []
     for place in range(heuristics.num_uniform):
