@@ -23,6 +23,8 @@ class Heuristics:
       more_timed: The same of a normal search that runs what it compiles. What runs
         needs its kernels, so fewer programs take as long; on five programs of the
         benchmark `timed` more of them found nothing faster.
+      more_timed_unrolled: More of those where loops can be unrolled: costs of unrolled
+        layers, and the first choice by them.
       most_candidates: Candidates of a unit that get a cost at first. Twelve found the
         best of 256 sets within 1 % on three kinds of layers (benchmark `regret`).
       fewest_candidates: Candidates of a unit with which a search begins: recompute all,
@@ -97,7 +99,8 @@ class Heuristics:
 
     more_quick: int = 3
     more_normal: int = 18
-    more_timed: int = 10
+    more_timed: int = 6
+    more_timed_unrolled: int = 4
     most_candidates: int = 12
     fewest_candidates: int = 3
     most_brief_tightenings: int = 2
@@ -154,6 +157,7 @@ class Heuristics:
         num_another: int = 0,
         *,
         runs: bool = False,
+        unrolls: bool = False,
     ) -> int | None:
         """How many programs a search may measure; None for as many as it takes.
 
@@ -162,8 +166,10 @@ class Heuristics:
           num_needed: Programs without which it knows of no plan.
           num_another: Candidates more than those, with which it goes on.
           runs: Whether it runs what it compiles.
+          unrolls: Whether loops can be unrolled.
         """
         quick = self.more_quick + num_another
-        normal = max(quick, self.more_timed) if runs else self.more_normal
+        timed = self.more_timed + unrolls * self.more_timed_unrolled
+        normal = max(quick, timed) if runs else self.more_normal
         more = {"quick": quick, "normal": normal}.get(effort)
         return None if more is None else num_needed + more

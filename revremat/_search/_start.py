@@ -108,7 +108,9 @@ def state_of(
     if most_compiles is None:
         numbers = state.num_needed, len(another_of(state))
         runs = timed and state.space.chain is None
-        most_compiles = heuristics.most_compiles(effort, *numbers, runs=runs)
+        unrolls = unroll and any(c.can_unroll for c in state.costs.values())
+        how = {"runs": runs, "unrolls": unrolls}
+        most_compiles = heuristics.most_compiles(effort, *numbers, **how)
         space = dataclasses.replace(state.space, most_compiles=most_compiles)
         state = state.but(space=space)
     return state

@@ -28,11 +28,20 @@ def test_one_more_candidate_of_each_unit_comes_to_a_quick_search():
 
 
 @pytest.mark.parametrize(
-    ("effort", "another", "most"),
-    [("quick", 0, 9), ("normal", 0, 16), ("normal", 9, 18), ("exhaustive", 0, None)],
+    ("effort", "another", "unrolls", "most"),
+    [
+        ("quick", 0, True, 9),
+        ("normal", 0, False, 12),
+        ("normal", 0, True, 16),
+        ("normal", 9, False, 18),
+        ("exhaustive", 0, True, None),
+    ],
 )
-def test_a_search_that_runs_what_it_compiles_compiles_less(effort, another, most):
-    assert Heuristics().most_compiles(effort, 6, another, runs=True) == most
+def test_a_search_that_runs_what_it_compiles_compiles_less(
+    effort, another, unrolls, most
+):
+    how = {"runs": True, "unrolls": unrolls}
+    assert Heuristics().most_compiles(effort, 6, another, **how) == most
 
 
 def test_a_number_of_compiles_counts_whatever_the_effort():
