@@ -12,7 +12,7 @@ import numpy as np
 _WARM_UPS = 2
 _FEWEST_RUNS, _MOST_RUNS = 4, 40
 _SECONDS = 0.1
-"""Of each program, beyond which a compile would take less time than its runs."""
+"""Of each program: runs take no longer than the compile of a small one."""
 _SHARE = 4
 """Of the runs that are the fastest: whatever else a machine does only adds."""
 _RANDOM = 65_537

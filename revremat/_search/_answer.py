@@ -19,7 +19,7 @@ def answer(state: State, loss: Callable[..., Any]) -> Fit:
       state: After a search.
       loss: The program's.
     """
-    space, best = state.space, state.best
+    space, best, most = state.space, state.best, state.most_compiles
     graph, share, times = space.graph, 1.0, 1.0
     if (reference := state.reference) is not None:
         times = times_alive(state.baseline, reference, graph)
@@ -49,7 +49,7 @@ def answer(state: State, loss: Callable[..., Any]) -> Fit:
         greedy_us=state.greedy_us,
         filled=is_local_optimum(state, best),
         num_compiles=state.num_compiles,
-        most_compiles=space.most_compiles,
+        most_compiles=most and max(most, state.num_compiles),
         is_cut_short=bool(state.skipped) and not held_by,
         left=space.untouched,
         not_sent=not_sent(best, graph, share, reference),

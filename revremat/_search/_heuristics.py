@@ -16,13 +16,16 @@ class Heuristics:
 
     Attributes:
       more_quick: Compiles beyond those without which nothing is known, of a quick
-        search: plain unrolled loops, and the first choice by costs. One more candidate
-        of each unit comes to that.
+        search: plain unrolled loops, a second cost of what costs choose first, and
+        that choice. One more candidate of each unit comes to that.
+      more_to_choose: Compiles beyond those, and one for each unit, that a quick search
+        may take while nothing is chosen that fits: second costs of choices that mix
+        candidates.
       more_normal: The same of a normal search: most of a gain is found by then, and on
         two cores a GPT of 6 layers takes about fifteen times one compile.
       more_timed: The same of a normal search that runs what it compiles. What runs
-        needs its kernels, so fewer programs take as long; on five programs of the
-        benchmark `timed` more of them found nothing faster.
+        needs its kernels, and takes longer; so it takes at most twice as long as one
+        that estimates (benchmark `timed`).
       more_timed_unrolled: More of those where loops can be unrolled: costs of unrolled
         layers, and the first choice by them.
       most_candidates: Candidates of a unit that get a cost at first. Twelve found the
@@ -60,8 +63,9 @@ class Heuristics:
         given has to gain as much.
       num_remat_passes: Programs without loops that are measured with XLA's remat pass.
       most_remat_limits: Limits of that pass, for each of them.
-      nearly_fits: Bytes over budget up to which XLA's remat pass is tried before any
-        choice by costs: a GPT of 24 layers fits into two thirds for 4 % of a step.
+      most_over_remat_pass: Bytes of an unrolled program over budget up to which that
+        pass comes before any choice by costs: a GPT of 24 layers fits into two thirds
+        for 4 % of a step.
       nearly_budget: Bytes over budget up to which peeled layers may make an assignment
         fit.
       num_peeled: Actions tried for a first or last layer, of all units together.
@@ -98,6 +102,7 @@ class Heuristics:
     """
 
     more_quick: int = 3
+    more_to_choose: int = 2
     more_normal: int = 18
     more_timed: int = 6
     more_timed_unrolled: int = 4
@@ -121,7 +126,7 @@ class Heuristics:
     most_remat_limits: int = 3
     apart_budget: float = 1e-4
     most_local_steps: int = 8
-    nearly_fits: float = 1.5
+    most_over_remat_pass: float = 1.5
     nearly_budget: float = 1.25
     num_peeled: int = 6
     most_trimmed: int = 4
@@ -164,12 +169,30 @@ class Heuristics:
         Args:
           effort: Of the search.
           num_needed: Programs without which it knows of no plan.
-          num_another: Candidates more than those, with which it goes on.
+          num_another: Units of which one more candidate is compared.
           runs: Whether it runs what it compiles.
           unrolls: Whether loops can be unrolled.
         """
+        more = self._more(num_another, runs, unrolls).get(effort)
+        return None if more is None else num_needed + more
+
+    def most_to_choose(self, num_needed: int, num_another: int, **how: bool) -> int:
+        """How many a quick search may measure while nothing is chosen that fits.
+
+        Args:
+          num_needed: As `most_compiles` takes it.
+          num_another: The same.
+          **how: The same.
+        """
+        more = self._more(num_another, **how)
+        longer = more["quick"] + num_another + self.more_to_choose
+        return num_needed + min(longer, more["normal"])
+
+    def _more(
+        self, num_another: int, runs: bool = False, unrolls: bool = False
+    ) -> dict[Effort, int]:
+        """Compiles beyond the needed ones, of the efforts that have a limit."""
         quick = self.more_quick + num_another
         timed = self.more_timed + unrolls * self.more_timed_unrolled
-        normal = max(quick, timed) if runs else self.more_normal
-        more = {"quick": quick, "normal": normal}.get(effort)
-        return None if more is None else num_needed + more
+        normal = max(quick, timed if runs else self.more_normal)
+        return {"quick": quick, "normal": normal}

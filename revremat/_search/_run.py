@@ -30,7 +30,7 @@ from revremat._search.passes._solve import (
     unroll_partly_again,
 )
 from revremat._search.passes._together import together
-from revremat._search.passes._uniform import uniform
+from revremat._search.passes._uniform_plans import uniform_plans
 from revremat._search.passes._unroll import unroll
 
 
@@ -57,7 +57,7 @@ DECIDE: tuple[Pass, ...] = (
     plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
     settle,  # then nothing more need be asked
     remat_pass_nearly,  # a few percent of a step: costs promise no such plan
-    uniform,  # only where programs are timed: so far costs are of single runs
+    uniform_plans,  # only where programs are timed: so far costs are of single runs
     solve_briefly,  # by few costs: a limit of compiles may leave no others
     unroll_partly,  # of short layers alone, where nothing else gains as much
     remat_pass,  # JAX's default: worth its compiles once there is a plan to beat

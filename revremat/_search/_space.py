@@ -31,6 +31,7 @@ class Space:
       unroll: Whether layers of loops may be unrolled.
       repeats_loss: Whether the step may run the loss several times.
       most_compiles: How many programs may be measured; None for as many as it takes.
+      most_to_choose: How many, if that is more, while nothing is chosen that fits.
       heuristics: Numbers that decide.
     """
 
@@ -48,6 +49,7 @@ class Space:
     unroll: bool = True
     repeats_loss: bool = False
     most_compiles: int | None = None
+    most_to_choose: int = 0
     heuristics: Heuristics = field(default_factory=Heuristics)
 
     def can_offload(self, unit: Unit) -> bool:

@@ -110,9 +110,10 @@ def state_of(
         runs = timed and state.space.chain is None
         unrolls = unroll and any(c.can_unroll for c in state.costs.values())
         how = {"runs": runs, "unrolls": unrolls}
-        most_compiles = heuristics.most_compiles(effort, *numbers, **how)
-        space = dataclasses.replace(state.space, most_compiles=most_compiles)
-        state = state.but(space=space)
+        limits = {"most_compiles": heuristics.most_compiles(effort, *numbers, **how)}
+        if effort == "quick" and state.space.chain is None:
+            limits["most_to_choose"] = heuristics.most_to_choose(*numbers, **how)
+        state = state.but(space=dataclasses.replace(state.space, **limits))
     return state
 
 

@@ -435,8 +435,26 @@ class State:
     @property
     def room(self) -> int | None:
         """How many compiles more are allowed; None for as many as it takes."""
-        most = self.space.most_compiles
+        most = self.most_compiles
         return None if most is None else max(0, most - self.num_compiles)
+
+    @property
+    def most_compiles(self) -> int | None:
+        """How many are allowed in all, by what is known; None for as many as it takes.
+
+        A quick search does not end on what recomputes all when the next program is the
+        first choice by costs.
+        """
+        most = self.space.most_compiles
+        if most is None or self.is_chosen:
+            return most
+        return max(most, self.space.most_to_choose)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether any program fits but the one that recomputes all."""
+        others = (row for key, row in self.rows.items() if key != self.reference_key)
+        return any(row.bytes <= self.budget_bytes for row in others)
 
     def skip(self, what: str, number: int) -> "State":
         """The same, and which pass was cut for want of compiles."""

@@ -1,11 +1,14 @@
 """How long a search goes on: quicker ones are the beginning of the others."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import revremat as rr
 from revremat._search import Heuristics, begin
+from tests.search.world import Cost, World, small
 
 
 def loss(w, x):
@@ -22,9 +25,41 @@ def test_programs_beyond_those_that_are_needed(effort, most):
     assert Heuristics().most_compiles(effort, 6) == most
 
 
-def test_one_more_candidate_of_each_unit_comes_to_a_quick_search():
-    assert Heuristics().most_compiles("quick", 6, 2) == 11
-    assert Heuristics().most_compiles("normal", 6, 2) == 24
+@pytest.mark.parametrize(
+    ("units", "quick", "to_choose", "normal"),
+    [
+        (0, 9, 11, 24),
+        (1, 10, 13, 24),
+        (2, 11, 15, 24),
+        (8, 17, 24, 24),
+        (16, 25, 25, 25),
+    ],
+)
+def test_one_more_candidate_of_each_unit_comes_to_a_quick_search(
+    units, quick, to_choose, normal
+):
+    """A normal search begins as a quick one does."""
+    heuristics = Heuristics()
+    assert heuristics.most_compiles("quick", 6, units) == quick
+    assert heuristics.most_to_choose(6, units) == to_choose
+    assert heuristics.most_compiles("normal", 6, units) == normal
+
+
+@pytest.mark.parametrize(
+    ("chosen", "most"),
+    [({}, 13), ({"recompute all": 8}, 13), ({"fast": 8}, 10), ({"slow": 8}, 13)],
+)
+def test_a_quick_search_goes_on_while_nothing_is_chosen_that_fits(chosen, most):
+    """That recomputes all is a plan, and is known before anything is chosen."""
+    costs = {"fast": (small("a"), Cost(5, 40)), "slow": (small("b"), Cost(9, 90))}
+    state, ask = World(costs).state(60)
+    limits = dict(most_compiles=10, most_to_choose=13)
+    state = state.but(space=dataclasses.replace(state.space, **limits))
+    if chosen:
+        counts = {state.units[0].name: tuple(chosen.items())}
+        state = ask(state, [state.assignment_request(counts)])
+    assert state.most_compiles == most
+    assert state.room == most - state.num_compiles
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ def _inner(state: State, enclosing: Sequence[Unit]) -> State | None:
                     small_units=space.small_units,
                     repeats_loss=space.repeats_loss,
                     most_compiles=space.most_compiles,
+                    most_to_choose=space.most_to_choose,
                     unroll=space.unroll,
                     heuristics=space.heuristics,
                 )

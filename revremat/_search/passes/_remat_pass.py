@@ -19,7 +19,7 @@ def remat_pass(state: State, ask: Ask) -> State:
 
 def remat_pass_nearly(state: State, ask: Ask) -> State:
     """The same for programs that nearly fit, of which little is recomputed then."""
-    return _with_passes(state, ask, state.space.heuristics.nearly_fits)
+    return _with_passes(state, ask, state.space.heuristics.most_over_remat_pass)
 
 
 def _with_passes(state: State, ask: Ask, most_over: float) -> State:
