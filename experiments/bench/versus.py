@@ -38,7 +38,13 @@ from experiments.bench.comparison import Searched, comparison, plain_json, searc
 from experiments.bench.programs import PROGRAMS, refusal
 from experiments.bench.programs._entry import Size
 from experiments.bench.versus_gains import RESULTS, read
-from experiments.bench.versus_tables import markdown, rows_of, shares_table, summary
+from experiments.bench.versus_tables import (
+    budgets_table,
+    fair,
+    markdown,
+    rows_of,
+    summary,
+)
 from experiments.files import write_whole
 
 
@@ -110,7 +116,7 @@ def main(options: Options) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.markdown:
         done = read(options.out)
-        print(markdown(done), shares_table(done), sep="\n\n")
+        print(markdown(done), budgets_table(done), "\n".join(fair(done)), sep="\n\n")
         return 0
     # Compiles are found again from wherever they are asked for.
     frames = jax.config.jax_include_full_tracebacks_in_locations

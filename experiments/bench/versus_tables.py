@@ -122,25 +122,45 @@ def _with_baseline(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [at for at in found["budgets"] if best_baseline(at) is not None]
 
 
-def shares_table(done: Mapping[str, Mapping[str, Any]]) -> str:
-    """For the documents: what of the gain over presets in a scan is what."""
-    names = ("unrolling", "sets", "mixing")
-    lines = [
-        f"| program | budget | gain | {' | '.join(names)} | over the best baseline |",
-        f"|{'---|' * (len(names) + 4)}",
-    ]
+def budgets_table(done: Mapping[str, Mapping[str, Any]]) -> str:
+    """For the documents: every budget, the best baseline there, and what gains are of.
+
+    Bound: by how much any assignment of the same candidates could be faster at most.
+    Gains over the best preset in a scan are unrolling, sets and mixing in turn.
+    """
+    head = ["program", "budget", "of plain unrolled", "searched", "bound"]
+    head += ["best baseline", "gain", "over presets in a scan", *_SHARES]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for program, found in done.items():
+        plain = found.get("unrolled") or found["baseline"]
         for at in found["budgets"]:
-            parts, theirs, mine = shares(at), best_baseline(at), at["search"]
-            if parts is None or theirs is None:
-                continue
-            scan = at["baselines"]["uniform preset"]
-            cells = [f"{scan['step_us'] / mine['step_us']:.3f}"]
-            cells += [f"{parts[name]:.0%}" for name in names]
-            cells.append(f"{theirs['step_us'] / mine['step_us']:.3f}")
-            budget = format_bytes(at["budget_bytes"])
-            lines.append(f"| {program} | {budget} | {' | '.join(cells)} |")
+            mine = at["search"]
+            cells = [program, format_bytes(at["budget_bytes"])]
+            cells.append(f"{at['budget_bytes'] / plain['bytes']:.0%}")
+            cells += [_plan_cell(mine), _bound(mine)]
+            cells += [*_best_cells(at), *_shares_cells(at)]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+_SHARES = ("unrolling", "sets", "mixing")
+
+
+def _best_cells(at: Mapping[str, Any]) -> list[str]:
+    theirs, mine = best_baseline(at), at["search"]
+    if theirs is None:
+        return ["none fits", "-"]
+    name = next(name for name, one in at["baselines"].items() if one == theirs)
+    gain = f"{theirs['step_us'] / mine['step_us']:.3f}" if mine else "-"
+    return [f"{name}, {format_us(theirs['step_us'])}", gain]
+
+
+def _shares_cells(at: Mapping[str, Any]) -> list[str]:
+    if (parts := shares(at)) is None:
+        return ["-"] * (1 + len(_SHARES))
+    scan = at["baselines"]["uniform preset"]
+    gain = scan["step_us"] / at["search"]["step_us"]
+    return [f"{gain:.3f}", *(f"{round(parts[name], 2) + 0.0:.0%}" for name in _SHARES)]
 
 
 def closely_met(done: Mapping[str, Mapping[str, Any]]) -> list[str]:

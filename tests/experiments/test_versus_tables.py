@@ -125,5 +125,15 @@ def test_the_parts_of_a_gain_make_up_the_whole():
     assert second["mixing"] == pytest.approx(math.log(55 / 52) / whole)
     assert third is None  # no preset fits in a scan
     assert last["sets"] == pytest.approx(math.log(84 / 77) / math.log(99 / 70))
-    table = versus_tables.shares_table({"small": FAIR})
-    assert "| small | 90 B | 1.692 | 73% | 17% | 11% | 1.100 |" in table
+
+
+def test_a_table_has_every_budget_and_who_is_best_there():
+    fair = {**FAIR, "budgets": [*FAIR["budgets"], at(30, 99.0, greedy=None)]}
+    table = versus_tables.budgets_table({"small": fair}).splitlines()
+    none = " - | - | - | - |"
+    first, best = "| small | 150 B | 150% | 150 B, 50 us | - |", "plain JAX, 50 us"
+    assert table[2] == f"{first} {best} | 1.000 | 1.600 | 100% | 0% | 0% |"
+    first, best = "| small | 90 B | 90% | 90 B, 52 us | - |", "greedy, 57 us"
+    assert table[3] == f"{first} {best} | 1.100 | 1.692 | 73% | 17% | 11% |"
+    assert table[4].endswith(f"| plain JAX, 60 us | 0.995 |{none}")
+    assert table[6].endswith(f"| none fits | - |{none}")
