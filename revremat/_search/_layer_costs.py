@@ -26,7 +26,15 @@ from revremat._search._heuristics import Heuristics
 from revremat._search._other_lengths import OtherLength, other_lengths
 from revremat._search._peeled import PeeledCosts, can_peel
 from revremat._search._probes import DEPTHS, Probe, cuts, first_cuts, is_loop
-from revremat.policies import Candidate, Counts, LayerCost, Runs, UnitOptions
+from revremat.policies import (
+    Candidate,
+    Counts,
+    Joint,
+    LayerCost,
+    Runs,
+    UnitOptions,
+    keep_written,
+)
 
 RECOMPUTE_ALL, SAVE_ALL = "recompute all", "save all"
 """Names of the presets that the others are held to."""
@@ -43,11 +51,21 @@ class Unrolled(Candidate):
     plain: Candidate
 
 
-def unrolled(candidate: Candidate, unroll: bool | int = True) -> Unrolled:
-    """The same candidate, its layers unrolled, or so many to an iteration."""
+def unrolled(
+    candidate: Candidate, unroll: bool | int = True, joint: Joint | None = None
+) -> Unrolled:
+    """The same candidate, its layers unrolled, or so many to an iteration.
+
+    Args:
+      candidate: Of a loop.
+      unroll: True, or how many layers an iteration has.
+      joint: The unit's graph without a stack, for what it writes in any case.
+    """
     how = "unrolled" if unroll is True else f"unrolled by {unroll}"
-    name = f"{candidate.name} ({how})"
-    return Unrolled(name, candidate.action(unroll=unroll), candidate)
+    name, action = f"{candidate.name} ({how})", candidate.action(unroll=unroll)
+    if unroll is True and joint is not None:
+        action = keep_written(joint, action)
+    return Unrolled(name, action, candidate)
 
 
 def plain_of(candidate: Candidate) -> Candidate:
@@ -211,16 +229,15 @@ class LayerCosts:
         """
         if not self.can_unroll:
             return []
-        failing = self.known_actions - self.names.keys()
-        return [
-            unrolled(candidate)
+        joint = Joint(self.unit, stacked=False)
+        found = [
+            unrolled(candidate, joint=joint)
             for name, candidate in self.candidates.items()
             if candidate.action.can_unroll
             and not candidate.action.unroll
-            and candidate.action(unroll=True) not in failing
-            and unrolled(candidate).name not in self.candidates
             and name not in self.dominated
         ]
+        return [one for one in found if one.action not in self.known_actions]
 
     def unrolled_by(self, number: int, names: Iterable[str]) -> "list[Unrolled]":
         """Candidates of a loop with so many layers to an iteration, those that are new.

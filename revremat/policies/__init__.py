@@ -44,4 +44,5 @@ from revremat.policies._schedule import Segment as Segment
 from revremat.policies._schedule import Way as Way
 from revremat.policies._shortlist import shortlist as shortlist
 from revremat.policies._tagged import equivalents as equivalents
+from revremat.policies._tagged import keep_written as keep_written
 from revremat.policies._tagged import with_tags as with_tags

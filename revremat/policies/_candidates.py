@@ -49,6 +49,7 @@ class Pool:
 
     def __init__(self, unit: Unit, rates: Rates = Rates()):  # noqa: B008
         self.unit, self.joint = unit, Joint(unit, rates)
+        self.unrolled = Joint(unit, rates, stacked=False)
         self._known: dict[Action, tuple[Kept, Cost]] = {}
 
     def cost(self, candidate: Candidate) -> Cost:
@@ -72,7 +73,8 @@ class Pool:
         if candidate.action not in self._known:
             kept = self.unit.kept(candidate.action)
             names = (*kept.saved, *kept.offloaded)
-            cost = self.joint.cost(self.unit.position[name] for name in names)
+            joint = self.unrolled if candidate.action.unroll is True else self.joint
+            cost = joint.cost(self.unit.position[name] for name in names)
             self._known[candidate.action] = kept, cost
         return self._known[candidate.action]
 

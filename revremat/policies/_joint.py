@@ -101,6 +101,8 @@ class Joint:
     Args:
       unit: From a graph.
       rates: Of the machine.
+      stacked: Whether what layers keep is written into a stack of all layers'; by
+        default as it is in the program. Unrolled layers have none.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -111,8 +113,14 @@ class Joint:
       4
     """
 
-    def __init__(self, unit: Unit, rates: Rates = Rates()):
+    def __init__(
+        self,
+        unit: Unit,
+        rates: Rates = Rates(),
+        stacked: bool | None = None,
+    ):
         self.unit, self.rates = unit, rates
+        self.stacked = unit.chained if stacked is None else stacked
         self.maker = {
             out: n for n, op in enumerate(unit.operations) for out in op.outputs
         }
@@ -200,7 +208,7 @@ class Joint:
         what a product takes is copied out. Results of products are a little cheaper
         than what is computed from them at once, in whose kernel there is more to do.
         """
-        stack, found = self.unit.chained, {}
+        stack, found = self.stacked, {}
         for k in self.wanted:
             passes = 1.0 if k in self.written and not stack else 2.0
             if stack and k in self.read_whole:

@@ -1,12 +1,16 @@
-"""Tagged equivalents: values as large, with no product between, that have a tag.
+"""Equivalents: values as large, with no product between, that may be kept as well.
 
 What a product makes, the same with a bias, in another shape or divided by a sum: to
 keep one or the other is the same decision. The one that the user tagged is kept, so
-that names mean what their author meant, and other tools know them.
+that names mean what their author meant, and other tools know them. But outside of
+loops, what a product makes is in memory already, and the same with a bias is one more
+value to write: on unrolled GPT-2 XL that takes 0.6 % of a step.
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
+from revremat._action import Action
 from revremat._graph import Operation, Unit
 from revremat.policies._joint import Joint
 
@@ -32,6 +36,12 @@ def equivalents(unit: Unit, name: str) -> list[str]:
       ['up']
     """
     start = unit.position[name]
+    alike = (unit.values[k] for k in _alike(unit, start))
+    return [value.name for value in alike if value.given]
+
+
+def _alike(unit: Unit, start: int) -> list[int]:
+    """Values as large as one, with nothing compute-intensive between; nearest first."""
     found: dict[int, None] = {}
     near = {True: [start], False: [start]}
     seen = {start}
@@ -52,10 +62,8 @@ def equivalents(unit: Unit, name: str) -> list[str]:
             near[forward] = [j for j in dict.fromkeys(reached) if j not in seen]
             seen.update(near[forward])
             found |= dict.fromkeys(near[forward])
-    size = unit.values[start].num_bytes
-    values = [unit.values[k] for k in found]
-    alike = [v for v in values if v.given and v.is_decided and v.num_bytes == size]
-    return [value.name for value in alike]
+    size, values = unit.values[start].num_bytes, unit.values
+    return [k for k in found if values[k].is_decided and values[k].num_bytes == size]
 
 
 def with_tags(joint: Joint, kept: Collection[int]) -> frozenset[int]:
@@ -84,20 +92,60 @@ def with_tags(joint: Joint, kept: Collection[int]) -> frozenset[int]:
     unit, kept = joint.unit, frozenset(kept)
     if not any(value.given for value in unit.values):
         return kept
-    size, products = joint.cost(kept).bytes, _products(joint, kept)
     for k in sorted(kept):
         value = unit.values[k]
         if value.given or value.role != "made" or not value.name:
             continue
-        for name in equivalents(unit, value.name):
-            swapped = kept - {k} | {unit.position[name]}
-            if len(swapped) < len(kept):
-                continue  # that one is kept already
-            if joint.cost(swapped).bytes <= size and (
-                _products(joint, swapped) <= products
-            ):
-                kept = swapped
-                break
+        alike = [j for j in _alike(unit, k) if unit.values[j].given]
+        if not joint.stacked and k in joint.written:
+            alike = [j for j in alike if j in joint.written]
+        kept = _swapped(joint, kept, k, alike)
+    return kept
+
+
+def keep_written(joint: Joint, action: Action) -> Action:
+    """An action that keeps what the forward pass writes in place of what it does not.
+
+    Args:
+      joint: A unit's graph, without a stack.
+      action: Of its layers.
+
+    Returns:
+      As many bytes, from which no more products are computed again.
+
+    Example:
+      >>> import jax.numpy as jnp, revremat as rr
+      >>> from revremat.policies import Joint, keep_written
+      >>> w, x = jnp.ones((4, 8, 8)), jnp.ones((2, 8))
+      >>> layer = lambda w, x: jnp.sin(rr.name(x @ w + 1, "up"))
+      >>> unit = rr.trace(lambda w, x: rr.stack(layer, w, x).sum(), w, x)["stack"]
+      >>> keep_written(Joint(unit, stacked=False), rr.RECOMPUTE(save=["up"])).save
+      ('dot_general_0',)
+    """
+    unit = joint.unit
+    places = lambda names: frozenset(unit.position[name] for name in names)
+    saved, elsewhere = places(action.save), places((*action.offload, *action.ahead))
+    kept = saved | elsewhere
+    for k in sorted(saved - joint.written):
+        alike = [j for j in _alike(unit, k) if j in joint.written]
+        kept = _swapped(joint, kept, k, [j for j in alike if unit.values[j].name])
+    if kept == saved | elsewhere:
+        return action
+    names = (unit.values[k].name for k in kept - elsewhere)
+    return replace(action, save=tuple(sorted(names)))
+
+
+def _swapped(
+    joint: Joint, kept: frozenset[int], k: int, alike: Collection[int]
+) -> frozenset[int]:
+    """A set with the first of these for one of its values that costs nothing."""
+    size, products = joint.cost(kept).bytes, _products(joint, kept)
+    for j in alike:
+        swapped = kept - {k} | {j}
+        if len(swapped) < len(kept):
+            continue  # that one is kept already
+        if joint.cost(swapped).bytes <= size and _products(joint, swapped) <= products:
+            return swapped
     return kept
 
 

@@ -5,7 +5,17 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat.policies import PRESETS, Joint, candidates, equivalents, with_tags
+from revremat import INVERT, RECOMPUTE, SAVE
+from revremat.policies import (
+    PRESETS,
+    Candidate,
+    Joint,
+    Pool,
+    candidates,
+    equivalents,
+    keep_written,
+    with_tags,
+)
 
 WIDTH, HEADS, ROWS, LENGTH = 64, 4, 8, 128
 W = {
@@ -121,3 +131,49 @@ def test_equivalents_are_as_large_and_nothing_intensive_lies_between():
     assert equivalents(unit, "dot_general_0") == ["up"]
     assert equivalents(unit, "tanh_0") == ["up"]
     assert equivalents(unit, "dot_general_1") == []
+
+
+WRITTEN = {
+    with_bias: "dot_general_0",
+    in_heads: "reshape_0",  # the product, before it is transposed
+    scaled: "dot_general_0",
+    tagged_before: "up",
+}
+"""What is kept in place of `up` where nothing is copied into a stack."""
+
+
+@pytest.mark.parametrize("layer", WRITTEN)
+def test_without_a_stack_what_a_product_writes_is_kept(layer):
+    _, unit = unit_of(layer)
+    joint = Joint(unit, stacked=False)
+    tagged = RECOMPUTE(save=["up"])(unroll=True)
+    written = keep_written(joint, tagged)
+    assert written == RECOMPUTE(save=[WRITTEN[layer]])(unroll=True)
+    position = unit.position[WRITTEN[layer]]
+    assert with_tags(joint, {position}) == {position}
+    cost = lambda action: joint.cost(unit.position[name] for name in action.save)
+    assert cost(written).bytes == cost(tagged).bytes
+    assert (cost(written).traffic < cost(tagged).traffic) == (written != tagged)
+
+
+@pytest.mark.parametrize("layer", [*WRITTEN, attention])
+def test_no_action_keeps_more_or_runs_another_product_for_that(layer):
+    _, unit = unit_of(layer)
+    joint = Joint(unit, stacked=False)
+    (name, *_) = unit.kept(SAVE).saved
+    others = [SAVE, INVERT, RECOMPUTE(ahead=[name]), RECOMPUTE(offload=[name])]
+    assert [keep_written(joint, action) for action in others] == others
+    for candidate in candidates(unit, offload=True, most=24):
+        before, after = candidate.action, keep_written(joint, candidate.action)
+        assert after.offload == before.offload
+        (before, after) = unit.kept(before), unit.kept(after)
+        assert after.device_bytes <= before.device_bytes
+        assert after.recompute_flops <= before.recompute_flops + 2 * X.size * 4
+
+
+def test_estimates_of_unrolled_layers_know_of_no_stack():
+    _, unit = unit_of(with_bias)
+    pool, loop = Pool(unit), Candidate("up", RECOMPUTE(save=["up"]))
+    whole, few = (Candidate("up", loop.action(unroll=n)) for n in (True, 4))
+    assert pool.cost(whole).bytes == pool.cost(loop).bytes
+    assert pool.cost(whole).traffic < pool.cost(loop).traffic == pool.cost(few).traffic

@@ -94,7 +94,7 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
     for unroll in sorted({c.action.unroll for c in candidates} - {False}):
         is_whole = unroll is True
         few = [c for c in can_unroll if is_whole or not c.action.on_host]
-        found += [unrolled(c, unroll) for c in few]
+        found += [unrolled(c, unroll, pool.unrolled) for c in few]
     by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
     known = costs.known_actions
