@@ -11,13 +11,14 @@ from dataclasses import replace
 from revremat._graph import Kept, Unit
 from revremat._search._layer_costs import LayerCosts, plain_of, unrolled
 from revremat._search._pass import Ask
-from revremat._search._state import State
+from revremat._search._state import State, support_of
 from revremat._search.passes._ask import offer, probe
 from revremat._search.passes._solve import solve_again
 from revremat.policies import (
     Candidate,
     LayerCost,
     Pool,
+    Support,
     UnitOptions,
     sent_to_host,
     without_maxima,
@@ -28,32 +29,37 @@ def column_generation(state: State, ask: Ask) -> State:
     """Offers what the best assignment of all candidates would take, if it gains enough.
 
     Estimates are too good or too bad; a cost shows which, and moves those of all that
-    are near. So it is done again, some rounds.
+    are near. So it is done again, some rounds. Then some more by what is chosen: of a
+    set whose neighbours are all slow, the model may still say that it is faster.
     """
     if state.leading is None:
         return state
     more = state
-    for _ in range(state.space.heuristics.most_column_rounds):
-        before = more.generated
-        more = _one_round(more, ask)
-        if more.generated == before:
-            break
+    for by_chosen in (False, True):
+        for _ in range(state.space.heuristics.most_column_rounds):
+            before = more.generated
+            more = _one_round(more, ask, by_chosen)
+            if more.generated == before:
+                break
     return more if more.generated == state.generated else solve_again(more, ask)
 
 
-def _one_round(state: State, ask: Ask) -> State:
+def _one_round(state: State, ask: Ask, by_chosen: bool) -> State:
     """Costs of a few candidates more; the same state if none is worth it."""
     heuristics = state.space.heuristics
     if state.best.bytes > state.budget_bytes:
         return state
     proposed = {unit.name: without_cost(state, unit) for unit in state.units}
+    now = state.assign(state.options, state.budget_bytes)
+    if now is None:
+        return state
+    chosen = now.support if by_chosen else frozenset()
     options = [
-        _with_estimates(state, unit_options, proposed[unit_options.unit])
+        _with_estimates(state, unit_options, proposed[unit_options.unit], chosen)
         for unit_options in state.options
     ]
     assignment = state.assign(options, state.budget_bytes)
-    now = state.assign(state.options, state.budget_bytes)
-    if assignment is None or now is None:
+    if assignment is None:
         return state
     wanted = {
         name: [c for c in few if (name, c.name) in assignment.support]
@@ -115,17 +121,29 @@ def with_all_estimates(state: State) -> list[UnitOptions]:
 
 
 def _with_estimates(
-    state: State, unit_options: UnitOptions, proposed: Sequence[Candidate]
+    state: State,
+    unit_options: UnitOptions,
+    proposed: Sequence[Candidate],
+    chosen: Support = frozenset(),
 ) -> UnitOptions:
-    """Options with what has no cost beside what has, where nothing seems better."""
+    """Options with what has no cost beside what has, where nothing seems better.
+
+    What has no cost is held to its nearest neighbour and to what is chosen, if that is
+    given. The better estimate counts.
+    """
     pool, card = state.space.pools[unit_options.unit], state.space.target.card
     costs: LayerCosts = state.costs[unit_options.unit]
     known = {p.name: p for p in unit_options.costs}
-    estimates = []
-    for candidate in proposed:
-        near = _nearest(pool, costs.candidates.values(), candidate)
-        if near is None:
-            continue
+    taken = [costs.candidates[n] for n in support_of(chosen, costs)]
+    pairs = [
+        (candidate, near)
+        for candidate in proposed
+        for few in (costs.candidates.values(), taken)
+        for near in [_nearest(pool, few, candidate)]
+        if near is not None
+    ]
+    estimates: dict[str, LayerCost] = {}
+    for candidate, near in pairs:
         mine, theirs, there = pool.kept(candidate), pool.kept(near), known[near.name]
         kept_bytes = mine.device_bytes - theirs.device_bytes
         host_bytes = mine.host_bytes - theirs.host_bytes
@@ -141,11 +159,12 @@ def _with_estimates(
         if mine.host_bytes > theirs.host_bytes:
             waits_us = exposed_us(costs.unit, mine, estimate, card.pcie_bandwidth)
             estimate = replace(estimate, time_us=estimate.time_us + waits_us)
-        estimates.append(estimate)
+        other = estimates.get(candidate.name, estimate)
+        estimates[candidate.name] = min(estimate, other, key=lambda p: p.time_us)
     return UnitOptions(
         unit_options.unit,
         unit_options.num_layers,
-        (*unit_options.costs, *_best(estimates, known)),
+        (*unit_options.costs, *_best(estimates.values(), known)),
     )
 
 
