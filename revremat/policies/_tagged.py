@@ -127,12 +127,26 @@ def keep_written(joint: Joint, action: Action) -> Action:
     saved, elsewhere = places(action.save), places((*action.offload, *action.ahead))
     kept = saved | elsewhere
     for k in sorted(saved - joint.written):
-        alike = [j for j in _alike(unit, k) if j in joint.written]
+        alike = [j for j in _made_of(unit, k) if j in joint.written]
         kept = _swapped(joint, kept, k, [j for j in alike if unit.values[j].name])
     if kept == saved | elsewhere:
         return action
     names = (unit.values[k].name for k in kept - elsewhere)
     return replace(action, save=tuple(sorted(names)))
+
+
+def _made_of(unit: Unit, k: int) -> list[int]:
+    """Values as large that one is made of, with nothing else as large between."""
+    size, found = unit.values[k].num_bytes, []
+    while (maker := unit.maker.get(k)) is not None:
+        large = {j for j in maker.inputs if unit.values[j].num_bytes >= size}
+        if maker.compute_intensive or maker.effectful or len(large) != 1:
+            break
+        (k,) = large
+        if not unit.values[k].is_decided or unit.values[k].num_bytes > size:
+            break
+        found.append(k)
+    return found
 
 
 def _swapped(

@@ -171,6 +171,14 @@ def test_no_action_keeps_more_or_runs_another_product_for_that(layer):
         assert after.recompute_flops <= before.recompute_flops + 2 * X.size * 4
 
 
+def test_a_sum_of_two_values_is_not_kept_as_one_of_them():
+    """Both would have to be read again."""
+    layer = lambda w, x: jnp.sin(rr.name(x + x[::-1] @ w["out"], "sum")) @ w["out"]
+    _, unit = unit_of(layer)
+    action = RECOMPUTE(save=["sum"])(unroll=True)
+    assert keep_written(Joint(unit, stacked=False), action) == action
+
+
 def test_estimates_of_unrolled_layers_know_of_no_stack():
     _, unit = unit_of(with_bias)
     pool, loop = Pool(unit), Candidate("up", RECOMPUTE(save=["up"]))
