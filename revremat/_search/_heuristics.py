@@ -70,7 +70,8 @@ class Heuristics:
         fit.
       num_peeled: Actions tried for a first or last layer, of all units together.
       most_trimmed: Peeled plans compiled whole for one unit.
-      most_column_rounds: Rounds of column generation; the fourth rarely found any.
+      most_column_rounds: Rounds of column generation by nearest neighbours, and as many
+        by what is chosen; the fourth rarely found any.
       barrier_saves: Share of all bytes that a gradient barrier has to save: it takes
         time, too.
       most_unrolled_layers: Layers of a loop beyond which it stays a loop: compiling

@@ -113,12 +113,7 @@ class Joint:
       4
     """
 
-    def __init__(
-        self,
-        unit: Unit,
-        rates: Rates = Rates(),
-        stacked: bool | None = None,
-    ):
+    def __init__(self, unit: Unit, rates: Rates = Rates(), stacked: bool | None = None):
         self.unit, self.rates = unit, rates
         self.stacked = unit.chained if stacked is None else stacked
         self.maker = {

@@ -127,8 +127,8 @@ def keep_written(joint: Joint, action: Action) -> Action:
     saved, elsewhere = places(action.save), places((*action.offload, *action.ahead))
     kept = saved | elsewhere
     for k in sorted(saved - joint.written):
-        alike = [j for j in _made_of(unit, k) if j in joint.written]
-        kept = _swapped(joint, kept, k, [j for j in alike if unit.values[j].name])
+        made_of = [j for j in _made_of(unit, k) if unit.values[j].name]
+        kept = _swapped(joint, kept, k, [j for j in made_of if j in joint.written])
     if kept == saved | elsewhere:
         return action
     names = (unit.values[k].name for k in kept - elsewhere)
@@ -153,6 +153,8 @@ def _swapped(
     joint: Joint, kept: frozenset[int], k: int, alike: Collection[int]
 ) -> frozenset[int]:
     """A set with the first of these for one of its values that costs nothing."""
+    if not alike:
+        return kept
     size, products = joint.cost(kept).bytes, _products(joint, kept)
     for j in alike:
         swapped = kept - {k} | {j}

@@ -1,5 +1,7 @@
 """Candidates that had no cost at first get one where they seem to gain."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,6 +9,7 @@ import pytest
 import revremat as rr
 from revremat._search import Asking, Heuristics, answer, begin, decide
 from revremat._search.passes._column_generation import (
+    _with_estimates,
     column_generation,
     exposed_us,
     without_cost,
@@ -75,6 +78,25 @@ def test_what_the_first_candidates_miss_is_found(share):
     assert {unit for unit, _ in state.generated} <= {
         options.unit for options in at_first
     }
+
+
+def test_what_is_chosen_gives_an_estimate_beside_the_nearest_neighbour():
+    """The better one counts: a set whose neighbours are all slow may still be fast."""
+    state, _ = searched(0.75, "reversible-h100", most_column_rounds=0)
+    chosen = state.assign(state.options, state.budget_bytes)
+    assert chosen is not None
+    better = 0
+    for options in state.options:
+        new = without_cost(state, state.space.graph[options.unit])
+        for candidate in new:
+            one = lambda how, options=options, few=(candidate,): {
+                cost.name: cost.time_us
+                for cost in _with_estimates(state, options, few, how).costs
+            }.get(few[0].name, math.inf)
+            near, both = one(frozenset()), one(chosen.support)
+            assert both <= near
+            better += both < near
+    assert better
 
 
 def test_nothing_is_asked_where_nothing_is_to_be_gained():
