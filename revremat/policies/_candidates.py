@@ -24,6 +24,7 @@ from revremat.policies._proposals import (
     compute_intensive_names,
     cuts,
     cuts_by_rules,
+    cuts_without_stack,
     others_of,
 )
 
@@ -119,6 +120,18 @@ class Pool:
         return tuple(
             _with_unique_names(self.unit, _distinct(self.unit, found, self.joint.rates))
         )
+
+    @cached_property
+    def unrolled_sets(self) -> tuple[Candidate, ...]:
+        """Sets of values to keep outside of loops: of what is written, without tags.
+
+        Named apart from those of loops, which may keep the same values.
+        """
+        found = [
+            Candidate(f"{one.name}, without a stack", one.action)
+            for one in cuts_without_stack(self.unrolled)
+        ]
+        return tuple(_with_unique_names(self.unit, found))
 
     @cached_property
     def _named(self) -> list[Candidate]:

@@ -237,11 +237,37 @@ class Joint:
             return 0.0
         if not op.compute_intensive:
             whole = [k for k in op.outputs if k in self.read_whole]
-            return num_flops / self.rates.other_flops + 2 * size(whole)
+            moved = 2 * size(whole) + (0.0 if self.stacked else self._read_more(op))
+            return num_flops / self.rates.other_flops + moved
         moved = (taken + made) * (_OPAQUE_PASSES if op.kind in OPAQUE else 1)
         fast = is_product(op) or "call" in op.kind
         rate = self.rates.product_flops if fast else self.rates.other_flops
         return max(moved, num_flops / rate) + made
+
+    def _read_more(self, op: Operation) -> float:
+        """Bytes that an operation reads to be fused, beside its largest operand.
+
+        What is computed of one value is read in its place; of two, both are read. Next
+        to the copies of a stack that is little.
+        """
+        size = lambda ks: sum(self.unit.values[k].num_bytes for k in ks)
+        taken = [(k, self._read(k)) for k in dict.fromkeys(op.inputs)]
+        taken.sort(key=lambda one: -size(one[1]))
+        seen, found = set(), 0
+        for n, (k, sources) in enumerate(taken):
+            if n:
+                found += min(size(sources - seen), self.unit.values[k].num_bytes)
+            seen |= sources
+        return float(found)
+
+    def _read(self, k: int) -> set[int]:
+        """What is read from memory where a value is used, fused if it can be."""
+        if not self.counts(k):
+            return set()
+        maker = self.unit.operations[self.maker[k]] if k in self.maker else None
+        if maker is None or maker.compute_intensive:
+            return {k}
+        return self._sources(maker)
 
     def _sources(self, op: Operation) -> set[int]:
         """What an operation reads from memory, all that can be fused being fused."""

@@ -15,7 +15,7 @@ from revremat._graph import Unit
 from revremat.policies._bans import bans
 from revremat.policies._candidate import Candidate, dots
 from revremat.policies._joint import Joint, Rates, work, work_again
-from revremat.policies._mincut import Cut, Weights, cut
+from revremat.policies._mincut import Cut, Weights, cut, front
 from revremat.policies._tagged import with_tags
 
 _MOST_NAMES = 10
@@ -84,9 +84,26 @@ def cuts_by_rules(joint: Joint) -> list[Candidate]:
     ]
 
 
+def cuts_without_stack(joint: Joint) -> list[Candidate]:
+    """Minimum cuts of layers that have no stack, the values as they are cut.
+
+    What is tagged is copied into a stack like what it is made of. Without one, the sum
+    after a tagged value may be in memory already, and the tagged value not.
+    """
+    cut_sets = dict.fromkeys(corner.kept for corner in front(joint))
+    actions = [RECOMPUTE(save=_names(joint.unit, kept)) for kept in cut_sets]
+    actions = [_without_unused(joint.unit, action) for action in actions]
+    places = lambda action: [joint.unit.position[name] for name in action.save]
+    return [Candidate(title(joint.unit, places(one)), one) for one in actions]
+
+
+def _names(unit: Unit, kept: Iterable[int]) -> list[str]:
+    return [unit.values[k].name for k in kept]
+
+
 def _keep(joint: Joint, kept: Collection[int]) -> Action:
     """Keeps values, or their tagged equivalents."""
-    save = [joint.unit.values[k].name for k in with_tags(joint, kept)]
+    save = _names(joint.unit, with_tags(joint, kept))
     return _without_unused(joint.unit, RECOMPUTE(save=save))
 
 

@@ -50,3 +50,23 @@ def test_results_of_another_machine_are_not_gone_on_from(tmp_path):
     file.write_text(json.dumps({**about, "programs": {"moe": FOUND}}))
     assert timed._known(file, about) == {"moe": FOUND}
     assert timed._known(file, {**about, "device": "another"}) == {}
+
+
+def test_of_several_processes_each_programs_median_counts():
+    race = lambda *times: [
+        {"name": name, "bytes": 10, "measured_us": us}
+        for name, us in zip(("the plan", "dots, scan"), times, strict=True)
+    ]
+    found = timed.median([race(8.9, 8.2), race(7.7, 7.8), race(8.1, 8.4)])
+    assert [one["measured_us"] for one in found] == [8.1, 8.2]
+    assert found[0] == {
+        "name": "the plan",
+        "bytes": 10,
+        "measured_us": 8.1,
+        "processes_us": [8.9, 7.7, 8.1],
+    }
+
+
+def test_no_process_is_none(capsys):
+    assert timed.main(timed.Options(processes=0)) == 2
+    assert "--processes 0" in capsys.readouterr().out

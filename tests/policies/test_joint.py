@@ -111,6 +111,45 @@ def test_what_running_an_operation_again_moves(kind, flops, found):
     assert joint.recomputing == {0: found}
 
 
+SOURCES = {
+    "x": ("input", 100),
+    "b": ("held", 100),
+    "small": ("input", 4),
+    "p": ("made", 100),
+    "half": ("made", 50),
+    "e": ("made", 100),
+    "y": ("made", 100),
+}
+
+
+@pytest.mark.parametrize(
+    ("taken", "more"),
+    [
+        (["p"], 0),
+        (["p", "p"], 0),
+        (["p", "e"], 0),  # both are computed of p
+        (["x", "p"], 100),
+        (["x", "e"], 100),
+        (["x", "half"], 50),  # no more than it has itself
+        (["p", "small"], 4),
+        (["p", "b"], 0),  # weights are neither kept nor recomputed
+        (["x", "p", "small"], 104),
+    ],
+)
+def test_what_is_fused_without_a_stack_reads_all_that_it_is_computed_of(taken, more):
+    operations = [
+        ("dot_general", ["x"], ["p"], 0),
+        ("exp", ["p"], ["e"], 0),
+        ("convert_element_type", ["p"], ["half"], 0),
+        ("add", taken, ["y"], 300),
+    ]
+    moved = [
+        joint_of(SOURCES, operations, ["y"], chained=chained).recomputing[3]
+        for chained in (True, False)
+    ]
+    assert moved == [30.0, 30.0 + more]
+
+
 def test_a_products_flops_count_as_the_bytes_moved_meanwhile():
     values = {"x": ("input", 10), "y": ("made", 100)}
     cost = lambda flops: joint_of(

@@ -13,6 +13,7 @@ from revremat.policies import (
     Pool,
     candidates,
     equivalents,
+    front,
     keep_written,
     with_tags,
 )
@@ -177,6 +178,36 @@ def test_a_sum_of_two_values_is_not_kept_as_one_of_them():
     _, unit = unit_of(layer)
     action = RECOMPUTE(save=["sum"])(unroll=True)
     assert keep_written(Joint(unit, stacked=False), action) == action
+
+
+def residual(w, x):
+    """A block of which a part is dropped, and a sum that the next block takes, too."""
+    kept = x @ w["out"].T > 0
+    x = x + jnp.where(kept, rr.name(x @ w["out"] + 1, "block"), 0)
+    return x + jnp.tanh(x / jnp.abs(x).mean() @ w["out"])
+
+
+def test_without_a_stack_the_sum_after_a_tagged_value_is_kept_in_its_place():
+    _, unit = unit_of(residual)
+    pool = Pool(unit)
+    saved = lambda sets: {name for one in sets for name in one.action.save}
+    assert "block" in saved(pool.sets)
+    (add,) = [o for o in unit.operations if o.kind == "add" and 0 in o.inputs]
+    name = unit.values[add.outputs[0]].name
+    assert unit.values[0].name == "input"
+    assert "block" not in saved(pool.unrolled_sets)
+    assert name in saved(pool.unrolled_sets)
+    kept = {unit.position[name]}
+    assert with_tags(pool.joint, kept) == {unit.position["block"]}
+
+
+def test_sets_of_unrolled_layers_are_minimum_cuts_with_names_of_their_own():
+    _, unit = unit_of(attention)
+    pool = Pool(unit)
+    cuts = [corner.cost.bytes for corner in front(pool.unrolled)]
+    assert [pool.cost(one).bytes for one in pool.unrolled_sets] == cuts
+    names = [one.name for one in (*pool.sets, *pool.unrolled_sets)]
+    assert len(set(names)) == len(names)
 
 
 def test_estimates_of_unrolled_layers_know_of_no_stack():

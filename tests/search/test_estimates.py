@@ -176,7 +176,16 @@ def test_proposed_is_what_has_no_cost_unrolled_where_anything_is():
     out = proposed(False, ("out", SAVE(unroll=True)))
     assert {a for a in out if not a.unroll} == {*plain}
     assert SAVE(unroll=True) not in out
-    assert {a(unroll=False) for a in out if a.unroll} == {*plain, RECOMPUTE}
+    unrolled = {a(unroll=False) for a in out if a.unroll}
+    assert {*plain, RECOMPUTE} <= unrolled
+
+
+def test_proposed_unrolled_are_sets_without_a_stack_too():
+    out = proposed(False, ("out", SAVE(unroll=True)))
+    world = World({"out": (SAVE(unroll=True), Cost(1, 1))}, layers=8)
+    (unit,) = world.state(1000)[0].units
+    sets = {c.action(unroll=True) for c in Pool(unit).unrolled_sets}
+    assert sets <= {*out, SAVE(unroll=True)}
 
 
 @pytest.mark.parametrize(("layers", "sends"), [(8, True), (1, False)])

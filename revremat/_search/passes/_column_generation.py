@@ -101,6 +101,9 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
         is_whole = unroll is True
         few = [c for c in can_unroll if is_whole or not c.action.on_host]
         found += [unrolled(c, unroll, pool.unrolled) for c in few]
+        if is_whole:
+            sets = (without_maxima(c, slower) for c in pool.unrolled_sets)
+            found += [unrolled(c) for c in sets]
     by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
     known = costs.known_actions
