@@ -25,6 +25,8 @@ from revremat._primitives import (
 _OPAQUE_PASSES = 8
 """Of a kernel: that it reads and writes once is all that is known."""
 _FUSED = 1.05
+_MOST_OPERANDS = 96
+"""Of a kernel that XLA fuses on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,8 @@ class Joint:
         num_flops = op.num_flops / op.num_devices
         if takes_fused(op) and op.compute_intensive:
             # It passes over what is in memory; often its users share the pass.
-            passed = min(taken, size(self._sources(op))) / 2
+            read = set[int]().union(*(self._sources[k] for k in op.inputs))
+            passed = min(taken, size(read)) / 2
             return max(passed, num_flops / self.rates.other_flops) + made
         if op.kind in VIEWS:
             return 0.0
@@ -251,39 +254,29 @@ class Joint:
         to the copies of a stack that is little.
         """
         size = lambda ks: sum(self.unit.values[k].num_bytes for k in ks)
-        taken = [(k, self._read(k)) for k in dict.fromkeys(op.inputs)]
+        taken = [(k, self._sources[k]) for k in dict.fromkeys(op.inputs)]
         taken.sort(key=lambda one: -size(one[1]))
-        seen, found = set(), 0
+        seen: frozenset[int] = frozenset()
+        found = 0
         for n, (k, sources) in enumerate(taken):
             if n:
                 found += min(size(sources - seen), self.unit.values[k].num_bytes)
             seen |= sources
         return float(found)
 
-    def _read(self, k: int) -> set[int]:
-        """What is read from memory where a value is used, fused if it can be."""
-        if not self.counts(k):
-            return set()
-        maker = self.unit.operations[self.maker[k]] if k in self.maker else None
-        if maker is None or maker.compute_intensive:
-            return {k}
-        return self._sources(maker)
-
-    def _sources(self, op: Operation) -> set[int]:
-        """What an operation reads from memory, all that can be fused being fused."""
-        found, left = set(), list(op.inputs)
-        seen = set(left)
-        while left:
-            k = left.pop()
-            maker = self.unit.operations[self.maker[k]] if k in self.maker else None
-            if not self.counts(k):
+    @cached_property
+    def _sources(self) -> dict[int, frozenset[int]]:
+        """What is read from memory for each value, all else being fused."""
+        found: dict[int, frozenset[int]] = {}
+        for k in range(len(self.unit.values)):
+            found[k] = frozenset({k} if self.counts(k) else ())
+        for op in self.unit.operations:
+            if op.compute_intensive:
                 continue
-            if maker is None or maker.compute_intensive:
-                found.add(k)
-            else:
-                more = set(maker.inputs) - seen
-                seen |= more
-                left += more
+            read = frozenset[int]().union(*(found[k] for k in op.inputs))
+            made = [k for k in op.outputs if self.counts(k)]
+            is_one_kernel = len(read) <= _MOST_OPERANDS
+            found |= {k: read if is_one_kernel else frozenset({k}) for k in made}
         return found
 
 

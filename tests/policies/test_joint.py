@@ -150,6 +150,21 @@ def test_what_is_fused_without_a_stack_reads_all_that_it_is_computed_of(taken, m
     assert moved == [30.0, 30.0 + more]
 
 
+def test_a_sum_of_more_than_a_kernel_takes_is_read_as_one_value():
+    values, operations, last = {"x": ("input", 10)}, [], "x"
+    for n in range(200):
+        values |= {f"p{n}": ("made", 10), f"s{n}": ("made", 10)}
+        operations.append(("dot_general", [last], [f"p{n}"], 0))
+        operations.append(("add", [last, f"p{n}"], [f"s{n}"], 0))
+        last = f"s{n}"
+    joint = joint_of(values, operations, [last])
+    sizes = [len(sources) for sources in joint._sources.values()]
+    assert max(sizes) == 96
+    # Each sum reads one value more than the sum before it.
+    sums = (n for n, op in enumerate(joint.unit.operations) if op.kind == "add")
+    assert {joint.recomputing[n] for n in sums} == {10.0}
+
+
 def test_a_products_flops_count_as_the_bytes_moved_meanwhile():
     values = {"x": ("input", 10), "y": ("made", 100)}
     cost = lambda flops: joint_of(
