@@ -46,6 +46,23 @@ class LayerCost:
         """Bytes that so many layers in turn keep."""
         return -(-layers // self.segment_length) * self.segment_length * self.kept_bytes
 
+    def beats(self, other: "LayerCost") -> bool:
+        """Whether it is no worse in anything, for any number of layers."""
+        pairs = zip(self._amounts, other._amounts, strict=True)
+        no_worse = all(mine <= its for mine, its in pairs)
+        return no_worse and self.segment_length in (1, other.segment_length)
+
+    @property
+    def _amounts(self) -> tuple[float, ...]:
+        """All that is better the less it is."""
+        return (
+            self.kept_bytes,
+            self.base_bytes,
+            self.time_us,
+            self.host_bytes,
+            self.shortest_run,
+        )
+
 
 @dataclass(frozen=True)
 class UnitOptions:
@@ -86,6 +103,27 @@ class UnitOptions:
         for cost in sorted(self.costs, key=lambda cost: cost.name not in first):
             found.setdefault(dataclasses.replace(cost, name=""), cost.name)
         return self.only(found.values())
+
+    def undominated(self) -> "UnitOptions":
+        """Without those that another beats: no assignment is faster with them.
+
+        What keeps less runs earlier. So one that keeps less takes another's place only
+        if nothing between the two has a larger peak.
+        """
+        found: list[LayerCost] = []
+        order = lambda cost: (*cost._amounts, cost.segment_length, cost.name)
+        for cost in sorted(self.costs, key=order):
+            wider = (
+                one.kept_bytes
+                for one in self.costs
+                if one.base_bytes > cost.base_bytes
+                and one.kept_bytes <= cost.kept_bytes
+            )
+            least = max(wider, default=-math.inf)
+            before = (one for one in found if one.kept_bytes >= least)
+            if not any(one.beats(cost) for one in before):
+                found.append(cost)
+        return self.only({cost.name for cost in found})
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ def choose(
       >>> found.bytes, found.time_us
       (112.0, 14.0)
     """
+    if not excluding:  # of those the second best may be wanted
+        all_options = [one.undominated() for one in all_options]
     rows = _Rows(all_options)
     size = rows.size
     times = np.array([p.time_us for p in rows.costs])
@@ -151,15 +153,20 @@ class _Rows:
         return total
 
     def layers(self) -> "list[scipy.optimize.LinearConstraint]":
+        """All layers of a unit take a candidate; so there is one that is used.
+
+        The second follows from the first, but not for fractions of layers.
+        """
         found = []
+        rest = np.zeros(self.width - self.size)
         for unit_options in self.all_options:
-            row = [float(unit == unit_options.unit) for unit, _ in self.entries]
-            row += [0.0] * (self.width - self.size)
-            found.append(
-                scipy.optimize.LinearConstraint(
-                    row, unit_options.num_layers, unit_options.num_layers
-                )
-            )
+            mine = [float(unit == unit_options.unit) for unit, _ in self.entries]
+            number = unit_options.num_layers
+            used = np.concatenate([np.zeros(self.size), mine, rest[self.size :]])
+            found += [
+                scipy.optimize.LinearConstraint([*mine, *rest], number, number),
+                scipy.optimize.LinearConstraint(used, lb=1.0),
+            ]
         return found
 
     def link(self, pure: bool) -> "list[scipy.optimize.LinearConstraint]":
@@ -191,21 +198,51 @@ class _Rows:
     def peaks(self, budget: float) -> "scipy.optimize.LinearConstraint":
         """What is kept up to each candidate, and its base if it is used.
 
-        The last one that is used has all that is kept before it, so beside any other
-        at least the smallest base has room: rows that are not used need no slack.
+        The next one of its unit that is used has all that is kept before it, or else
+        the last one keeps as much: so beside any at least the unit's smallest base has
+        room, and rows that are not used need no slack.
         """
         kept = np.array([p.kept_bytes for p in self.costs])
-        base = np.array([p.base_bytes for p in self.costs])
+        base = np.array([p.base_bytes for p in self.costs], float)
         most = sum(p.kept_by(n) for p, n in zip(self.costs, self.most, strict=True))
         budget = min(budget, most + float(base.max()))
-        least = float(base.min())
+        least = np.concatenate(
+            [
+                np.full(len(m.costs), min(p.base_bytes for p in m.costs))
+                for m in self.all_options
+            ]
+        )
         before = np.tril(np.ones((self.size, self.size))) * kept
         lengths = [self.costs[k].segment_length for k in self.segmented]
         whole = before[:, self.segmented] * np.array(lengths, float)
         before[:, self.segmented] = 0.0  # they are counted by segments
+        unused = np.zeros((self.size, self.size))
+        alive = np.hstack([before, unused, whole])
+        rows = alive + np.hstack([unused, np.diag(base - least), 0.0 * whole])
+        means = self._mean_peaks(alive, base)
+        room = np.append(budget - least, np.full(len(means), budget))
         scale = max(1.0, budget)  # the solver's tolerances are for numbers around 1
-        matrix = np.hstack([before, np.diag(base - least), whole]) / scale
-        return scipy.optimize.LinearConstraint(matrix, ub=(budget - least) / scale)
+        matrix = np.vstack([rows, means]) / scale
+        return scipy.optimize.LinearConstraint(matrix, ub=room / scale)
+
+    def _mean_peaks(
+        self,
+        alive: Float[np.ndarray, " entries width"],
+        base: Float[np.ndarray, " entries"],
+    ) -> Float[np.ndarray, " units width"]:
+        """What is kept before each unit, and the mean base of its layers.
+
+        No more than the unit's largest peak, so these rows follow from the others. For
+        fractions of layers they do not, and the solver has fewer of those to refute.
+        """
+        found, first = [], 0
+        for unit_options in self.all_options:
+            row = alive[first - 1].copy() if first else np.zeros(self.width)
+            last = first + len(unit_options.costs)
+            row[first:last] += base[first:last] / unit_options.num_layers
+            found.append(row)
+            first = last
+        return np.array(found)
 
     def without(
         self, support: frozenset[tuple[str, str]]

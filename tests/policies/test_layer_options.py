@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from revremat.policies import LayerCost, UnitOptions, predict_bytes
 
 SAVE = LayerCost("save", 10.0, 10.0, 0.0, 50.0)
@@ -31,3 +33,42 @@ def test_what_layers_in_segments_keep_is_counted_by_segments():
     options = UnitOptions("u", 8, (in_threes, SAVE))
     runs = {"u": (("threes", 7), ("save", 1))}
     assert predict_bytes([options], runs) == 18 + 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        ({}, ["save"]),  # as good in everything: one is enough
+        ({"time_us": 51.0}, ["save"]),
+        ({"kept_bytes": 11.0, "base_bytes": 11.0, "host_bytes": 1.0}, ["save"]),
+        ({"shortest_run": 2}, ["save"]),
+        ({"segment_length": 3}, ["save"]),
+        ({"time_us": 49.0}, ["other"]),
+        ({"kept_bytes": 9.0, "time_us": 51.0}, ["other", "save"]),
+        ({"base_bytes": 9.0, "time_us": 51.0}, ["other", "save"]),
+        ({"kept_bytes": 9.0, "segment_length": 3}, ["other", "save"]),
+        ({"host_bytes": -1.0}, ["other"]),
+    ],
+)
+def test_what_another_beats_is_left_out(change, left):
+    other = replace(SAVE, name="other", **change)
+    for costs in ((SAVE, other), (other, SAVE)):
+        found = UnitOptions("u", 8, costs).undominated()
+        # Of two that cost the same, the first by name stays.
+        expected = ["other"] if not change else left
+        assert sorted(names(found)) == expected
+
+
+def test_what_keeps_less_takes_no_place_before_a_larger_peak():
+    small = LayerCost("small", 1.0, 10.0, 0.0, 5.0)
+    beaten = LayerCost("beaten", 5.0, 10.0, 0.0, 6.0)
+    between = LayerCost("between", 3.0, 30.0, 0.0, 1.0)
+    options = UnitOptions("u", 8, (small, beaten))
+    assert names(options.undominated()) == ["small"]
+    options = UnitOptions("u", 8, (small, between, beaten))
+    assert names(options.undominated()) == ["small", "between", "beaten"]
+    # Four layers of `between` and four more: of `small` they run before it.
+    after = {"u": (("between", 4), ("beaten", 4))}
+    before = {"u": (("small", 4), ("between", 4))}
+    predicted = [predict_bytes([options], runs) for runs in (after, before)]
+    assert predicted == [42.0, 46.0]

@@ -2,10 +2,13 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import os
+from pathlib import Path
 
 import pytest
+import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +78,14 @@ def test_the_choice_is_the_fastest_of_all_assignments(all_options, budget, host_
     # Equal up to what is given away for fewer different candidates.
     assert found.time_us <= best * (1 + 1e-3) + 1e-2 * len(all_options)
     assert found.bound_us <= best + 1e-6
+
+
+@settings(max_examples=150, deadline=None)
+@given(all_options(), st.integers(0, 500), st.integers(0, 20))
+def test_what_another_beats_makes_no_assignment_faster(all_options, budget, most):
+    left = [unit_options.undominated() for unit_options in all_options]
+    best = brute_force(all_options, budget, most)
+    assert brute_force(left, budget, most) == best
 
 
 @settings(max_examples=50, deadline=None)
@@ -158,6 +169,35 @@ def test_ninety_six_layers_and_twelve_candidates_take_moments():
     assert found is not None
     assert found.bytes <= 6e10
     assert found.time_us == pytest.approx(found.bound_us, rel=0.01)
+
+
+@pytest.mark.slow
+def test_units_with_many_candidates_take_few_nodes(monkeypatch):
+    """Without rows that only fractions of layers do not keep, there were 7,968."""
+    solve, nodes = scipy.optimize.milp, []
+
+    def counted(*args, **how):
+        found = solve(*args, **how)
+        nodes.append(found.mip_node_count)
+        return found
+
+    monkeypatch.setattr(scipy.optimize, "milp", counted)
+    given = json.loads((Path(__file__).parent / "five_units.json").read_text())
+    units = [
+        UnitOptions(
+            f"u{number}",
+            unit["layers"],
+            tuple(LayerCost(f"c{k}", *cost) for k, cost in enumerate(unit["costs"])),
+        )
+        for number, unit in enumerate(given["units"])
+    ]
+    assert [len(unit.costs) for unit in units] == [14, 43, 51, 83, 66]
+    budget, host_budget = given["budget_bytes"], given["host_budget_bytes"]
+    found = choose(units, budget, host_budget_bytes=host_budget)
+    assert found is not None
+    assert found.bytes <= given["budget_bytes"]
+    assert found.bound_us >= (1 - 1e-3) * found.time_us
+    assert nodes[0] < 1500
 
 
 def test_a_long_recurrence_is_chosen_for_without_a_word_of_the_solver(capfd):
