@@ -239,13 +239,38 @@ class Joint:
         if op.kind in VIEWS:
             return 0.0
         if not op.compute_intensive:
-            whole = [k for k in op.outputs if k in self.read_whole]
+            is_turned = not self.stacked and self._is_turned(op)
+            whole = [k for k in op.outputs if is_turned or k in self.read_whole]
             moved = 2 * size(whole) + (0.0 if self.stacked else self._read_more(op))
             return num_flops / self.rates.other_flops + moved
         moved = (taken + made) * (_OPAQUE_PASSES if op.kind in OPAQUE else 1)
         fast = is_product(op) or "call" in op.kind
         rate = self.rates.product_flops if fast else self.rates.other_flops
         return max(moved, num_flops / rate) + made
+
+    def _is_turned(self, op: Operation) -> bool:
+        """Whether it is a transposition whose result meets others before a product.
+
+        A product gives its result in any order, and takes it so. But of two values in
+        different orders one is turned around, in a kernel of its own.
+        """
+        if op.kind != "transpose":
+            return False
+        values, operations = self.unit.values, self.unit.operations
+        left = list(op.outputs)
+        size, turned = values[left[0]].num_bytes, self._sources[left[0]]
+        seen = set(left)
+        while left:
+            for n in self.users.get(left.pop(), ()):
+                user = operations[n]
+                if user.compute_intensive or user.kind == "transpose":
+                    continue
+                large = (k for k in user.inputs if values[k].num_bytes >= size)
+                if not all(self._sources[k] <= turned for k in large):
+                    return True
+                left += [k for k in user.outputs if k not in seen]
+                seen.update(user.outputs)
+        return False
 
     def _read_more(self, op: Operation) -> float:
         """Bytes that an operation reads to be fused, beside its largest operand.

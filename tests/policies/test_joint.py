@@ -150,6 +150,40 @@ def test_what_is_fused_without_a_stack_reads_all_that_it_is_computed_of(taken, m
     assert moved == [30.0, 30.0 + more]
 
 
+@pytest.mark.parametrize(
+    ("with_", "chained", "found"),
+    [
+        ("y", False, 200.0),
+        ("y", True, 0.0),
+        ("t", False, 0.0),
+        ("p", False, 0.0),  # of which it is made itself
+        ("b", False, 0.0),  # weights lie as they are wanted
+        ("small", False, 0.0),
+    ],
+)
+def test_a_transposition_that_meets_another_value_is_written_and_read(
+    with_, chained, found
+):
+    values = {
+        "x": ("input", 10),
+        "y": ("input", 100),
+        "b": ("held", 100),
+        "small": ("input", 10),
+        "p": ("made", 100),
+        "t": ("made", 100),
+        "e": ("made", 100),
+        "s": ("made", 100),
+    }
+    operations = [
+        ("dot_general", ["x"], ["p"], 0),
+        ("transpose", ["p"], ["t"], 0),
+        ("exp", ["t"], ["e"], 0),
+        ("add", ["e", with_], ["s"], 0),
+    ]
+    joint = joint_of(values, operations, ["s"], chained=chained)
+    assert joint.recomputing[1] == found
+
+
 def test_a_sum_of_more_than_a_kernel_takes_is_read_as_one_value():
     values, operations, last = {"x": ("input", 10)}, [], "x"
     for n in range(200):

@@ -34,8 +34,9 @@ from revremat._search._start import (
     state_of,
 )
 from revremat._search.passes._plain_unroll import plain_unroll, settle
+from revremat.policies import Candidate
 from revremat.program._loss import trace_loss
-from tests.search.world import Cost, World, measured, unit_of
+from tests.search.world import Cost, World, measured, small, unit_of
 
 CARD = SimpleNamespace(
     matmul_efficiency=0.5,
@@ -263,13 +264,13 @@ def test_units_of_small_programs_are_compiled_in_place(monkeypatch, number, foun
 # ---- Plain unrolled loops ------------------------------------------------------------
 
 
-def unrolled(**fixed) -> Any:
-    """Loops that may be unrolled, of which that has no cost yet."""
+def unrolled(more=None, **fixed) -> Any:
+    """Loops that may be unrolled, of which that has no cost yet; more that has one."""
     costs = {
         "save all (unrolled)": (SAVE(unroll=True), Cost(10.0, 50.0)),
         "recompute all (unrolled)": (RECOMPUTE(unroll=True), Cost(1.0, 100.0)),
     }
-    world = World(costs)
+    world = World(costs | (more or {}))
     state, ask = world.state(1000, unroll=True, **fixed)
     few = tuple(
         c for c in state.candidates["u"] if c.name in ("recompute all", "save all")
@@ -325,12 +326,42 @@ def test_a_search_ends_where_nothing_gains_enough_on_plain_unrolled_loops(
     )
     state = state.with_measured(Request(BASELINE, ""), measured(500, 2000.0))
     state = state.with_measured(Request(key, "plain"), measured(size, step_us))
-    pools = {"u": SimpleNamespace(sets=())}
+    pools = {"u": SimpleNamespace(sets=(), unrolled_sets=())}
     space = dataclasses.replace(state.space, pools=pools, target=target(platform="cpu"))
     after = settle(state.but(space=space), ask)
     assert after.is_settled == is_settled
     gain_us = 8 * (layer_us - 50.0)
     assert after.bound_us == (step_us - gain_us if is_settled else 0.0)
+
+
+@pytest.mark.parametrize(("layer_us", "is_settled"), [(40.0, False), (50.0, True)])
+def test_before_that_the_best_set_by_what_keeps_all_is_measured(layer_us, is_settled):
+    """Held to what recomputes all, it seems to be as slow as that."""
+    half = Candidate("half", small("abc"))
+    costs = {"half (unrolled)": (small("abc", unroll=True), Cost(5.0, layer_us))}
+    in_loops = {"save all": (SAVE, Cost(10.0, 60.0))}
+    state, ask, _ = unrolled(costs | in_loops)
+    key = state.key_of({"u": (SAVE(unroll=True),) * 8})
+    state = state.with_measured(Request(BASELINE, ""), measured(500, 2000.0))
+    state = state.with_measured(Request(key, "plain"), measured(90, 400.0))
+    unit = state.space.graph.units[0]
+    traffic = {SAVE: 10.0}  # five microseconds more than all others
+    pool = SimpleNamespace(
+        sets=(half,),
+        unrolled_sets=(),
+        unrolled=None,
+        kept=lambda one: unit.kept(one.action),
+        cost=lambda one: SimpleNamespace(
+            traffic=traffic.get(one.action(unroll=False), 5.0)
+        ),
+        apart=lambda one, other: other.action(unroll=False) != RECOMPUTE,
+    )
+    card = SimpleNamespace(stream_bandwidth=1e6)
+    here: Any = SimpleNamespace(**{**vars(target(platform="cpu")), "card": card})
+    space = dataclasses.replace(state.space, pools={"u": pool}, target=here)
+    after = settle(state.but(space=space), ask)
+    assert "half (unrolled)" in [c.name for c in after.candidates["u"]]
+    assert after.is_settled == is_settled
 
 
 @pytest.mark.parametrize(

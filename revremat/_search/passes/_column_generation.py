@@ -38,14 +38,20 @@ def column_generation(state: State, ask: Ask) -> State:
     for by_chosen in (False, True):
         for _ in range(state.space.heuristics.most_column_rounds):
             before = more.generated
-            more = _one_round(more, ask, by_chosen)
+            more = ask_for_best(more, ask, by_chosen)
             if more.generated == before:
                 break
     return more if more.generated == state.generated else solve_again(more, ask)
 
 
-def _one_round(state: State, ask: Ask, by_chosen: bool) -> State:
-    """Costs of a few candidates more; the same state if none is worth it."""
+def ask_for_best(state: State, ask: Ask, by_chosen: bool) -> State:
+    """Costs of a few candidates more; the same state if none is worth it.
+
+    Args:
+      state: Knows the costs of what is chosen.
+      ask: Asks for those of what the best assignment would take.
+      by_chosen: Whether estimates are held to what is chosen, too.
+    """
     heuristics = state.space.heuristics
     if state.best.bytes > state.budget_bytes:
         return state

@@ -8,7 +8,10 @@ from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL, summary, unro
 from revremat._search._pass import Ask
 from revremat._search._state import State
 from revremat._search.passes._ask import offer, refine
-from revremat._search.passes._column_generation import with_all_estimates
+from revremat._search.passes._column_generation import (
+    ask_for_best,
+    with_all_estimates,
+)
 from revremat.policies import Candidate
 
 _PLAIN = SAVE(unroll=True)
@@ -38,7 +41,9 @@ def settle(state: State, ask: Ask) -> State:
     """Ends the search where plain unrolled loops fit and nothing can gain on them.
 
     Sets that have no cost are estimated by what memory they have read and written. The
-    best assignment of all of them is a bound on what a search could still gain.
+    best assignment of all of them is a bound on what a search could still gain. Held
+    to what recomputes all, a set that keeps half of a layer may seem slow; so the one
+    that is best if held to what keeps all is measured first.
     """
     heuristics, actions = state.space.heuristics, _plain(state)
     key = state.key_of(actions, gradient_barrier=False)
@@ -59,7 +64,7 @@ def settle(state: State, ask: Ask) -> State:
         for action in (_PLAIN, RECOMPUTE(unroll=True))
         if action in more.costs[unit.name].names
     )
-    more = refine(more, ask, both)
+    more = ask_for_best(refine(more, ask, both), ask, by_chosen=True)
     found = more.assign(with_all_estimates(more), more.budget_bytes)
     if found is None or not more.is_costed(row):
         return more
