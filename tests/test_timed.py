@@ -78,16 +78,30 @@ def test_a_step_that_donates_runs_again_and_again(donate):
     assert us > 0
 
 
-def test_steps_are_run_in_turn_each_as_often():
-    runs = []
+class Noted(Runnable):
+    """A program that takes longer when another ran before it."""
 
-    class Noted(Runnable):
-        def start(self):
-            return lambda: runs.append(self.compiled) or 1.0
+    def start(self):
+        def run():
+            is_cold = self.given[-1:] != [self.compiled]
+            self.given.append(self.compiled)
+            return 9.0 if is_cold else 1.0
 
-    assert step_us([Noted("a"), Noted("b")], seconds=0.0) == [1.0, 1.0]
+        return run
+
+
+def test_steps_are_run_in_turn_and_count_once_their_data_is_in_the_caches():
+    runs: list[str] = []
+    steps = [Noted(name, runs) for name in "ab"]  # pyright: ignore[reportArgumentType]
+    assert step_us(steps, seconds=0.0) == [1.0, 1.0]
     warm, timed = runs[:4], runs[4:]
-    assert (warm, timed) == (["a", "a", "b", "b"], ["a", "b"] * 4)
+    assert (warm, timed) == ([*"aabb"], [*"aaabbb"] * 2)
+
+
+def test_a_step_alone_counts_at_once():
+    runs: list[str] = []
+    assert step_us([Noted("a", runs)], seconds=0.0) == [1.0]  # pyright: ignore[reportArgumentType]
+    assert runs == [*"aaaaaa"]
 
 
 @pytest.mark.parametrize(
