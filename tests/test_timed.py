@@ -1,7 +1,6 @@
 """Programs that are run on this machine, and chosen by what they took."""
 
 import dataclasses
-
 from typing import Any
 
 import jax
