@@ -14,7 +14,8 @@ _FEWEST_RUNS, _MOST_RUNS = 4, 40
 _IN_A_ROW = 2
 """Runs of a program that count, before it is the next one's turn."""
 _SECONDS = 0.06
-"""Of each program: runs take no longer than the compile of a small one."""
+"""Of each program, in runs that count: with those that do not, they take no longer than
+the compile of a small one."""
 _SHARE = 4
 """Of the runs that are the fastest: whatever else a machine does only adds."""
 _RANDOM = 65_537
