@@ -5,7 +5,7 @@ A record is what `experiments.bench.versus` writes of one program.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,39 @@ def gains_over_best(found: Mapping[str, Any], below: float = math.inf) -> list[f
       below: Only at budgets below this share of what plain unrolled loops take, or the
         program itself where it has none.
     """
+    return [
+        theirs["step_us"] / mine["step_us"] if mine else math.nan
+        for mine, theirs in _beside_best(found, below)
+    ]
+
+
+def ceilings(found: Mapping[str, Any], below: float = math.inf) -> list[float]:
+    """At each budget where any baseline fits, the gain if memory cost nothing.
+
+    What the best baseline takes there over the least that any plan takes at any budget.
+
+    Args:
+      found: A program's figures.
+      below: As in `gains_over_best`.
+    """
+    least_us = min(
+        one["step_us"]
+        for at in found["budgets"]
+        for one in (at["search"], *at["baselines"].values())
+        if one is not None
+    )
+    return [theirs["step_us"] / least_us for _, theirs in _beside_best(found, below)]
+
+
+def _beside_best(
+    found: Mapping[str, Any], below: float
+) -> Iterator[tuple[Mapping[str, Any] | None, Mapping[str, Any]]]:
+    """The search's answer and the best baseline, where one fits."""
     plain = found.get("unrolled") or found["baseline"]
-    listed = []
     for at in found["budgets"]:
-        theirs, mine = best_baseline(at), at["search"]
-        if theirs is None or at["budget_bytes"] > below * plain["bytes"]:
-            continue
-        listed.append(theirs["step_us"] / mine["step_us"] if mine else math.nan)
-    return listed
+        theirs = best_baseline(at)
+        if theirs is not None and at["budget_bytes"] <= below * plain["bytes"]:
+            yield at["search"], theirs
 
 
 def shares(at: Mapping[str, Any]) -> dict[str, float] | None:

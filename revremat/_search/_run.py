@@ -32,6 +32,7 @@ from revremat._search.passes._solve import (
 from revremat._search.passes._together import together
 from revremat._search.passes._uniform_plans import uniform_plans
 from revremat._search.passes._unroll import unroll
+from revremat._search.passes._unroll_rest import unroll_rest
 
 
 def _inside(state: State, ask: Ask) -> State:
@@ -74,6 +75,7 @@ DECIDE: tuple[Pass, ...] = (
     remat_pass,  # other unrolled programs by now, which are too large by themselves
     slots,  # only for long loops, where segments fit at best
     smallest,  # only where nothing above has fitted
+    unroll_rest,  # of what fits: nothing by costs alone would choose it
     local_search,  # from the best of all, so after all that starts anew
     bound,  # by the estimated costs of plans in loops; peeling then corrects it
     peel,

@@ -116,6 +116,14 @@ def test_a_plan_is_held_to_the_best_of_all_baselines():
     assert "faster or more: 1\n  small, 70 B: 0.9950" in text
 
 
+def test_no_gain_is_above_what_it_would_be_if_memory_cost_nothing():
+    most = [50 / 50, 57.2 / 50, 60 / 50, 84 / 50]
+    assert versus_gains.ceilings(FAIR) == pytest.approx(most)
+    assert versus_gains.ceilings(FAIR, 0.6) == pytest.approx(most[3:])
+    text = "\n".join(versus_tables.fair({"small": FAIR}))
+    assert "below 60% of plain unrolled loops, 1.10 promised: held; 1.680 if" in text
+
+
 def test_the_parts_of_a_gain_make_up_the_whole():
     first, second, third, last = (versus_gains.shares(at) for at in FAIR["budgets"])
     assert first == {"unrolling": 1.0, "sets": 0.0, "mixing": 0.0}
@@ -132,8 +140,8 @@ def test_a_table_has_every_budget_and_who_is_best_there():
     table = versus_tables.budgets_table({"small": fair}).splitlines()
     none = " - | - | - | - |"
     first, best = "| small | 150 B | 150% | 150 B, 50 us | - |", "plain JAX, 50 us"
-    assert table[2] == f"{first} {best} | 1.000 | 1.600 | 100% | 0% | 0% |"
+    assert table[2] == f"{first} {best} | 1.000 | 1.000 | 1.600 | 100% | 0% | 0% |"
     first, best = "| small | 90 B | 90% | 90 B, 52 us | - |", "greedy, 57 us"
-    assert table[3] == f"{first} {best} | 1.100 | 1.692 | 73% | 17% | 11% |"
-    assert table[4].endswith(f"| plain JAX, 60 us | 0.995 |{none}")
-    assert table[6].endswith(f"| none fits | - |{none}")
+    assert table[3] == f"{first} {best} | 1.100 | 1.144 | 1.692 | 73% | 17% | 11% |"
+    assert table[4].endswith(f"| plain JAX, 60 us | 0.995 | 1.200 |{none}")
+    assert table[6].endswith(f"| none fits | - | - |{none}")
