@@ -11,6 +11,7 @@ from experiments.bench.versus_gains import (
     gains,
     gains_over_best,
     geometric_mean,
+    least_us,
     means,
     shares,
 )
@@ -137,15 +138,14 @@ def budgets_table(done: Mapping[str, Mapping[str, Any]]) -> str:
     head += ["best baseline", "gain", "ceiling", "over presets in a scan", *_SHARES]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for program, found in done.items():
-        plain, most = found.get("unrolled") or found["baseline"], iter(ceilings(found))
+        plain = found.get("unrolled") or found["baseline"]
+        first_us = least_us(found)
         for at in found["budgets"]:
             mine = at["search"]
             cells = [program, format_bytes(at["budget_bytes"])]
             cells.append(f"{at['budget_bytes'] / plain['bytes']:.0%}")
             cells += [_plan_cell(mine), _bound(mine)]
-            cells += _best_cells(at)
-            cells.append("-" if best_baseline(at) is None else f"{next(most):.3f}")
-            cells += _shares_cells(at)
+            cells += [*_best_cells(at, first_us), *_shares_cells(at)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -153,13 +153,14 @@ def budgets_table(done: Mapping[str, Mapping[str, Any]]) -> str:
 _SHARES = ("unrolling", "sets", "mixing")
 
 
-def _best_cells(at: Mapping[str, Any]) -> list[str]:
+def _best_cells(at: Mapping[str, Any], first_us: float) -> list[str]:
     theirs, mine = best_baseline(at), at["search"]
     if theirs is None:
-        return ["none fits", "-"]
+        return ["none fits", "-", "-"]
     name = next(name for name, one in at["baselines"].items() if one == theirs)
     gain = f"{theirs['step_us'] / mine['step_us']:.3f}" if mine else "-"
-    return [f"{name}, {format_us(theirs['step_us'])}", gain]
+    ceiling = f"{theirs['step_us'] / first_us:.3f}"
+    return [f"{name}, {format_us(theirs['step_us'])}", gain, ceiling]
 
 
 def _shares_cells(at: Mapping[str, Any]) -> list[str]:

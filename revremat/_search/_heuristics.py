@@ -41,7 +41,8 @@ class Heuristics:
         was seen, so that the same choice does not come again.
       num_runners_up: Other assignments compiled beside the best. A third gained
         nothing.
-      near_bytes: Bytes over budget up to which the smallest assignment is tried.
+      near_bytes: Expected bytes over budget up to which a program may still fit, where
+        it is the smallest, of one action, or the best without its loops.
       near_time: Expected time over the best one up to which a runner-up may still win:
         whole programs differ from their layers' sum by about 2 %.
       near_timed: Measured time over the fastest's up to which a program is timed once

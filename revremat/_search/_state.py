@@ -299,10 +299,14 @@ class State:
 
     def counts_of(self, row: Row) -> Counts:
         """A row's plan as runs of candidates."""
-        decided, found = self.decided(row), {}
+        return self.counts(self.decided(row))
+
+    def counts(self, actions: Actions) -> Counts:
+        """Units' actions as runs of candidates."""
+        found = {}
         for unit, costs in self.costs.items():
-            if unit in decided:
-                runs = groupby(map(costs.names.__getitem__, decided[unit]))
+            if unit in actions:
+                runs = groupby(map(costs.names.__getitem__, actions[unit]))
                 found[unit] = tuple((name, len(list(run))) for name, run in runs)
         return found
 

@@ -4,6 +4,7 @@ import pytest
 
 import revremat as rr
 from revremat._search.passes._unroll_rest import unroll_rest
+from revremat.policies import Candidate
 from tests.search.world import Cost, World, small
 
 LOOP = {"small": (small(), Cost(4.0, 80.0))}
@@ -18,6 +19,9 @@ def after(rest, runs=MIXED, error=0.0):
     off = lambda runs: error if runs == ALL else 0.0
     world = World({**LOOP, **PLAIN, **unrolled}, off)
     state, ask = world.state(66)
+    if rest is None:  # it was offered, and a limit came before its cost
+        more = Candidate("small (unrolled)", small(unroll=True))
+        state = state.but(candidates={"u": (*state.candidates["u"], more)})
     state = unroll_rest(world.tried(state, ask, *runs), ask)
     return dict(state.counts_of(state.best)["u"]), [dict(runs) for runs in world.asked]
 

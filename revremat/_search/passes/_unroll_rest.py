@@ -1,12 +1,12 @@
 """Unroll rest: the best plan without the loops that it still has."""
 
-from itertools import groupby
-
+from revremat._action import Action
+from revremat._search._keys import Actions
 from revremat._search._pass import Ask
 from revremat._search._result import Row
 from revremat._search._state import State
 from revremat._search.passes._ask import try_assignments
-from revremat.policies import Counts, predict_bytes
+from revremat.policies import predict_bytes
 
 
 def unroll_rest(state: State, ask: Ask) -> State:
@@ -18,10 +18,10 @@ def unroll_rest(state: State, ask: Ask) -> State:
     best, heuristics = state.best, state.space.heuristics
     if not (state.fits and state.is_costed(best) and best.takes("unroll")):
         return state
-    counts = _unrolled(state, best)
-    if counts == state.counts_of(best):
+    before, counts = state.counts_of(best), state.counts(_unrolled(state, best))
+    if counts == before:
         return state
-    error = best.bytes - predict_bytes(state.options, state.counts_of(best))
+    error = best.bytes - predict_bytes(state.options, before)
     expected_bytes = predict_bytes(state.options, counts) + error
     expected_us = sum(state.costs[unit].layers_us(counts[unit]) for unit in counts)
     if (
@@ -32,16 +32,15 @@ def unroll_rest(state: State, ask: Ask) -> State:
     return try_assignments(state, ask, [(counts, expected_bytes)])[0]
 
 
-def _unrolled(state: State, row: Row) -> Counts:
+def _unrolled(state: State, row: Row) -> Actions:
     """A program's layers, unrolled where that has a cost."""
-    found: dict[str, tuple[tuple[str, int], ...]] = {}
-    for unit, actions in state.decided(row).items():
-        names = state.costs[unit].names
-        taken = [
-            names.get(action(unroll=True), names[action])
-            if action.can_unroll and not action.unroll
-            else names[action]
-            for action in actions
-        ]
-        found[unit] = tuple((name, len(list(run))) for name, run in groupby(taken))
-    return found
+
+    def unrolled(unit: str, action: Action) -> Action:
+        costs, other = state.costs[unit], action(unroll=True)
+        has_cost = costs.options.has(costs.names.get(other, ""))
+        return other if action.can_unroll and has_cost else action
+
+    return {
+        unit: tuple(unrolled(unit, action) for action in actions)
+        for unit, actions in state.decided(row).items()
+    }
