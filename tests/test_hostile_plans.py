@@ -5,7 +5,6 @@ import functools
 import json
 import os
 import random
-import time
 from pathlib import Path
 
 import jax
@@ -17,8 +16,11 @@ from revremat import OFFLOAD, RECOMPUTE, SAVE, Plan, UserError
 from revremat._cli import main
 from revremat._cli._program import load
 from revremat._plan import MOST_LAYERS, MOST_PLAN_BYTES, MOST_UNITS
+from tests.calls import counted
 from tests.hostile import mutated, plausible
 
+MOST_CALLS = 200_000  # of a plan of a few layers that is taken: drawn, applied, written
+MOST_CALLS_REFUSED = 1_000  # whatever its size
 NUM_PLANS = {mutated: 140, plausible: 30}  # of each program
 W, X = jnp.ones((4, 2, 2)), jnp.ones((3, 2))
 
@@ -75,24 +77,20 @@ def uses(loss, found):
 
 
 def told(text, loss):
-    """All that a person sees of it, and the seconds that the slowest step took."""
-    said, slowest = [], 0.0
+    """All that a person sees of it."""
+    said = []
 
     def attempt(use):
-        nonlocal slowest
-        began = time.process_time()
         try:
             return use()
         except UserError as error:
             assert len(str(error)) <= 400  # noqa: PT017
             assert "\n" not in str(error)  # noqa: PT017
             said.append(str(error))
-        finally:
-            slowest = max(slowest, time.process_time() - began)
 
     found = attempt(lambda: Plan.from_json(text, source="plan.json"))
     shown = [attempt(use) for use in (uses(loss, found) if found else ())]
-    return [*said, *filter(None, shown)], slowest
+    return [*said, *filter(None, shown)]
 
 
 @pytest.mark.parametrize("change", [mutated, plausible])
@@ -104,11 +102,10 @@ def test_a_changed_plan_is_taken_or_refused_at_once_in_clean_words(
     told(text, loss)  # what is done once
     for seed in range(NUM_PLANS[change]):
         changed = change(text, random.Random(f"{loss.__name__} {seed}"))
-        said, seconds = told(changed, loss)
+        with counted() as calls:
+            said = told(changed, loss)
         assert all(map(is_clean, (*said, *caplog.messages))), (seed, said)
-        if seconds >= 1:  # a collection of garbage, or another thread's work
-            seconds = told(changed, loss)[1]
-        assert seconds < 1, (seed, said)
+        assert calls.number < MOST_CALLS, (seed, said)
 
 
 # One kind at a time ----------------------------------------------------------------
@@ -171,12 +168,11 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_no_plan_can_be_is_refused_within_a_second(case):
+def test_what_no_plan_can_be_is_refused_at_once(case):
     text, message = REFUSED[case]
-    began = time.process_time()
-    with pytest.raises(UserError) as caught:
+    with counted() as calls, pytest.raises(UserError) as caught:
         Plan.from_json(text)
-    assert time.process_time() - began < 1
+    assert calls.number < MOST_CALLS_REFUSED
     assert message in str(caught.value)
     assert len(str(caught.value)) <= 400
 

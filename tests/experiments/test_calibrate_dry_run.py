@@ -85,11 +85,9 @@ def test_where_the_system_can_there_is_no_network_at_all():
 
 
 def test_a_whole_dry_run_ends_in_time_with_all_jobs_and_files(start, tmp_path):
-    began = time.monotonic()
     process = start("--seconds", "570")
     out, _ = process.communicate(timeout=600)
     assert process.returncode == 0, out[-3000:]
-    assert time.monotonic() - began < 600
     records = read(tmp_path / "out" / "results.jsonl")
     states = {job: state_of(found) for job, found in latest(records).items()}
     assert {*states.values()} == {"done"}, states
