@@ -122,7 +122,8 @@ def pins(program: Program) -> dict[Value, NamedSharding]:
     """Where values lie that the constraints of a program cut, if not by name.
 
     A value that is cut and gathered later may be kept in either form. XLA decides by
-    what comes next; pinned, it is kept as the smaller one.
+    what comes next; pinned, it is kept as the smaller one. Of other dimensions nothing
+    is said: weights, whose places are not known here, may cut them as well.
     """
     constraints = (op for op in program.ops if op.kind == "sharding_constraint")
     places = [op.eqn.params["sharding"] for op in constraints]
@@ -131,12 +132,17 @@ def pins(program: Program) -> dict[Value, NamedSharding]:
         return {}
     (mesh,) = meshes
     found = placement(program, {})
-    spec = lambda cut: PartitionSpec(*(tuple(name for name, _ in axes) for axes in cut))
     return {
-        value: NamedSharding(mesh, spec(cut))
+        value: NamedSharding(mesh, _open_spec(cut))
         for value, cut in found.cuts.items()
         if value not in found.fixed and parts_of(cut) > 1
     }
+
+
+def _open_spec(cut: Cut) -> PartitionSpec:
+    """A cut that says nothing of the dimensions that it leaves whole."""
+    names = [tuple(name for name, _ in axes) for axes in cut]
+    return PartitionSpec(*(each or PartitionSpec.UNCONSTRAINED for each in names))
 
 
 def _is_cut(op: Op) -> bool:
