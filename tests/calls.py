@@ -8,7 +8,8 @@ from collections.abc import Iterator
 class Calls:
     """How many Python and C functions were called so far."""
 
-    number = 0
+    def __init__(self):
+        self.number = 0
 
     def note(self, frame, event, arg):
         self.number += event in ("call", "c_call")
@@ -17,9 +18,9 @@ class Calls:
 @contextlib.contextmanager
 def counted() -> Iterator[Calls]:
     """Counts the calls of this thread."""
-    calls = Calls()
+    calls, before = Calls(), sys.getprofile()
     sys.setprofile(calls.note)
     try:
         yield calls
     finally:
-        sys.setprofile(None)
+        sys.setprofile(before)

@@ -15,7 +15,7 @@ from revremat._resolve import Flow
 from revremat.program.ir._inverse import undone
 from revremat.program.ir._ops import Atom, Op, Program, Value
 from revremat.program.ir._passes import Linearized
-from revremat.program.ir._placement import pins
+from revremat.program.ir._placement import shardings_of_kept
 
 INPUT = "input"
 
@@ -68,9 +68,9 @@ class Layer:
         return self.passes.forward.outputs[: len(self.carried)]
 
     @cached_property
-    def pins(self) -> dict[Value, NamedSharding]:
+    def shardings(self) -> dict[Value, NamedSharding]:
         """Where values that are cut over devices are kept."""
-        return pins(self.passes.forward)
+        return shardings_of_kept(self.passes.forward)
 
     @cached_property
     def backwards(self) -> tuple[Op, ...]:

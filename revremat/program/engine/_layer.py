@@ -35,14 +35,14 @@ def forward(
         run([op], env)
         for value in lone.intersection(op.outputs):
             env[value] = in_own_kernel(env[value])
-    on_host = [to_host(_pinned(layer, v, env)) for v in kept.offloaded]
+    on_host = [to_host(_constrained(layer, v, env)) for v in kept.offloaded]
     outputs = [read(env, out) for out in program.outputs]
-    return outputs, ([_pinned(layer, v, env) for v in kept.saved], on_host)
+    return outputs, ([_constrained(layer, v, env) for v in kept.saved], on_host)
 
 
-def _pinned(layer: Layer, value: Value, env: dict[Value, Any]) -> Any:
+def _constrained(layer: Layer, value: Value, env: dict[Value, Any]) -> Any:
     """A value to keep, cut over devices as far as the layer's constraints say so."""
-    where = layer.pins.get(value)
+    where = layer.shardings.get(value)
     if where is None:
         return env[value]
     return jax.lax.with_sharding_constraint(env[value], where)
@@ -57,7 +57,7 @@ def advance(layer: Layer, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Any],
     program, saved = layer.passes.forward, kept.saved
     env = dict(zip(program.inputs, inputs, strict=True))
     run(advancing(layer, kept), env)
-    on_device = [_pinned(layer, v, env) for v in saved]
+    on_device = [_constrained(layer, v, env) for v in saved]
     return [read(env, out) for out in layer.carried_out], (on_device, [])
 
 

@@ -45,9 +45,9 @@ def _one(array: Any) -> Any:
     is_traced = _compat.is_tracer(array)
     if not is_traced or array.ndim < 2 or not is_floating(jax.typeof(array)):
         return array
-    return _pinned(array)
+    return _row_major(array)
 
 
 @partial(jax.jit, inline=True)  # outside of it, what is mapped may be NumPy's
-def _pinned(array: Any) -> Any:
+def _row_major(array: Any) -> Any:
     return with_layout_constraint(array, Layout(tuple(range(array.ndim))))

@@ -118,12 +118,12 @@ def placement(program: Program, given: Mapping[Value, Cut | None]) -> Placement:
     return found
 
 
-def pins(program: Program) -> dict[Value, NamedSharding]:
+def shardings_of_kept(program: Program) -> dict[Value, NamedSharding]:
     """Where values lie that the constraints of a program cut, if not by name.
 
     A value that is cut and gathered later may be kept in either form. XLA decides by
-    what comes next; pinned, it is kept as the smaller one. Of other dimensions nothing
-    is said: weights, whose places are not known here, may cut them as well.
+    what comes next; constrained, it is kept as the smaller one. Of other dimensions
+    nothing is said: weights, whose places are not known here, may cut them as well.
     """
     constraints = (op for op in program.ops if op.kind == "sharding_constraint")
     places = [op.eqn.params["sharding"] for op in constraints]
