@@ -92,7 +92,10 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
     check_nested(plan.units, found)
     return [
         Decision(
-            unit=found[unit.name], plan=unit, gradient_barrier=plan.gradient_barrier
+            unit=found[unit.name],
+            plan=unit,
+            gradient_barrier=plan.gradient_barrier,
+            is_distributed=plan.num_devices > 1,
         )
         for unit in plan.units
     ]

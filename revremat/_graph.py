@@ -412,6 +412,7 @@ class Graph(InNotebooks):
         of couplings.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay as they
         are written.
+      num_devices: Over how many devices the arguments are cut.
       undecided: Loops of which no plan decides about single iterations, since they have
         a derivative of their own: where each is, what it keeps and what to change.
 
@@ -432,6 +433,7 @@ class Graph(InNotebooks):
     fixed_units: tuple[FixedUnit, ...] = ()
     keep_checkpoints: bool = False
     undecided: tuple[str, ...] = ()
+    num_devices: int = 1
 
     def __getitem__(self, name: str) -> Unit:
         """The unit of that name.
@@ -493,7 +495,11 @@ class Graph(InNotebooks):
             units=tuple(units),
             program=self.fingerprint,
             jax_version=self.jax_version,
-            **{"keep_checkpoints": self.keep_checkpoints, **about},
+            **{
+                "keep_checkpoints": self.keep_checkpoints,
+                "num_devices": self.num_devices,
+                **about,
+            },
         )
 
     def to_json(self) -> str:
@@ -526,6 +532,7 @@ class Graph(InNotebooks):
             fixed_units,
             data.get("keep_checkpoints", False),  # Older files have no such keys.
             tuple(data.get("undecided", ())),
+            data.get("num_devices", 1),
         )
 
     def __str__(self) -> str:

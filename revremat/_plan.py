@@ -27,9 +27,10 @@ from revremat._io._json import flag, names, parse_json, renamed_keys, schema_of,
 from revremat._io._notebook import InNotebooks
 from revremat._printable import printable, sentence
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 _KNOWS_BARRIER = 4
 _KNOWS_REMAT_PASS = 6
+_KNOWS_DEVICES = 8
 _OLD_KEYS = {"in_order": "gradient_barrier", "every": "segment_length"}
 """What keys were called up to schema 4."""
 MOST_UNITS = 10_000
@@ -131,6 +132,9 @@ class Plan(InNotebooks):
       remat_pass_percent: The limit of XLA's own remat pass, which is on where the
         plan's program is compiled: percent of what 80 % of a device's memory leave
         beside the step's arguments and results. XLA's default is 95. None: it is off.
+      num_devices: Over how many devices the program's arguments were cut. Where there
+        are several, unrolled layers leave each other time to add up gradients of
+        weights, unless there is a gradient barrier.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -155,8 +159,14 @@ class Plan(InNotebooks):
     gradient_barrier: bool = False
     keep_checkpoints: bool = False
     remat_pass_percent: int | None = None
+    num_devices: int = 1
 
     def __post_init__(self):
+        if type(self.num_devices) is not int or self.num_devices < 1:
+            raise UserError(
+                f"num_devices={self.num_devices!r} is no number of devices: write a "
+                "whole number such as 8, or 1 where nothing is cut"
+            )
         percent = self.remat_pass_percent
         if percent is not None and (type(percent) is not int or percent < 1):
             raise UserError(
@@ -300,6 +310,7 @@ class Plan(InNotebooks):
         if self.keep_checkpoints:
             about["keep_checkpoints"] = True
         about["remat_pass_percent"] = self.remat_pass_percent
+        about["num_devices"] = self.num_devices
         units = [_write_unit(unit) for unit in self.units]
         return json.dumps({"schema": SCHEMA_VERSION, **about, "units": units}, indent=1)
 
@@ -336,6 +347,7 @@ class Plan(InNotebooks):
             if "remat_pass_percent" not in data and schema >= _KNOWS_REMAT_PASS:
                 raise ValueError("'remat_pass_percent' is missing")
             about["remat_pass_percent"] = _percent(data.get("remat_pass_percent"))
+            about["num_devices"] = _num_devices(data, schema)
             units = _read_units(typed(data, "units", list))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
@@ -386,6 +398,15 @@ def _percent(value: Any) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(f"'remat_pass_percent' is {value!r}")
     return value
+
+
+def _num_devices(data: dict[str, Any], schema: int) -> int:
+    if "num_devices" not in data and schema < _KNOWS_DEVICES:
+        return 1
+    number = typed(data, "num_devices", int)
+    if number < 1:
+        raise ValueError(f"'num_devices' is {number!r}")
+    return number
 
 
 _RUN_KEYS = {field.name for field in fields(Action)} | {

@@ -85,6 +85,7 @@ def trace(
         fixed_units=_fixed_units(traced, sizes),
         keep_checkpoints=keep_checkpoints,
         undecided=undecided(traced.found, bytes_of or _costs.num_bytes),
+        num_devices=traced.num_devices,
     )
 
 

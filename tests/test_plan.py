@@ -46,6 +46,23 @@ def test_a_gradient_barrier_is_a_part_of_the_plan():
     assert Plan.from_json(json.dumps(data | {"schema": 3})) == plan()
 
 
+def test_the_number_of_devices_is_a_part_of_the_plan():
+    """Older files do not say it."""
+    cut = plan(num_devices=8)
+    assert Plan.from_json(cut.to_json()) == cut
+    data = json.loads(plan().to_json())
+    assert data.pop("num_devices") == 1
+    assert Plan.from_json(json.dumps(data | {"schema": 7})) == plan()
+    with pytest.raises(UserError, match="a damaged plan: 'num_devices'"):
+        Plan.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("number", [0, True, 2.0, "8"])
+def test_a_number_of_devices_is_a_whole_number(number):
+    with pytest.raises(UserError, match=r"num_devices=.* is no number of devices"):
+        plan(num_devices=number)
+
+
 def test_keys_of_older_schemas_are_read():
     data = json.loads(plan(gradient_barrier=True).to_json())
     runs = data["units"][0]["actions"]
@@ -135,7 +152,7 @@ def with_run(**changes):
         ("[" * 100_000, "is not a plan: it is not JSON"),
         (
             edited(schema=99),
-            "schema version 99 and this revremat reads versions up to 7",
+            "schema version 99 and this revremat reads versions up to 8",
         ),
         (edited(units=None), "damaged plan: 'units' is None"),
         (edited(budget_bytes="60GiB"), "damaged plan: 'budget_bytes' is '60GiB'"),

@@ -48,7 +48,7 @@ _SCHEMAS = {
     "revremat._frontier.SCHEMA_VERSION": 2,
     "revremat._graph.SCHEMA_VERSION": 2,
     "revremat._measurement._measurement.SCHEMA_VERSION": 5,
-    "revremat._plan.SCHEMA_VERSION": 7,
+    "revremat._plan.SCHEMA_VERSION": 8,
     "revremat._report._diff.DIFF_SCHEMA": 1,
     "revremat._report._diff_plans.PLANS_SCHEMA": 2,
     "revremat._report._lock._SCHEMA": 1,

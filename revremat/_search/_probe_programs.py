@@ -147,5 +147,9 @@ def _first_layers(
     )
     found = {unit.name: unit for unit in traced.units}
     return Decision(
-        found[name], plan, shortened=True, gradient_barrier=gradient_barrier
+        found[name],
+        plan,
+        shortened=True,
+        gradient_barrier=gradient_barrier,
+        is_distributed=graph.num_devices > 1,
     )

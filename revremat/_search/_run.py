@@ -9,7 +9,11 @@ from revremat._search.passes._bound import bound
 from revremat._search.passes._calibrate import calibrate
 from revremat._search.passes._candidates import another, candidates
 from revremat._search.passes._column_generation import column_generation
-from revremat._search.passes._gradient_barrier import gradient_barrier, without_barrier
+from revremat._search.passes._gradient_barrier import (
+    gradient_barrier,
+    with_barrier,
+    without_barrier,
+)
 from revremat._search.passes._hedge import hedge
 from revremat._search.passes._local_search import local_search
 from revremat._search.passes._nested import nested, nested_first
@@ -75,6 +79,7 @@ DECIDE: tuple[Pass, ...] = (
     remat_pass,  # other unrolled programs by now, which are too large by themselves
     slots,  # only for long loops, where segments fit at best
     smallest,  # only where nothing above has fitted
+    with_barrier,  # only where that does not fit either
     unroll_rest,  # of what fits: nothing by costs alone would choose it
     local_search,  # from the best of all, so after all that starts anew
     bound,  # by the estimated costs of plans in loops; peeling then corrects it

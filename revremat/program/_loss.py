@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Sharding
 
 from revremat._arguments import Arguments, Leaf, Outcome, outcome_of, take_apart
 from revremat._arguments._closed_over import watched
@@ -71,6 +72,12 @@ class TracedLoss:
         written = zip(outs[count:], on[count:], strict=True)
         stop = jax.lax.stop_gradient
         return [*outs[:count], *(v if on else stop(v) for v, on in written)]
+
+    @property
+    def num_devices(self) -> int:
+        """Over how many devices its arguments are cut, as far as they say."""
+        given = (getattr(x, "sharding", None) for x in self.arguments.values)
+        return max((s.num_devices for s in given if isinstance(s, Sharding)), default=1)
 
     @property
     def fixed_units(self) -> tuple[FoundActions, ...]:

@@ -65,6 +65,7 @@ class Decision:
         are left out.
       gradient_barrier: Whether layers outside of loops compute all of their gradients
         before the backward pass goes on.
+      is_distributed: Whether the program's arguments are cut over several devices.
       is_checked: Whether what its layers keep is known to be what the plan says.
     """
 
@@ -72,6 +73,7 @@ class Decision:
     plan: UnitPlan
     shortened: bool = False
     gradient_barrier: bool = False
+    is_distributed: bool = False
     is_checked: bool = False
 
     def within_recomputed(self) -> "Decision":
@@ -145,7 +147,7 @@ def _loops_of(decision: Decision) -> dict[Op, Loop]:
         constants = [atom.value for atom in lifted(site)]
 
         def loop(values, site=site, taken=taken, constants=constants):
-            return execute(site, f"unit {unit.name!r}", taken, [*constants, *values])
+            return _execute(site, taken, decision, [*constants, *values])
 
         found[site.ops[0]] = loop
     return found
@@ -212,11 +214,12 @@ def steps_of(
         if is_chain:
             ops = tuple(op for site in sites for op in site.ops)
             # By then whatever the layers take beside one another's results is made.
-            yield sites[-1].ops[0], ops, partial(_run_chain, one, taken)
+            step = partial(_run_chain, one, taken, decision)
+            yield sites[-1].ops[0], ops, step
             continue
         for site in sites:
             own, taken = taken[: site.length], taken[site.length :]
-            step = partial(_run_site, site, unit.name, own, decision.gradient_barrier)
+            step = partial(_run_site, site, own, decision)
             if not site.is_loop and not own:
                 step = partial(_skip_site, site, unit.chain)
             yield site.ops[0], site.ops, step
@@ -248,19 +251,32 @@ def _parts(
 
 def _run_site(
     site: Site,
-    name: str,
     actions: tuple[Action, ...],
-    gradient_barrier: bool,
+    decision: Decision,
     env: dict[Value, Any],
     inside: Any = None,
 ) -> None:
     if inside is not None:
         site = with_body(site, inside)
     values = [read(env, atom) for atom in site.inputs]
-    results = execute(
-        site, f"unit {name!r}", actions, values, gradient_barrier=gradient_barrier
-    )
+    results = _execute(site, actions, decision, values)
     env.update(zip(site.outputs, results, strict=True))
+
+
+def _execute(
+    site: Site,
+    actions: tuple[Action, ...],
+    decision: Decision,
+    values: Sequence[Any],
+) -> list[Any]:
+    return execute(
+        site,
+        f"unit {decision.unit.name!r}",
+        actions,
+        values,
+        gradient_barrier=decision.gradient_barrier,
+        is_distributed=decision.is_distributed,
+    )
 
 
 def _skip_site(site: Site, chain: Sequence[int], env: dict[Value, Any]) -> None:
@@ -270,7 +286,10 @@ def _skip_site(site: Site, chain: Sequence[int], env: dict[Value, Any]) -> None:
 
 
 def _run_chain(
-    unit: FoundUnit, actions: tuple[Action, ...], env: dict[Value, Any]
+    unit: FoundUnit,
+    actions: tuple[Action, ...],
+    decision: Decision,
+    env: dict[Value, Any],
 ) -> None:
     """Run sites that follow one another as one stack, whose weights are not stacked.
 
@@ -296,6 +315,8 @@ def _run_chain(
         held=tuple(first.held[k] for k in order),
         order=tuple(map(order.index, range(len(order)))),
         unrolled=True,
+        is_distributed=decision.is_distributed,
+        gradient_barrier=decision.gradient_barrier,
     )
     init = [read(env, first.inputs[k]) for k in unit.chain]
     xs = [Each(tuple(read(env, site.inputs[k]) for site in sites)) for k in own]
@@ -481,6 +502,7 @@ def execute(
     values: Sequence[Any],
     *,
     gradient_barrier: bool = False,
+    is_distributed: bool = False,
     by_hand: bool = False,
 ) -> list[Any]:
     """Run one site under its actions: its outputs, from its inputs.
@@ -491,6 +513,7 @@ def execute(
       actions: Of its layers; fewer where the others are left out.
       values: Its inputs.
       gradient_barrier: As of `Decision`.
+      is_distributed: As of `Decision`.
       by_hand: Whether the user wrote the actions, and whoever traces this finds them.
     """
     args, number = list(values), actions[0].chunks if actions else 1
@@ -518,6 +541,8 @@ def execute(
         name=label,
         in_mask=site.in_mask,
         shortened=len(actions) < site.length,
+        is_distributed=is_distributed,
+        gradient_barrier=gradient_barrier,
         at_once=site.num_scans > 0,
         layers=site.layers,
     )

@@ -1,5 +1,6 @@
 """Unrolled layers, not iterations of a loop: same gradients, other programs."""
 
+import contextlib
 import re
 from functools import partial
 
@@ -75,16 +76,26 @@ def test_gradients_are_those_of_plain_autodiff(loss, names):
     assert_same_gradients(loss, map(ACTIONS.get, names))
 
 
-def test_gradients_agree_over_eight_devices():
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["two kinds", "between loops", "beside a loop"],
+        pytest.param([*ACTIONS], marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_agree_over_eight_devices(names):
     with jax.enable_x64(True):
         w, x = arguments()
         mesh = rr.target("cpu:8").mesh({"data": 4, "model": 2})
         put = lambda a, *spec: jax.device_put(a, NamedSharding(mesh, P(*spec)))
         w = {"a": put(w["a"], None, None, "model"), "b": put(w["b"], None, "model")}
         args = (w, put(x, "data"))
-        plan = rr.trace(simple, *args).plan({"scan_0": ACTIONS["two kinds"]})
+        graph = rr.trace(simple, *args)
+        assert graph.num_devices == 8
         expected = gradients(simple, *arguments())
-        assert_equal(gradients(rr.apply(simple, plan), *args), expected)
+        for name in names:
+            plan = graph.plan({"scan_0": ACTIONS[name]})
+            assert_equal(gradients(rr.apply(simple, plan), *args), expected)
 
 
 @pytest.mark.parametrize("unroll", [True, 4])
@@ -217,6 +228,50 @@ def test_gradients_of_weights_are_not_put_off():
         return rr.measure(step, *specs, target="h100:1").memory.total_bytes
 
     assert size(RECOMPUTE(unroll=True)) <= 1.1 * size(RECOMPUTE)
+
+
+@pytest.mark.parametrize("told_by", ["a constraint", "types", "arguments"])
+def test_devices_add_up_gradients_while_the_next_layer_is_differentiated(told_by):
+    """Nothing of that may be waited for at once, nor be put off to the end."""
+    target, layers, width, rows = rr.target("h100:8"), 6, 2048, 65_536
+    mesh = target.mesh({"data": 8})
+    cut = lambda *axes: NamedSharding(mesh, P(*axes))
+
+    def layer(x, w):
+        if told_by == "a constraint":
+            x = jax.lax.with_sharding_constraint(x, cut("data"))
+        return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+    def scanned(w, x):
+        return jax.lax.scan(layer, x, w)[0].astype(jnp.float32).sum()
+
+    def plain(w, x):
+        for t in range(layers):
+            at = {name: each[t] for name, each in w.items()}
+            x, _ = jax.checkpoint(layer)(x, at)
+        return x.astype(jnp.float32).sum()
+
+    array = lambda where, *shape: jax.ShapeDtypeStruct(
+        shape, jnp.bfloat16, sharding=where
+    )
+    w = {
+        "up": array(cut(None, "data"), layers, width, 4 * width),
+        "down": array(cut(None, None, "data"), layers, 4 * width, width),
+    }
+    x = array(cut("data"), rows, width)
+    cuts = specs = (w, x)
+    if told_by != "arguments":
+        specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cuts)
+    with jax.set_mesh(mesh) if told_by == "types" else contextlib.nullcontext():
+        graph = rr.trace(scanned, *specs)
+        assert graph.num_devices == (8 if told_by == "arguments" else 1)
+        plan = graph.plan({"scan_0": RECOMPUTE(unroll=True)})
+        ours, theirs = (
+            rr.measure(jax.grad(loss), *cuts, target=target)
+            for loss in (rr.apply(scanned, plan), plain)
+        )
+    assert ours.time.exposed_collective_us <= theirs.time.exposed_collective_us
+    assert ours.memory.total_bytes <= 0.8 * theirs.memory.total_bytes
 
 
 def test_what_is_kept_takes_no_more_than_in_a_loop():

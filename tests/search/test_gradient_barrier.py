@@ -11,6 +11,7 @@ from revremat._search import BASELINE, Request, begin
 from revremat._search.passes._baseline import baseline
 from revremat._search.passes._gradient_barrier import (
     gradient_barrier,
+    with_barrier,
     without_barrier,
 )
 
@@ -74,7 +75,6 @@ def alike(state, ask, action, barrier=None):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_over_microbatches_gradients_are_held_together_where_they_were_put_off():
     state, ask = made_of(accumulated)
     state = gradient_barrier(state, ask)
@@ -101,3 +101,32 @@ def test_over_microbatches_gradients_are_held_together_where_they_were_put_off()
 def test_a_plain_step_is_left_to_the_compiler():
     state, ask = made_of()
     assert not gradient_barrier(state, ask).gradient_barrier
+
+
+def test_over_devices_a_barrier_makes_unrolled_layers_fit_that_do_not_without():
+    """Waiting for one another's gradients, they take a layer less, and longer."""
+    target = rr.target("h100:8")
+    mesh = target.mesh({"data": 8})
+
+    def stacked(w, x):
+        layer = lambda w, x: x + jnp.tanh(x @ w["up"]) @ w["down"]
+        return rr.stack(layer, w, x).astype(jnp.float32).sum()
+
+    def cut(a, *axes):
+        where = jax.NamedSharding(mesh, jax.P(*axes))
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
+
+    w = {
+        "up": cut(array(6, 1024, 4096), None, "data"),
+        "down": cut(array(6, 4096, 1024), None, None, "data"),
+    }
+    problem = rr.Problem(stacked, (w, cut(array(65_536, 1024), "data")))
+    state, ask = begin(problem, target)
+    state = baseline(state, ask)
+    state, without = alike(state, ask, rr.RECOMPUTE(unroll=True))
+    asked = with_barrier(state.within(without.bytes), ask).num_compiles
+    assert asked == state.num_compiles
+    held = with_barrier(state.within(without.bytes - 1), ask).best
+    assert held.plan.gradient_barrier
+    assert held.bytes < without.bytes
+    assert held.time_us > without.time_us

@@ -26,6 +26,27 @@ def gradient_barrier(state: State, ask: Ask) -> State:
     return held.but(gradient_barrier=saves)
 
 
+def with_barrier(state: State, ask: Ask) -> State:
+    """The smallest plan with a barrier, where none fits without.
+
+    Over several devices unrolled layers take one layer more where they do not wait for
+    one another's gradients.
+    """
+    best, graph = state.best, state.space.graph
+    if state.fits or best.plan is None or best.plan.gradient_barrier:
+        return state
+    actions = best.plan.actions
+    is_unrolled = any(
+        not graph[name].is_loop or any(action.unroll is True for action in taken)
+        for name, taken in actions.items()
+    )
+    if not is_unrolled or graph.num_devices == 1:
+        return state
+    trial = state.trials[state.key_of_row(best)]
+    key = state.key_of(actions, gradient_barrier=True)
+    return ask(state, [Request(key, trial.label)])
+
+
 def without_barrier(state: State, ask: Ask) -> State:
     """The best plan without its barrier: where it fits so, it is faster.
 

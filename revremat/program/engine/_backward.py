@@ -11,7 +11,6 @@ from jax.custom_derivatives import SymbolicZero
 
 from revremat.program.arrays import _avals
 from revremat.program.arrays._buffers import (
-    Each,
     at,
     at_all,
     barrier,
@@ -31,18 +30,29 @@ from revremat.program.ir._passes import pick
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["carry", "consts", "xs", "output", "fetched"],
+    data_fields=["carry", "consts", "xs", "output", "fetched", "due"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
 class _Gradients:
-    """What the backward pass carries from layer to layer."""
+    """What the backward pass carries from layer to layer.
+
+    Attributes:
+      carry: Cotangents of the carry.
+      consts: Of what all layers share, added up so far.
+      xs: Of what each layer has of its own.
+      output: What an inverted layer is undone from.
+      fetched: What the next layer has on the host, on its way.
+      due: Of the layer above, with its index: its own gradients, to be done when this
+        layer's pass is.
+    """
 
     carry: list[Any]
     consts: list[Any]
     xs: list[Any]
     output: list[Any] | None
     fetched: list[Any] | None
+    due: tuple[int, list[Any]] | None
 
 
 def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
@@ -61,6 +71,7 @@ def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
         ),
         output=None,
         fetched=None,
+        due=None,
     )
     ct_ys = [None if isinstance(ct, SymbolicZero) else ct for ct in ct_ys]
     run = _Backward(engine, consts, xs, ct_ys)
@@ -75,6 +86,7 @@ def backward(engine: Engine, consts, xs, saved, x_avals, ct_carry, ct_ys):
         if not segment.pattern[0].inverts:
             state = replace(state, output=None)
         state = run.segment(segment, kept, waiting, state)
+    state = run.put_due(state)
     own = [v.aval.to_ct_aval() for v in pick(engine.x_values, engine.x_mask)]
     of_xs = state.xs if engine.stack.unrolled else engine.filled(state.xs, own)
     spread = lambda mask, found: [next(found) if on else None for on in mask]
@@ -342,35 +354,57 @@ class _Backward:
             ct_outs.append(
                 _avals.zero_cotangent(y_avals[k]) if ct is None else at(ct, index)
             )
-        moves = self._late_moves
         pulled = iter(
-            _layer.pull_back(self.engine.layer, plan, env, ct_outs, moves.early)
+            _layer.pull_back(
+                self.engine.layer, plan, env, ct_outs, self._late_moves.early
+            )
         )
         ct_consts = [next(pulled) for _ in state.consts]
         carry, own = [next(pulled) for _ in state.carry], list(pulled)
+        if together and self.engine.adds_up_late:
+            return self._one_layer_late(state, carry, ct_consts, own, index)
         consts = list(map(_avals.add, state.consts, ct_consts))
-        are_apart = all(isinstance(x, Each) for x in state.xs)
-        if together and are_apart:
-            carry, consts, own = _together(carry, consts, own)
-        xs = put(state.xs, moves.finish(own), index)
-        if together and not are_apart:
-            carry, consts, xs = _together(carry, consts, xs)
+        if together and self._are_apart:
+            carry, consts, own = barrier((carry, consts, own))
+        xs = put(state.xs, self._late_moves.finish(own), index)
+        if together and not self._are_apart:
+            carry, consts, xs = barrier((carry, consts, xs))
         return replace(state, consts=consts, carry=carry, xs=xs)
+
+    def _one_layer_late(self, state: _Gradients, carry, ct_consts, own, index):
+        """Gradients of the layer above are done before the layer below begins.
+
+        Devices add them up while this layer is differentiated.
+        """
+        if self._are_apart:
+            # Waited for, not taken from the barrier, which would hide less of it.
+            due = state.due[1] if state.due else []
+            carry, consts, _ = barrier((carry, state.consts, due))
+            state = replace(self.put_due(state), due=(index, own))
+        else:
+            carry, consts, xs = barrier((carry, state.consts, state.xs))
+            state = replace(state, xs=put(xs, self._late_moves.finish(own), index))
+        consts = list(map(_avals.add, consts, ct_consts))
+        return replace(state, consts=consts, carry=carry)
+
+    def put_due(self, state: _Gradients) -> _Gradients:
+        """Puts the gradients that are due in their place."""
+        if state.due is None:
+            return state
+        index, own = state.due
+        xs = put(state.xs, self._late_moves.finish(own), index)
+        return replace(state, xs=xs, due=None)
+
+    @property
+    def _are_apart(self) -> bool:
+        """Whether each layer's own gradients stay by themselves."""
+        return self.engine.has_no_loop
 
     @cached_property
     def _late_moves(self) -> LateMoves:
         """The backward program of a layer; its own gradients get their form last."""
         count = sum(self.engine.x_mask)
         return late_moves(self.engine.layer.passes.backward, count)
-
-
-def _together(carry: list[Any], consts: list[Any], own: list[Any]) -> Any:
-    """All gradients of one layer are done before the layer below begins.
-
-    Nobody waits for those of weights, and the compiler would put them off to the end of
-    the step, with all that they are made from.
-    """
-    return barrier((carry, consts, own))
 
 
 def _where(mask: Sequence[bool]) -> list[int]:

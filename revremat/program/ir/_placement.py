@@ -139,6 +139,22 @@ def shardings_of_kept(program: Program) -> dict[Value, NamedSharding]:
     }
 
 
+def is_distributed(program: Program) -> bool:
+    """Whether a program says that several devices compute it.
+
+    Types say so, on an ambient mesh and inside of `shard_map`, and constraints. Where
+    only the arguments of a step are cut, nothing of it is known here.
+    """
+    return any(
+        isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+        for op in every_op(program)
+        for sharding in (
+            op.eqn.params.get("sharding"),
+            *(getattr(out.aval, "sharding", None) for out in op.outputs),
+        )
+    )
+
+
 def _open_spec(cut: Cut) -> PartitionSpec:
     """A cut that says nothing of the dimensions that it leaves whole."""
     names = [tuple(name for name, _ in axes) for axes in cut]
