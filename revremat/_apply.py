@@ -96,6 +96,7 @@ def _decide(traced: TracedLoss, plan: Plan) -> list[Decision]:
             plan=unit,
             gradient_barrier=plan.gradient_barrier,
             is_distributed=plan.num_devices > 1,
+            puts_gradients_off=plan.puts_gradients_off,
         )
         for unit in plan.units
     ]

@@ -412,7 +412,7 @@ class Graph(InNotebooks):
         of couplings.
       keep_checkpoints: Whether the program's own `jax.checkpoint` regions stay as they
         are written.
-      num_devices: Over how many devices the arguments are cut.
+      num_devices: How many devices compute it, as far as that is known.
       undecided: Loops of which no plan decides about single iterations, since they have
         a derivative of their own: where each is, what it keeps and what to change.
 

@@ -33,6 +33,7 @@ _KNOWS_REMAT_PASS = 6
 _KNOWS_DEVICES = 8
 _OLD_KEYS = {"in_order": "gradient_barrier", "every": "segment_length"}
 """What keys were called up to schema 4."""
+_FLAGS = ("gradient_barrier", "keep_checkpoints", "puts_gradients_off")
 MOST_UNITS = 10_000
 """Of a plan that is read. A program of so many is traced for hours, and the largest
 that are known have some hundred; a file with more is an accident, or meant to harm."""
@@ -132,9 +133,12 @@ class Plan(InNotebooks):
       remat_pass_percent: The limit of XLA's own remat pass, which is on where the
         plan's program is compiled: percent of what 80 % of a device's memory leave
         beside the step's arguments and results. XLA's default is 95. None: it is off.
-      num_devices: Over how many devices the program's arguments were cut. Where there
-        are several, unrolled layers leave each other time to add up gradients of
-        weights, unless there is a gradient barrier.
+      num_devices: How many devices the program was for. Where there are several,
+        unrolled layers leave each other time to add up gradients of weights, unless
+        there is a gradient barrier.
+      puts_gradients_off: Whether the compiler may put off gradients of weights of
+        unrolled layers to the end of the step, as in plain JAX. That hides more of
+        what devices exchange, and takes more memory. Not with a gradient barrier.
 
     Example:
       >>> import jax.numpy as jnp, revremat as rr
@@ -160,6 +164,7 @@ class Plan(InNotebooks):
     keep_checkpoints: bool = False
     remat_pass_percent: int | None = None
     num_devices: int = 1
+    puts_gradients_off: bool = False
 
     def __post_init__(self):
         if type(self.num_devices) is not int or self.num_devices < 1:
@@ -173,9 +178,14 @@ class Plan(InNotebooks):
                 f"remat_pass_percent={percent!r} is no limit: write a whole number of "
                 "percent such as 95, or None to leave XLA's own remat pass off"
             )
-        for name in ("gradient_barrier", "keep_checkpoints"):
+        for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise UserError(f"{name}={value!r} is neither True nor False")
+        if self.gradient_barrier and self.puts_gradients_off:
+            raise UserError(
+                "gradient_barrier=True and puts_gradients_off=True exclude each other: "
+                "leave one of them out"
+            )
 
     @property
     def total_bytes(self) -> int | None:
@@ -311,6 +321,8 @@ class Plan(InNotebooks):
             about["keep_checkpoints"] = True
         about["remat_pass_percent"] = self.remat_pass_percent
         about["num_devices"] = self.num_devices
+        if self.puts_gradients_off:
+            about["puts_gradients_off"] = True
         units = [_write_unit(unit) for unit in self.units]
         return json.dumps({"schema": SCHEMA_VERSION, **about, "units": units}, indent=1)
 
@@ -344,6 +356,7 @@ class Plan(InNotebooks):
                 raise ValueError("'gradient_barrier' is missing")
             about["gradient_barrier"] = flag(data, "gradient_barrier")
             about["keep_checkpoints"] = flag(data, "keep_checkpoints")
+            about["puts_gradients_off"] = flag(data, "puts_gradients_off")
             if "remat_pass_percent" not in data and schema >= _KNOWS_REMAT_PASS:
                 raise ValueError("'remat_pass_percent' is missing")
             about["remat_pass_percent"] = _percent(data.get("remat_pass_percent"))
@@ -361,6 +374,8 @@ class Plan(InNotebooks):
             head += f" (does not fit: {printable(self.held_by) or 'see the units'})"
         if self.gradient_barrier:
             head += ", with a gradient barrier"
+        if self.puts_gradients_off:
+            head += ", with gradients put off"
         if self.keep_checkpoints:
             head += ", the program's own checkpoints kept"
         if self.remat_pass_percent is not None:

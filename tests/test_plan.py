@@ -57,6 +57,14 @@ def test_the_number_of_devices_is_a_part_of_the_plan():
         Plan.from_json(json.dumps(data))
 
 
+def test_gradients_that_are_put_off_are_a_part_of_the_plan():
+    off = plan(puts_gradients_off=True)
+    assert Plan.from_json(off.to_json()) == off
+    assert "with gradients put off" in str(off)
+    with pytest.raises(UserError, match="exclude each other"):
+        plan(puts_gradients_off=True, gradient_barrier=True)
+
+
 @pytest.mark.parametrize("number", [0, True, 2.0, "8"])
 def test_a_number_of_devices_is_a_whole_number(number):
     with pytest.raises(UserError, match=r"num_devices=.* is no number of devices"):

@@ -37,7 +37,8 @@ def plans_text(data: dict[str, Any]) -> str:
     sides = (data["before"], data["after"])
     table = new_table("plan", "before", "after")
     for key in (
-        *("target", "budget", "compiled", "gradient barrier", "XLA's remat pass"),
+        *("target", "budget", "compiled", "gradient barrier", "gradients put off"),
+        "XLA's remat pass",
         "program",
     ):
         values = [_told(side, key) for side in sides]
@@ -64,6 +65,7 @@ def _about(plan: Plan) -> dict[str, Any]:
         "budget_bytes": plan.budget_bytes,
         "compiled_bytes": plan.compiled_bytes,
         "gradient_barrier": plan.gradient_barrier,
+        "puts_gradients_off": plan.puts_gradients_off,
         "remat_pass_percent": plan.remat_pass_percent,
     }
 
@@ -71,6 +73,8 @@ def _about(plan: Plan) -> dict[str, Any]:
 def _told(side: dict[str, Any], key: str) -> str:
     if key == "gradient barrier":
         return "yes" if side["gradient_barrier"] else ""
+    if key == "gradients put off":
+        return "yes" if side["puts_gradients_off"] else ""
     if key == "XLA's remat pass":
         percent = side["remat_pass_percent"]
         return "" if percent is None else f"{percent} %"

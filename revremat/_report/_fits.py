@@ -149,6 +149,11 @@ def _how_to_run(plan: Plan, is_remat_pass_off: bool) -> Iterator[str]:
             "an optimization barrier holds the gradients of each layer outside of "
             "loops together"
         )
+    if plan.puts_gradients_off:
+        yield (
+            "the compiler may put off gradients of unrolled layers' weights to the end "
+            "of the step, which hides more of what devices exchange"
+        )
     limit = plan.remat_pass_percent
     if limit is not None or is_remat_pass_off:
         state = "off" if limit is None else f"on, with a limit of {limit} %"

@@ -75,6 +75,8 @@ class Heuristics:
         by what is chosen; the fourth rarely found any.
       barrier_saves: Share of all bytes that a gradient barrier has to save: it takes
         time, too.
+      most_put_off: Plans over several devices whose gradients are put off for once: the
+        best one may be too large so, where the next one still fits.
       most_unrolled_layers: Layers of a loop beyond which it stays a loop: compiling
         takes too long.
       most_unrolled_operations: Operations of those layers, likewise.
@@ -134,6 +136,7 @@ class Heuristics:
     most_trimmed: int = 4
     most_column_rounds: int = 4
     barrier_saves: float = 0.05
+    most_put_off: int = 2
     most_unrolled_layers: int = 100
     most_unrolled_operations: int = 15_000
     unrolled_by: tuple[int, ...] = (4, 16)

@@ -37,11 +37,13 @@ class ProgramKey:
         the baseline, which is the program without a plan.
       gradient_barrier: Whether layers' gradients are held together.
       remat_pass_percent: The limit of XLA's own remat pass; None where that is off.
+      puts_gradients_off: Whether unrolled layers leave their gradients to the compiler.
     """
 
     actions: tuple[tuple[str, tuple[Action, ...]], ...] | None
     gradient_barrier: bool = False
     remat_pass_percent: int | None = None
+    puts_gradients_off: bool = False
 
     @staticmethod
     def of(

@@ -208,6 +208,7 @@ class CompilerOracle:
                 dict(key.actions),
                 gradient_barrier=key.gradient_barrier,
                 remat_pass_percent=key.remat_pass_percent,
+                puts_gradients_off=key.puts_gradients_off,
             )
             loss = _noted(apply_quietly(self.problem.loss, plan), note)
             return dataclasses.replace(step_of(self.problem, loss), plan=plan)

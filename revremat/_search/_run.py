@@ -11,6 +11,7 @@ from revremat._search.passes._candidates import another, candidates
 from revremat._search.passes._column_generation import column_generation
 from revremat._search.passes._gradient_barrier import (
     gradient_barrier,
+    put_off,
     with_barrier,
     without_barrier,
 )
@@ -86,7 +87,8 @@ DECIDE: tuple[Pass, ...] = (
     peel,
     local_search,  # peeled layers may have given something back
     nested(_inside),  # what is inside has to beat all of that
-    without_barrier,  # last: it has no costs to go on from
+    without_barrier,  # last, both: they have no costs to go on from
+    put_off,
 )
 SEGMENTS: tuple[Pass, ...] = (schedules,)
 """For a program without equal layers, whose segments have no costs of their own."""

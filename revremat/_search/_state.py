@@ -50,6 +50,7 @@ class Trial:
     def name(self) -> str:
         """What tables call it."""
         order = "; gradient barrier" if self.key.gradient_barrier else ""
+        order += "; gradients put off" if self.key.puts_gradients_off else ""
         percent = self.key.remat_pass_percent
         limit = "" if percent is None else f"; XLA's remat pass at {percent} %"
         return f"{self.label}{order}{limit}"
@@ -188,6 +189,7 @@ class State:
             dict(key.actions),
             gradient_barrier=key.gradient_barrier,
             remat_pass_percent=key.remat_pass_percent,
+            puts_gradients_off=key.puts_gradients_off,
         )
 
     def row(self, key: ProgramKey) -> Row | None:
@@ -314,7 +316,7 @@ class State:
         """Whether all actions of a program have costs: presets need not have any."""
         if row.plan is None or row.plan.gradient_barrier != self.gradient_barrier:
             return False
-        if row.plan.remat_pass_percent is not None:
+        if row.plan.remat_pass_percent is not None or row.plan.puts_gradients_off:
             return False
         actions = self.decided(row)
         return actions.keys() == self.costs.keys() and all(
@@ -333,9 +335,10 @@ class State:
         if row.plan is None:
             return BASELINE
         plan = row.plan
-        return ProgramKey.of(
+        key = ProgramKey.of(
             plan.actions, plan.gradient_barrier, plan.remat_pass_percent
         )
+        return dataclasses.replace(key, puts_gradients_off=plan.puts_gradients_off)
 
     # ---- Costs -----------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from revremat.program.ir._costs import every_op
 from revremat.program.ir._fingerprint import describe, fingerprint
 from revremat.program.ir._ops import Program, flatten
 from revremat.program.ir._passes import depends
+from revremat.program.ir._placement import num_devices
 from revremat.program.units._sites import Survey
 from revremat.program.units._survey import survey
 from revremat.program.units._units import FoundUnit, units_of
@@ -75,9 +76,10 @@ class TracedLoss:
 
     @property
     def num_devices(self) -> int:
-        """Over how many devices its arguments are cut, as far as they say."""
+        """How many devices compute it, as far as it and its arguments say so."""
         given = (getattr(x, "sharding", None) for x in self.arguments.values)
-        return max((s.num_devices for s in given if isinstance(s, Sharding)), default=1)
+        told = [s.num_devices for s in given if isinstance(s, Sharding)]
+        return max(*told, num_devices(self.found.program), 1)
 
     @property
     def fixed_units(self) -> tuple[FoundActions, ...]:

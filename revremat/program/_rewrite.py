@@ -31,6 +31,7 @@ from revremat.program.ir._ops import (
     read,
     run,
 )
+from revremat.program.ir._placement import num_devices
 from revremat.program.units._passing import passing
 from revremat.program.units._sites import (
     REPEATED,
@@ -65,7 +66,9 @@ class Decision:
         are left out.
       gradient_barrier: Whether layers outside of loops compute all of their gradients
         before the backward pass goes on.
-      is_distributed: Whether the program's arguments are cut over several devices.
+      is_distributed: Whether several devices compute the program.
+      puts_gradients_off: Whether the compiler may put off gradients of weights of
+        unrolled layers.
       is_checked: Whether what its layers keep is known to be what the plan says.
     """
 
@@ -74,7 +77,15 @@ class Decision:
     shortened: bool = False
     gradient_barrier: bool = False
     is_distributed: bool = False
+    puts_gradients_off: bool = False
     is_checked: bool = False
+
+    @property
+    def gradient_lag(self) -> int | None:
+        """As of `Stack`."""
+        if self.puts_gradients_off:
+            return None
+        return int(self.is_distributed and not self.gradient_barrier)
 
     def within_recomputed(self) -> "Decision":
         """The same where enclosing layers are recomputed, and nothing outlives one."""
@@ -275,7 +286,7 @@ def _execute(
         actions,
         values,
         gradient_barrier=decision.gradient_barrier,
-        is_distributed=decision.is_distributed,
+        gradient_lag=decision.gradient_lag,
     )
 
 
@@ -315,8 +326,7 @@ def _run_chain(
         held=tuple(first.held[k] for k in order),
         order=tuple(map(order.index, range(len(order)))),
         unrolled=True,
-        is_distributed=decision.is_distributed,
-        gradient_barrier=decision.gradient_barrier,
+        gradient_lag=decision.gradient_lag,
     )
     init = [read(env, first.inputs[k]) for k in unit.chain]
     xs = [Each(tuple(read(env, site.inputs[k]) for site in sites)) for k in own]
@@ -479,7 +489,8 @@ def act(
             site = replace(sites[op], in_mask=None)
             constants = [atom.value for atom in lifted(site)]
             values = [*constants, *values]
-            return execute(site, label, actions, values, by_hand=True)
+            lag = int(num_devices(site.body) > 1)
+            return execute(site, label, actions, values, gradient_lag=lag, by_hand=True)
 
         env = dict(zip(found.program.inputs, jax.tree.leaves(args), strict=True))
         run(found.program.ops, env, rewritten)
@@ -502,7 +513,7 @@ def execute(
     values: Sequence[Any],
     *,
     gradient_barrier: bool = False,
-    is_distributed: bool = False,
+    gradient_lag: int | None = 0,
     by_hand: bool = False,
 ) -> list[Any]:
     """Run one site under its actions: its outputs, from its inputs.
@@ -513,7 +524,7 @@ def execute(
       actions: Of its layers; fewer where the others are left out.
       values: Its inputs.
       gradient_barrier: As of `Decision`.
-      is_distributed: As of `Decision`.
+      gradient_lag: As of `Decision`.
       by_hand: Whether the user wrote the actions, and whoever traces this finds them.
     """
     args, number = list(values), actions[0].chunks if actions else 1
@@ -541,8 +552,7 @@ def execute(
         name=label,
         in_mask=site.in_mask,
         shortened=len(actions) < site.length,
-        is_distributed=is_distributed,
-        gradient_barrier=gradient_barrier,
+        gradient_lag=gradient_lag,
         at_once=site.num_scans > 0,
         layers=site.layers,
     )

@@ -1,6 +1,7 @@
 """Unrolled layers, not iterations of a loop: same gradients, other programs."""
 
 import contextlib
+import dataclasses
 import re
 from functools import partial
 
@@ -264,14 +265,18 @@ def test_devices_add_up_gradients_while_the_next_layer_is_differentiated(told_by
         specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), cuts)
     with jax.set_mesh(mesh) if told_by == "types" else contextlib.nullcontext():
         graph = rr.trace(scanned, *specs)
-        assert graph.num_devices == (8 if told_by == "arguments" else 1)
+        assert graph.num_devices == 8
         plan = graph.plan({"scan_0": RECOMPUTE(unroll=True)})
-        ours, theirs = (
+        off = dataclasses.replace(plan, puts_gradients_off=True)
+        ours, put_off, theirs = (
             rr.measure(jax.grad(loss), *cuts, target=target)
-            for loss in (rr.apply(scanned, plan), plain)
+            for loss in (rr.apply(scanned, plan), rr.apply(scanned, off), plain)
         )
     assert ours.time.exposed_collective_us <= theirs.time.exposed_collective_us
     assert ours.memory.total_bytes <= 0.8 * theirs.memory.total_bytes
+    assert put_off.time.step_us <= 1.01 * theirs.time.step_us
+    assert put_off.memory.total_bytes <= theirs.memory.total_bytes
+    assert put_off.memory.total_bytes > 1.1 * ours.memory.total_bytes
 
 
 def test_what_is_kept_takes_no_more_than_in_a_loop():

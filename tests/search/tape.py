@@ -59,10 +59,12 @@ def plan_text(
     actions: Mapping[str, Sequence[Action]],
     gradient_barrier: bool,
     remat_pass_percent: int | None,
+    puts_gradients_off: bool = False,
 ) -> str:
     """A whole program."""
     text = "; ".join(f"{unit}: {runs_text(few)}" for unit, few in actions.items())
     barrier = " | gradient barrier" if gradient_barrier else ""
+    barrier += " | put off" if puts_gradients_off else ""
     percent = remat_pass_percent
     return text + barrier + (f" | remat pass {percent}" if percent else "")
 
@@ -185,7 +187,12 @@ def text_of(key: ProbeKey | ProgramKey, graph: Graph) -> str:
         return probe_text(key.unit, key.actions, others, barrier, key.is_isolated)
     if key.actions is None:
         return "baseline"
-    return plan_text(dict(key.actions), key.gradient_barrier, key.remat_pass_percent)
+    return plan_text(
+        dict(key.actions),
+        key.gradient_barrier,
+        key.remat_pass_percent,
+        key.puts_gradients_off,
+    )
 
 
 @dataclasses.dataclass

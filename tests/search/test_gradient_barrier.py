@@ -1,5 +1,6 @@
 """Gradients are held together where a compiler that puts them off takes more."""
 
+import dataclasses
 import math
 
 import jax
@@ -11,6 +12,7 @@ from revremat._search import BASELINE, Request, begin
 from revremat._search.passes._baseline import baseline
 from revremat._search.passes._gradient_barrier import (
     gradient_barrier,
+    put_off,
     with_barrier,
     without_barrier,
 )
@@ -103,8 +105,9 @@ def test_a_plain_step_is_left_to_the_compiler():
     assert not gradient_barrier(state, ask).gradient_barrier
 
 
-def test_over_devices_a_barrier_makes_unrolled_layers_fit_that_do_not_without():
-    """Waiting for one another's gradients, they take a layer less, and longer."""
+@pytest.fixture(scope="module")
+def over_devices():
+    """A search that knows one unrolled program over eight devices, and its row."""
     target = rr.target("h100:8")
     mesh = target.mesh({"data": 8})
 
@@ -122,11 +125,49 @@ def test_over_devices_a_barrier_makes_unrolled_layers_fit_that_do_not_without():
     }
     problem = rr.Problem(stacked, (w, cut(array(65_536, 1024), "data")))
     state, ask = begin(problem, target)
-    state = baseline(state, ask)
-    state, without = alike(state, ask, rr.RECOMPUTE(unroll=True))
-    asked = with_barrier(state.within(without.bytes), ask).num_compiles
+    state, lagging = alike(baseline(state, ask), ask, rr.RECOMPUTE(unroll=True))
+    return state, ask, lagging
+
+
+def test_over_devices_a_barrier_makes_unrolled_layers_fit_that_do_not_without(
+    over_devices,
+):
+    """Waiting for one another's gradients, they take a layer less, and longer."""
+    state, ask, lagging = over_devices
+    asked = with_barrier(state.within(lagging.bytes), ask).num_compiles
     assert asked == state.num_compiles
-    held = with_barrier(state.within(without.bytes - 1), ask).best
+    held = with_barrier(state.within(lagging.bytes - 1), ask).best
     assert held.plan.gradient_barrier
-    assert held.bytes < without.bytes
-    assert held.time_us > without.time_us
+    assert held.bytes < lagging.bytes
+    assert held.time_us > lagging.time_us
+
+
+def test_over_devices_gradients_are_put_off_where_there_is_room(over_devices):
+    state, ask, lagging = over_devices
+    asked = put_off(state.within(lagging.bytes - 1), ask).num_compiles
+    assert asked == state.num_compiles
+    found = put_off(state.within(2 * lagging.bytes), ask)
+    *_, off = found.rows.values()
+    assert off.name.endswith("; gradients put off")
+    assert off.plan == dataclasses.replace(lagging.plan, puts_gradients_off=True)
+    assert off.bytes > lagging.bytes
+    assert put_off(found, ask).num_compiles == found.num_compiles
+    assert not found.is_costed(off)
+
+
+def test_a_plan_that_is_best_with_its_gradients_put_off_has_no_bound(over_devices):
+    state, _, lagging = over_devices
+
+    def says(time_us):
+        def ask(state, requests):
+            (request,) = requests
+            time = dataclasses.replace(lagging.measurement.time, step_us=time_us)
+            outcome = dataclasses.replace(lagging.measurement, time=time)
+            return state.with_measured(request, outcome)
+
+        return ask
+
+    state = state.within(lagging.bytes).but(bound_us=0.9 * lagging.time_us)
+    assert put_off(state, says(0.8 * lagging.time_us)).bound_us == 0
+    assert put_off(state, says(0.95 * lagging.time_us)).bound_us == state.bound_us
+    assert put_off(state, says(1.1 * lagging.time_us)).best == lagging

@@ -1,8 +1,15 @@
 """Gradient barrier: whether layers' gradients are held together, by the compiler."""
 
+import dataclasses
+
+from revremat._action import SAVE
 from revremat._search._keys import Request
 from revremat._search._pass import Ask
+from revremat._search._result import Row
 from revremat._search._state import State
+
+_PLAIN = SAVE(unroll=True)
+"""No engine is around layers that are all so: gradients are put off already."""
 
 
 def gradient_barrier(state: State, ask: Ask) -> State:
@@ -32,19 +39,45 @@ def with_barrier(state: State, ask: Ask) -> State:
     Over several devices unrolled layers take one layer more where they do not wait for
     one another's gradients.
     """
-    best, graph = state.best, state.space.graph
-    if state.fits or best.plan is None or best.plan.gradient_barrier:
+    best = state.best
+    if state.fits or not _lags(state, best):
         return state
-    actions = best.plan.actions
-    is_unrolled = any(
-        not graph[name].is_loop or any(action.unroll is True for action in taken)
-        for name, taken in actions.items()
+    key = state.key_of_row(best)
+    held = dataclasses.replace(key, gradient_barrier=True)
+    return ask(state, [Request(held, state.trials[key].label)])
+
+
+def put_off(state: State, ask: Ask) -> State:
+    """The best plans once more with their gradients put off, if there is room.
+
+    Over several devices that hides more of what they exchange. Such plans have no
+    costs, so if one of them is best, no bound is known.
+    """
+    rows = [row for row in state.rows.values() if _lags(state, row)]
+    fitting = [row for row in rows if row.bytes <= state.budget_bytes]
+    best = sorted(fitting, key=lambda row: row.time_us)
+    for row in best[: state.space.heuristics.most_put_off]:
+        key = state.key_of_row(row)
+        off = dataclasses.replace(key, puts_gradients_off=True)
+        state = ask(state, [Request(off, state.trials[key].label)])
+    plan = state.best.plan
+    if plan is None or not plan.puts_gradients_off:
+        return state
+    beats = state.best.time_us < state.bound_us
+    return state.but(bound_us=0.0) if beats else state
+
+
+def _lags(state: State, row: Row) -> bool:
+    """Whether unrolled layers of a plan have gradients that devices add up later."""
+    graph, plan = state.space.graph, row.plan
+    if plan is None or graph.num_devices == 1:
+        return False
+    if plan.gradient_barrier or plan.puts_gradients_off:
+        return False
+    return any(
+        graph[name].chained or any(a.unroll is True and a != _PLAIN for a in taken)
+        for name, taken in plan.actions.items()
     )
-    if not is_unrolled or graph.num_devices == 1:
-        return state
-    trial = state.trials[state.key_of_row(best)]
-    key = state.key_of(actions, gradient_barrier=True)
-    return ask(state, [Request(key, trial.label)])
 
 
 def without_barrier(state: State, ask: Ask) -> State:

@@ -1,8 +1,9 @@
 """XLA's remat pass: unrolled programs that are too large, with that pass on."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from revremat._search._keys import BASELINE, ProgramKey, Request
+from revremat._search._keys import BASELINE, Request
 from revremat._search._pass import Ask
 from revremat._search._state import State, Trial
 from revremat.xla import remat_pass_percent, remat_pass_refusal
@@ -71,7 +72,7 @@ def _with_pass(state: State, ask: Ask, trial: Trial) -> State:
             return state
         last = percent = percent if last is None else min(percent, last - 1)
         actions = () if trial.key == BASELINE else trial.key.actions
-        key = ProgramKey(actions, trial.key.gradient_barrier, percent)
+        key = replace(trial.key, actions=actions, remat_pass_percent=percent)
         state = ask(state, [Request(key, trial.label)])
         row = state.row(key)
         if row is None or row.bytes <= budget or not _gains(state, row.time_us):

@@ -221,9 +221,9 @@ class _Backward:
                 self._start_from(state.output, env)
             if unrolled:
                 cotangents = _layer.tie(env, plan.late, cotangents)
-            together = unrolled and (
-                segment.unroll is True or self.engine.stack.unrolled
-            )
+            stack = self.engine.stack
+            together = unrolled and (segment.unroll is True or stack.unrolled)
+            together &= stack.gradient_lag is not None
             state = self._differentiate(plan, index, env, cotangents, state, together)
             if inverts:
                 below = [env[v] for v in self.engine.carry_values]
@@ -361,7 +361,7 @@ class _Backward:
         )
         ct_consts = [next(pulled) for _ in state.consts]
         carry, own = [next(pulled) for _ in state.carry], list(pulled)
-        if together and self.engine.adds_up_late:
+        if together and self.engine.stack.gradient_lag:
             return self._one_layer_late(state, carry, ct_consts, own, index)
         consts = list(map(_avals.add, state.consts, ct_consts))
         if together and self._are_apart:
@@ -377,10 +377,11 @@ class _Backward:
         Devices add them up while this layer is differentiated.
         """
         if self._are_apart:
-            # Waited for, not taken from the barrier, which would hide less of it.
-            due = state.due[1] if state.due else []
-            carry, consts, _ = barrier((carry, state.consts, due))
-            state = replace(self.put_due(state), due=(index, own))
+            above, due = state.due or (0, [])
+            carry, consts, due = barrier((carry, state.consts, due))
+            if state.due:
+                state = self.put_due(replace(state, due=(above, due)))
+            state = replace(state, due=(index, own))
         else:
             carry, consts, xs = barrier((carry, state.consts, state.xs))
             state = replace(state, xs=put(xs, self._late_moves.finish(own), index))

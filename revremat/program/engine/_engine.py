@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +17,6 @@ from revremat.program.engine._layout import as_in_a_loop, is_turned
 from revremat.program.engine._segments import Segment, segments
 from revremat.program.engine._stack import Stack
 from revremat.program.ir._ops import Value
-from revremat.program.ir._placement import is_distributed
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,16 +62,6 @@ class Engine:
         found = segments(stack.actions, loops=not stack.unrolled)
         lay = list if is_turned(layer.passes.forward) else as_in_a_loop
         return cls(stack, layer, kept, num_sent, found, lay)
-
-    @cached_property
-    def adds_up_late(self) -> bool:
-        """Whether gradients of unrolled layers may be there one layer later.
-
-        Several devices add them up in that time.
-        """
-        if self.stack.gradient_barrier:
-            return False
-        return self.stack.is_distributed or is_distributed(self.layer.passes.forward)
 
     @property
     def const_values(self) -> tuple[Value, ...]:

@@ -37,9 +37,8 @@ class Stack:
       at_once: Whether what goes to the host goes there when all layers are done, and
         is fetched before the first of them is differentiated. Where a loop around the
         stack keeps it, compilers cannot fetch one layer of one iteration.
-      is_distributed: Whether several devices compute it. Its layers may say so, too.
-      gradient_barrier: Whether unrolled layers compute all of their gradients before
-        the backward pass goes on. Else several devices take one layer more for it.
+      gradient_lag: How many layers later unrolled layers have to have the gradients of
+        their weights, while devices add them up: 0 or 1; None for any time.
       in_chunks: Whether the layers are chunks of one block, of which actions speak.
         What that makes of its weights alone, chunks have for free and without a name.
     """
@@ -58,8 +57,7 @@ class Stack:
     unrolled: bool = False
     shortened: bool = False
     at_once: bool = False
-    is_distributed: bool = False
-    gradient_barrier: bool = False
+    gradient_lag: int | None = 0
     in_chunks: bool = False
     layers: dict[tuple[bool, ...], Layer] = field(default_factory=dict, repr=False)
 

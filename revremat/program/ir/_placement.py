@@ -139,20 +139,21 @@ def shardings_of_kept(program: Program) -> dict[Value, NamedSharding]:
     }
 
 
-def is_distributed(program: Program) -> bool:
-    """Whether a program says that several devices compute it.
+def num_devices(program: Program) -> int:
+    """How many devices compute a program, as far as it says so itself.
 
-    Types say so, on an ambient mesh and inside of `shard_map`, and constraints. Where
-    only the arguments of a step are cut, nothing of it is known here.
+    Types say it, on an ambient mesh and inside of `shard_map`, and constraints.
     """
-    return any(
-        isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+    told = (
+        (op.eqn.params.get("sharding"), *(_sharding(out) for out in op.outputs))
         for op in every_op(program)
-        for sharding in (
-            op.eqn.params.get("sharding"),
-            *(getattr(out.aval, "sharding", None) for out in op.outputs),
-        )
     )
+    meshes = [s.mesh for few in told for s in few if isinstance(s, NamedSharding)]
+    return max((mesh.size for mesh in meshes if not mesh.empty), default=1)
+
+
+def _sharding(value: Value) -> Any:
+    return getattr(value.aval, "sharding", None)
 
 
 def _open_spec(cut: Cut) -> PartitionSpec:
@@ -168,7 +169,7 @@ def _is_cut(op: Op) -> bool:
 
 def _explicit(value: Value) -> Cut | None:
     """What the type of a value on an Explicit mesh says."""
-    sharding = getattr(value.aval, "sharding", None)
+    sharding = _sharding(value)
     if sharding is None or not getattr(sharding.mesh, "explicit_axes", ()):
         return None
     return cut_of(sharding, len(value.aval.shape))
