@@ -222,6 +222,8 @@ class _Backward:
             if unrolled:
                 cotangents = _layer.tie(env, plan.late, cotangents)
             stack = self.engine.stack
+            # Nobody waits for gradients of weights: the compiler would put them off to
+            # the end of the step, with all that they are made from.
             together = unrolled and (segment.unroll is True or stack.unrolled)
             together &= stack.gradient_lag is not None
             state = self._differentiate(plan, index, env, cotangents, state, together)
@@ -377,9 +379,9 @@ class _Backward:
         Devices add them up while this layer is differentiated.
         """
         if self._are_apart:
-            above, due = state.due or (0, [])
+            above, due = state.due or (None, [])
             carry, consts, due = barrier((carry, state.consts, due))
-            if state.due:
+            if above is not None:
                 state = self.put_due(replace(state, due=(above, due)))
             state = replace(state, due=(index, own))
         else:
