@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from revremat import _resolve
-from revremat._action import Action, Facts, check_actions, check_names
+from revremat._action import SAVE, Action, Facts, check_actions, check_names
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._json import parse_json, renamed_keys, schema_of
@@ -346,6 +346,26 @@ class Unit:
             ),
             in_branch=self.in_branch,
             num_scans=0,
+        )
+
+    def lags(self, actions: Sequence[Action]) -> bool:
+        """Whether some of its layers leave others time to add up gradients of weights.
+
+        Over several devices unrolled layers do, and layers of a Python loop. Layers
+        that all keep everything are left to the compiler as they are.
+
+        Args:
+          actions: One for each layer.
+        """
+        is_left = self.is_loop and set(actions) == {SAVE(unroll=True)}
+        if len(actions) < 2 or is_left or not (self.is_loop or self.chained):
+            return False
+        return any(
+            (not self.is_loop or action.unroll is True)
+            and not action.ahead
+            and action.segment_length == 1
+            and action.chunks == 1
+            for action in actions
         )
 
     def plan(self, actions: tuple[Action, ...], facts: Facts | None = None) -> UnitPlan:

@@ -170,7 +170,7 @@ class Plan(InNotebooks):
         if type(self.num_devices) is not int or self.num_devices < 1:
             raise UserError(
                 f"num_devices={self.num_devices!r} is no number of devices: write a "
-                "whole number such as 8, or 1 where nothing is cut"
+                "whole number such as 8, or 1 for one device"
             )
         percent = self.remat_pass_percent
         if percent is not None and (type(percent) is not int or percent < 1):
@@ -364,6 +364,11 @@ class Plan(InNotebooks):
             units = _read_units(typed(data, "units", list))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"{source} is a damaged plan: {error}.") from None
+        if about["gradient_barrier"] and about["puts_gradients_off"]:
+            raise UserError(
+                f"{source} is a damaged plan: it has a gradient barrier and puts "
+                "gradients off, which exclude each other."
+            )
         return cls(units=units, **about)
 
     def __str__(self) -> str:

@@ -115,11 +115,12 @@ def test_units_are_found_and_any_plan_gives_the_same_gradients(kind):
         if kind not in FAST:
             plans.append(dict.fromkeys(found, RECOMPUTE))
         for actions in plans:
-            planned = rr.apply(loss, graph.plan(actions, gradient_barrier=True))
-            pairs = zip(gradients(planned, params, batch), expected, strict=True)
-            for a, b in pairs:
-                size = max(1e-30, np.abs(b).max(initial=0))
-                assert np.abs(a - b).max(initial=0) <= 1e-10 * size
+            for about in ({"gradient_barrier": True}, {"num_devices": 8}):
+                planned = rr.apply(loss, graph.plan(actions, **about))
+                pairs = zip(gradients(planned, params, batch), expected, strict=True)
+                for a, b in pairs:
+                    size = max(1e-30, np.abs(b).max(initial=0))
+                    assert np.abs(a - b).max(initial=0) <= 1e-10 * size
 
 
 MIX = (RECOMPUTE, SAVE)

@@ -95,14 +95,21 @@ def in_a_scan(w, x):
         (of_two_kinds, "layer"),
     ],
 )
-@pytest.mark.parametrize("gradient_barrier", [False, True])
-def test_gradients_are_the_same(loss, unit, gradient_barrier):
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        {"gradient_barrier": True},
+        {"num_devices": 8},
+        {"puts_gradients_off": True},
+    ],
+    ids=["plain", "barrier", "devices", "put off"],
+)
+def test_gradients_are_the_same(loss, unit, about):
     args = arguments()
     # A branch has nowhere to keep values on the host.
     actions = [SAVE if loss is in_a_branch and a == OFFLOAD else a for a in MIXED]
-    plan = rr.trace(loss, *args).plan(
-        {unit: actions}, gradient_barrier=gradient_barrier
-    )
+    plan = rr.trace(loss, *args).plan({unit: actions}, **about)
     assert_same_gradient(loss, rr.apply(loss, plan), *args)
 
 

@@ -258,6 +258,24 @@ def test_the_gradient_barrier_is_said_to_be_lost(form):
 
 
 @pytest.mark.parametrize(
+    ("action", "about", "is_lost"),
+    [
+        (RECOMPUTE(unroll=True), {"num_devices": 8}, True),
+        (RECOMPUTE(unroll=True), {"num_devices": 1}, False),
+        (RECOMPUTE, {"num_devices": 8}, False),
+        (
+            RECOMPUTE(unroll=True),
+            {"num_devices": 8, "puts_gradients_off": True},
+            False,
+        ),
+    ],
+)
+def test_over_devices_it_is_said_that_gradients_are_put_off(action, about, is_lost):
+    lost = rr.export(GRAPH.plan({"stack": action}, **about), GRAPH).lost
+    assert any("put those of unrolled layers off" in one for one in lost) is is_lost
+
+
+@pytest.mark.parametrize(
     ("actions", "flags", "lost"),
     [
         (RECOMPUTE, "remat_policy=full", ""),

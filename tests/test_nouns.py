@@ -194,6 +194,7 @@ def test_a_unit_and_a_part_of_it_are_decided_where_it_recomputes_all(
             "plan for any target of 2,000 (does not fit: see the units)",
         ),
         ({"gradient_barrier": True}, "plan for any target, with a gradient barrier"),
+        ({"puts_gradients_off": True}, "plan for any target, with gradients put off"),
         (
             {"keep_checkpoints": True},
             "plan for any target, the program's own checkpoints kept",
@@ -264,6 +265,8 @@ def test_a_plan_of_runs_is_written_once_for_each(layers, host):
         ("gradient_barrier", 4, True),
         ("remat_pass_percent", 5, False),
         ("remat_pass_percent", 6, True),
+        ("num_devices", 7, False),
+        ("num_devices", 8, True),
     ],
 )
 def test_what_a_plans_schema_has_may_not_be_missing(key, schema, is_refused):

@@ -171,6 +171,12 @@ def with_run(**changes):
         (with_run(save=[1]), r"'save' is \[1\]"),
         (edited(gradient_barrier="no"), "damaged plan: 'gradient_barrier' is 'no'"),
         (without("gradient_barrier"), "damaged plan: 'gradient_barrier' is missing"),
+        (edited(num_devices=0), "damaged plan: 'num_devices' is 0"),
+        (edited(num_devices=True), "damaged plan: 'num_devices' is True"),
+        (
+            edited(gradient_barrier=True, puts_gradients_off=True),
+            "damaged plan: it has a gradient barrier and puts gradients off",
+        ),
         (edited(schema=True), "it has no schema version"),
         (edited(compiled_bytes=-1), "damaged plan: 'compiled_bytes' is -1"),
         (

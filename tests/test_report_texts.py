@@ -368,6 +368,7 @@ def test_programs_fit_up_to_the_byte(plan, fits):
     ("changes", "sentence"),
     [
         ({"gradient_barrier": True}, "an optimization barrier holds the gradients"),
+        ({"puts_gradients_off": True}, "may put off gradients of unrolled layers"),
         (
             {"remat_pass_percent": 90},
             "with XLA's own remat pass on, with a limit of 90 %",

@@ -90,6 +90,12 @@ def export(plan: Plan, graph: Graph, form: str = "jax") -> Export:
             "the gradient barrier: without it the compiler may put gradients of "
             "weights off and hold the values they are computed from; use `rr.apply`"
         )
+    lags = any(graph[unit.name].lags(unit.actions) for unit in plan.units)
+    if plan.num_devices > 1 and lags and not plan.puts_gradients_off:
+        lost.add(
+            "when gradients of weights are there: the compiler may put those of "
+            "unrolled layers off, which takes more memory; use `rr.apply`"
+        )
     if (percent := plan.remat_pass_percent) is not None:
         lost.add(
             f"XLA's own remat pass with a limit of {percent} %: compile with "

@@ -37,7 +37,8 @@ def plans_text(data: dict[str, Any]) -> str:
     sides = (data["before"], data["after"])
     table = new_table("plan", "before", "after")
     for key in (
-        *("target", "budget", "compiled", "gradient barrier", "gradients put off"),
+        *("target", "devices", "budget", "compiled"),
+        *("gradient barrier", "gradients put off"),
         "XLA's remat pass",
         "program",
     ):
@@ -62,6 +63,7 @@ def _about(plan: Plan) -> dict[str, Any]:
     return {
         "program": plan.program,
         "target": plan.target,
+        "num_devices": plan.num_devices,
         "budget_bytes": plan.budget_bytes,
         "compiled_bytes": plan.compiled_bytes,
         "gradient_barrier": plan.gradient_barrier,
@@ -73,6 +75,8 @@ def _about(plan: Plan) -> dict[str, Any]:
 def _told(side: dict[str, Any], key: str) -> str:
     if key == "gradient barrier":
         return "yes" if side["gradient_barrier"] else ""
+    if key == "devices":
+        return str(side["num_devices"]) if side["num_devices"] > 1 else ""
     if key == "gradients put off":
         return "yes" if side["puts_gradients_off"] else ""
     if key == "XLA's remat pass":

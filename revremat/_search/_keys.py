@@ -47,11 +47,16 @@ class ProgramKey:
 
     @staticmethod
     def of(
-        actions: Actions, gradient_barrier: bool, remat_pass_percent: int | None = None
+        actions: Actions,
+        gradient_barrier: bool,
+        remat_pass_percent: int | None = None,
+        puts_gradients_off: bool = False,
     ) -> "ProgramKey":
         """The key of a program whose units take these actions, in program order."""
         listed = tuple((unit, tuple(few)) for unit, few in actions.items())
-        return ProgramKey(listed, gradient_barrier, remat_pass_percent)
+        return ProgramKey(
+            listed, gradient_barrier, remat_pass_percent, puts_gradients_off
+        )
 
 
 BASELINE = ProgramKey(None)

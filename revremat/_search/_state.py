@@ -241,8 +241,14 @@ class State:
 
     @property
     def known_bound_us(self) -> float:
-        """What no assignment beats, where a plan fits; 0 where that is not known."""
-        return min(self.bound_us, self.best.time_us) if self.fits else 0.0
+        """What no assignment beats, where a plan fits; 0 where that is not known.
+
+        Of plans whose gradients are put off it is not.
+        """
+        plan = self.best.plan
+        if not self.fits or (plan is not None and plan.puts_gradients_off):
+            return 0.0
+        return min(self.bound_us, self.best.time_us)
 
     # ---- Programs of this space ------------------------------------------------------
 
@@ -335,10 +341,12 @@ class State:
         if row.plan is None:
             return BASELINE
         plan = row.plan
-        key = ProgramKey.of(
-            plan.actions, plan.gradient_barrier, plan.remat_pass_percent
+        return ProgramKey.of(
+            plan.actions,
+            plan.gradient_barrier,
+            plan.remat_pass_percent,
+            plan.puts_gradients_off,
         )
-        return dataclasses.replace(key, puts_gradients_off=plan.puts_gradients_off)
 
     # ---- Costs -----------------------------------------------------------------------
 

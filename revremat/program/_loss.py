@@ -78,7 +78,10 @@ class TracedLoss:
     def num_devices(self) -> int:
         """How many devices compute it, as far as it and its arguments say so."""
         given = (getattr(x, "sharding", None) for x in self.arguments.values)
-        told = [s.num_devices for s in given if isinstance(s, Sharding)]
+        cut = (
+            s for s in given if isinstance(s, Sharding) and not s.is_fully_replicated
+        )
+        told = [s.num_devices for s in cut]
         return max(*told, num_devices(self.found.program), 1)
 
     @property

@@ -115,15 +115,15 @@ def test_gradients_are_those_of_plain_autodiff(loss, names):
     assert_same_gradients(loss, map(ACTIONS.get, names))
 
 
-def assert_same_gradients(loss, actions):
-    """Of plain autodiff and under actions of its one unit."""
+def assert_same_gradients(loss, actions, **about):
+    """Of plain autodiff and under actions of its one unit, in plans that say more."""
     with jax.enable_x64(True):
         args = arguments()
         graph = rr.trace(lambda args: loss(*args), args)
         (unit,) = graph.units
         expected = gradients(loss, *args)
         for action in actions:
-            plan = graph.plan({unit.name: action})
+            plan = graph.plan({unit.name: action}, **about)
             planned = rr.apply(lambda args: loss(*args), plan)
             assert_equal(gradients(lambda *a, p=planned: p(a), *args), expected)
 

@@ -78,6 +78,79 @@ def test_gradients_are_those_of_plain_autodiff(loss, names):
 
 
 @pytest.mark.parametrize(
+    ("loss", "names", "about"),
+    [
+        (simple, ["two kinds", "between loops", "ahead"], {"num_devices": 8}),
+        (backwards, ["segments", "alternating", "host"], {"num_devices": 8}),
+        (with_dropout, ["recompute"], {"num_devices": 8}),
+        (with_a_key_carried, ["one name"], {"num_devices": 8}),
+        (closing_over, ["two kinds", "beside a loop"], {"num_devices": 8}),
+        (closing_over, ["two kinds", "beside a loop"], {"puts_gradients_off": True}),
+    ],
+)
+def test_gradients_are_those_of_plain_autodiff_whenever_they_are_due(
+    loss, names, about
+):
+    assert_same_gradients(loss, map(ACTIONS.get, names), **about)
+
+
+def test_of_actions_by_hand_a_constraint_tells_that_there_are_devices():
+    mesh = rr.target("cpu:8").mesh({"data": 8})
+    cut = NamedSharding(mesh, P("data"))
+    args = jnp.ones((3, 8, 8)), jnp.ones((16, 8))
+
+    def number_of_barriers(constrained):
+        def layer(w, x):
+            if constrained:
+                x = jax.lax.with_sharding_constraint(x, cut)
+            return x + jnp.tanh(x @ w)
+
+        def loss(w, x):
+            how = RECOMPUTE(unroll=True)
+            return rr.stack(layer, w, x, actions=how).sum()
+
+        program = jax.make_jaxpr(jax.grad(loss))(*args)
+        ends = [eqn.outvars for eqn in program.eqns if "barrier" in str(eqn.primitive)]
+        return [len(few) for few in ends]
+
+    # Recomputing waits for the carry's cotangent; then come gradients of a layer: of
+    # its own, or of the layer above, of which there is none at first.
+    assert number_of_barriers(False) == [3, 2] * 3
+    assert number_of_barriers(True) == [3, 1, 3, 2, 3, 2]
+
+
+@pytest.mark.parametrize("put_off", [False, True])
+def test_gradients_of_a_python_loop_are_due_one_layer_later(put_off):
+    how = {"num_devices": 8, "puts_gradients_off": put_off}
+    actions = [RECOMPUTE, (RECOMPUTE, SAVE, SAVE) * 3 + (RECOMPUTE,) * 2]
+    assert_same_gradients(unrolled, actions, **how)
+
+
+@pytest.mark.parametrize(
+    ("actions", "lags"),
+    [
+        ((RECOMPUTE(unroll=True),) * 2, True),
+        ((RECOMPUTE, SAVE(unroll=True)), True),
+        ((SAVE(unroll=True),) * 2, False),
+        ((RECOMPUTE,) * 2, False),
+        ((RECOMPUTE(unroll=4),) * 2, False),
+        ((RECOMPUTE(unroll=True),), False),
+        ((RECOMPUTE(segment_length=2, unroll=True),) * 2, False),
+        ((RECOMPUTE(ahead=["hidden"], unroll=True),) * 2, False),
+    ],
+)
+def test_which_layers_leave_others_time_for_their_gradients(actions, lags):
+    (unit,) = rr.trace(simple, *arguments()).units
+    assert unit.lags(actions) is lags
+
+
+def test_layers_of_a_python_loop_do_where_they_follow_one_another():
+    (unit,) = rr.trace(unrolled, *arguments()).units
+    assert unit.lags((SAVE,) * LAYERS)
+    assert not unit.lags((SAVE,))
+
+
+@pytest.mark.parametrize(
     "names",
     [
         ["two kinds", "between loops", "beside a loop"],

@@ -59,7 +59,7 @@ def plan_text(
     actions: Mapping[str, Sequence[Action]],
     gradient_barrier: bool,
     remat_pass_percent: int | None,
-    puts_gradients_off: bool = False,
+    puts_gradients_off: bool,
 ) -> str:
     """A whole program."""
     text = "; ".join(f"{unit}: {runs_text(few)}" for unit, few in actions.items())
@@ -160,7 +160,10 @@ def answer_data(fit: rr.Fit) -> dict[str, Any]:
     """What a search answers."""
     return {
         "plan": plan_text(
-            fit.plan.actions, fit.plan.gradient_barrier, fit.plan.remat_pass_percent
+            fit.plan.actions,
+            fit.plan.gradient_barrier,
+            fit.plan.remat_pass_percent,
+            fit.plan.puts_gradients_off,
         ),
         "fits": fit.plan.fits,
         "bytes": fit.measurement.memory.total_bytes,

@@ -155,12 +155,14 @@ def test_over_devices_gradients_are_put_off_where_there_is_room(over_devices):
     assert not found.is_costed(off)
 
 
-def test_a_plan_that_is_best_with_its_gradients_put_off_has_no_bound(over_devices):
+def test_of_plans_with_their_gradients_put_off_no_bound_is_known(over_devices):
     state, _, lagging = over_devices
+    asked = []
 
     def says(time_us):
         def ask(state, requests):
             (request,) = requests
+            asked.append(request)
             time = dataclasses.replace(lagging.measurement.time, step_us=time_us)
             outcome = dataclasses.replace(lagging.measurement, time=time)
             return state.with_measured(request, outcome)
@@ -168,6 +170,17 @@ def test_a_plan_that_is_best_with_its_gradients_put_off_has_no_bound(over_device
         return ask
 
     state = state.within(lagging.bytes).but(bound_us=0.9 * lagging.time_us)
-    assert put_off(state, says(0.8 * lagging.time_us)).bound_us == 0
-    assert put_off(state, says(0.95 * lagging.time_us)).bound_us == state.bound_us
-    assert put_off(state, says(1.1 * lagging.time_us)).best == lagging
+    found = put_off(state, says(0.95 * lagging.time_us))
+    assert found.best.plan.puts_gradients_off
+    assert found.key_of_row(found.best).puts_gradients_off
+    assert found.known_bound_us == 0
+    found = put_off(state, says(1.1 * lagging.time_us))
+    assert found.best == lagging
+    assert found.known_bound_us == state.bound_us
+    # Nothing is asked where all that is exchanged in sight would not make up for it.
+    key = state.key_of({u.name: (rr.SAVE,) * u.num_layers for u in state.units})
+    least_us = lagging.time_us - lagging.measurement.time.exposed_collective_us
+    state = says(0.99 * least_us)(state, [Request(key, "by hand")])
+    asked.clear()
+    assert put_off(state, says(1.0)) == state
+    assert not asked

@@ -2,14 +2,10 @@
 
 import dataclasses
 
-from revremat._action import SAVE
 from revremat._search._keys import Request
 from revremat._search._pass import Ask
 from revremat._search._result import Row
 from revremat._search._state import State
-
-_PLAIN = SAVE(unroll=True)
-"""No engine is around layers that are all so: gradients are put off already."""
 
 
 def gradient_barrier(state: State, ask: Ask) -> State:
@@ -34,10 +30,10 @@ def gradient_barrier(state: State, ask: Ask) -> State:
 
 
 def with_barrier(state: State, ask: Ask) -> State:
-    """The smallest plan with a barrier, where none fits without.
+    """The smallest plan with a barrier, if it has unrolled layers and does not fit.
 
-    Over several devices unrolled layers take one layer more where they do not wait for
-    one another's gradients.
+    Over several devices they take one layer more where they do not wait for one
+    another's gradients.
     """
     best = state.best
     if state.fits or not _lags(state, best):
@@ -50,21 +46,27 @@ def with_barrier(state: State, ask: Ask) -> State:
 def put_off(state: State, ask: Ask) -> State:
     """The best plans once more with their gradients put off, if there is room.
 
-    Over several devices that hides more of what they exchange. Such plans have no
-    costs, so if one of them is best, no bound is known.
+    Over several devices that hides more of what they exchange, so what nothing hides
+    has to tell them from the best. Such plans have no costs, nor a bound.
     """
-    rows = [row for row in state.rows.values() if _lags(state, row)]
-    fitting = [row for row in rows if row.bytes <= state.budget_bytes]
-    best = sorted(fitting, key=lambda row: row.time_us)
-    for row in best[: state.space.heuristics.most_put_off]:
+    for row in _worth_putting_off(state):
         key = state.key_of_row(row)
         off = dataclasses.replace(key, puts_gradients_off=True)
         state = ask(state, [Request(off, state.trials[key].label)])
-    plan = state.best.plan
-    if plan is None or not plan.puts_gradients_off:
-        return state
-    beats = state.best.time_us < state.bound_us
-    return state.but(bound_us=0.0) if beats else state
+    return state
+
+
+def _worth_putting_off(state: State) -> list[Row]:
+    best_us = state.best.time_us
+    rows = [
+        row
+        for row in state.rows.values()
+        if row.bytes <= state.budget_bytes
+        and row.time_us - row.measurement.time.exposed_collective_us < best_us
+        and _lags(state, row)
+    ]
+    rows.sort(key=lambda row: row.time_us)
+    return rows[: state.space.heuristics.most_put_off]
 
 
 def _lags(state: State, row: Row) -> bool:
@@ -74,10 +76,7 @@ def _lags(state: State, row: Row) -> bool:
         return False
     if plan.gradient_barrier or plan.puts_gradients_off:
         return False
-    return any(
-        graph[name].chained or any(a.unroll is True and a != _PLAIN for a in taken)
-        for name, taken in plan.actions.items()
-    )
+    return any(graph[name].lags(taken) for name, taken in plan.actions.items())
 
 
 def without_barrier(state: State, ask: Ask) -> State:

@@ -44,7 +44,7 @@ class _Gradients:
       output: What an inverted layer is undone from.
       fetched: What the next layer has on the host, on its way.
       due: Of the layer above, with its index: its own gradients, to be done when this
-        layer's pass is.
+        layer's pass is. None where there is none, as wherever a loop is.
     """
 
     carry: list[Any]

@@ -38,7 +38,8 @@ class Stack:
         is fetched before the first of them is differentiated. Where a loop around the
         stack keeps it, compilers cannot fetch one layer of one iteration.
       gradient_lag: How many layers later unrolled layers have to have the gradients of
-        their weights, while devices add them up: 0 or 1; None for any time.
+        their weights, while devices add them up: 0 or 1; None for any time. With 1
+        nothing waits for those of a stack's last layers.
       in_chunks: Whether the layers are chunks of one block, of which actions speak.
         What that makes of its weights alone, chunks have for free and without a name.
     """

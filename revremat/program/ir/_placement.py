@@ -142,7 +142,8 @@ def shardings_of_kept(program: Program) -> dict[Value, NamedSharding]:
 def num_devices(program: Program) -> int:
     """How many devices compute a program, as far as it says so itself.
 
-    Types say it, on an ambient mesh and inside of `shard_map`, and constraints.
+    Types say it, of what is made from arrays that lie on a mesh, on an ambient mesh and
+    inside of `shard_map`; and constraints.
     """
     told = (
         (op.eqn.params.get("sharding"), *(_sharding(out) for out in op.outputs))
