@@ -21,6 +21,10 @@ class Heuristics:
       more_to_choose: Compiles beyond those, and one for each unit, that a quick search
         may take while nothing is chosen that fits: second costs of choices that mix
         candidates.
+      more_unrolled: The same where loops can be unrolled: plain unrolled loops, and two
+        choices.
+      more_each_unrolled: More of those for each such loop, and of a normal search for
+        each but the first: two costs of what keeps all, and one of the best set.
       more_normal: The same of a normal search: most of a gain is found by then, and on
         two cores a GPT of 6 layers takes about fifteen times one compile.
       more_timed: The same of a normal search that runs what it compiles. What runs
@@ -107,6 +111,8 @@ class Heuristics:
 
     more_quick: int = 3
     more_to_choose: int = 2
+    more_unrolled: int = 3
+    more_each_unrolled: int = 3
     more_normal: int = 18
     more_timed: int = 6
     more_timed_unrolled: int = 4
@@ -160,6 +166,11 @@ class Heuristics:
         gains = {name: max(getattr(self, name), self.timing_error) for name in names}
         return replace(self, num_uniform=3, **gains)
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether a stopwatch tells times."""
+        return self.num_uniform > 0
+
     def most_compiles(
         self,
         effort: Effort,
@@ -167,7 +178,7 @@ class Heuristics:
         num_another: int = 0,
         *,
         runs: bool = False,
-        unrolls: bool = False,
+        num_unrolled: int = 0,
     ) -> int | None:
         """How many programs a search may measure; None for as many as it takes.
 
@@ -176,28 +187,40 @@ class Heuristics:
           num_needed: Programs without which it knows of no plan.
           num_another: Units of which one more candidate is compared.
           runs: Whether it runs what it compiles.
-          unrolls: Whether loops can be unrolled.
+          num_unrolled: Loops that can be unrolled.
         """
-        more = self._more(num_another, runs, unrolls).get(effort)
+        more = self._more(num_another, runs, num_unrolled).get(effort)
         return None if more is None else num_needed + more
 
-    def most_to_choose(self, num_needed: int, num_another: int, **how: bool) -> int:
+    def most_to_choose(
+        self,
+        num_needed: int,
+        num_another: int,
+        *,
+        runs: bool = False,
+        num_unrolled: int = 0,
+    ) -> int:
         """How many a quick search may measure while nothing is chosen that fits.
 
         Args:
           num_needed: As `most_compiles` takes it.
           num_another: The same.
-          **how: The same.
+          runs: The same.
+          num_unrolled: The same.
         """
-        more = self._more(num_another, **how)
+        more = self._more(num_another, runs, num_unrolled)
         longer = more["quick"] + num_another + self.more_to_choose
+        if num_unrolled:
+            unrolled = self.more_unrolled + self.more_each_unrolled * num_unrolled
+            longer = max(longer, unrolled)
         return num_needed + min(longer, more["normal"])
 
     def _more(
-        self, num_another: int, runs: bool = False, unrolls: bool = False
+        self, num_another: int, runs: bool, num_unrolled: int
     ) -> dict[Effort, int]:
         """Compiles beyond the needed ones, of the efforts that have a limit."""
         quick = self.more_quick + num_another
-        timed = self.more_timed + unrolls * self.more_timed_unrolled
-        normal = max(quick, timed if runs else self.more_normal)
+        others = self.more_each_unrolled * max(0, num_unrolled - 1)
+        timed = self.more_timed + (num_unrolled > 0) * self.more_timed_unrolled
+        normal = max(quick, timed if runs else self.more_normal + others)
         return {"quick": quick, "normal": normal}

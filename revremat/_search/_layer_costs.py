@@ -164,6 +164,14 @@ class LayerCosts:
         both = lambda name: None not in (self._deep(name), self._shallow(name))
         return next(filter(both, (RECOMPUTE_ALL, *self.probed)), None)
 
+    @cached_property
+    def _plain_unrolled(self) -> str | None:
+        """The candidate that is unrolled and keeps all, if it has two probes."""
+        name = self.names.get(SAVE(unroll=True))
+        if name is None or None in (self._deep(name), self._shallow(name)):
+            return None
+        return name
+
     def _deep(self, name: str) -> Probe | None:
         return self.probe(cuts(self.unit, self.candidates[name].action)[-1])
 
@@ -338,15 +346,24 @@ class LayerCosts:
         return (deep.host_bytes - shallow.host_bytes) / layers + more
 
     def _rough_cost(self, name: str, deep: Probe) -> LayerCost:
-        """As if all but the kept bytes were as with the one it is held to."""
+        """As if all but the kept bytes were as with the one it is held to.
+
+        Of unrolled layers all else takes less if nothing is recomputed, so what a layer
+        keeps is between two numbers. What it keeps on paper tells which it is.
+        """
         assert self._held_to is not None
         known, reference = self.cost(self._held_to), self._deep(self._held_to)
         own = self._deep(RECOMPUTE_ALL)
         assert reference is not None
         assert own is not None
-        n = _num_taking(cuts(self.unit, self.candidates[name].action)[-1])
+        action = self.candidates[name].action
+        n = _num_taking(cuts(self.unit, action)[-1])
         kept = max(0.0, known.kept_bytes + (deep.bytes - reference.bytes) / n)
         time_us = known.time_us + (deep.time_us - reference.time_us) / n
+        if action.unroll is True and self._plain_unrolled is not None:
+            least_base = self.cost(self._plain_unrolled).base_bytes
+            most = (deep.bytes - least_base - self.kept_by_others) / n
+            kept = max(kept, min(most, self.unit.kept(action).device_bytes))
         base = deep.bytes - n * kept - self.kept_by_others
         host = max(0.0, deep.host_bytes - own.host_bytes) / n
         return LayerCost(name, kept, base, host, time_us)

@@ -38,6 +38,10 @@ from revremat._search.passes._together import together
 from revremat._search.passes._uniform_plans import uniform_plans
 from revremat._search.passes._unroll import unroll
 from revremat._search.passes._unroll_rest import unroll_rest
+from revremat._search.passes._unrolled_sets import (
+    best_unrolled_set,
+    unrolled_sets,
+)
 
 
 def _inside(state: State, ask: Ask) -> State:
@@ -59,9 +63,12 @@ COSTS: tuple[Pass, ...] = (
     unroll,
 )
 DECIDE: tuple[Pass, ...] = (
-    another,  # quick plans are those of what is known by now
     plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
     settle,  # then nothing more need be asked
+    best_unrolled_set,  # a quick plan: where unrolling gains, all best plans have it
+    unrolled_sets,  # a normal one
+    put_off,  # over several devices it gains as much as a set
+    another,  # a quick plan where unrolling gains nothing
     remat_pass_nearly,  # a few percent of a step: costs promise no such plan
     uniform_plans,  # only where programs are timed: so far costs are of single runs
     solve_briefly,  # by few costs: a limit of compiles may leave no others
@@ -87,7 +94,7 @@ DECIDE: tuple[Pass, ...] = (
     peel,
     local_search,  # peeled layers may have given something back
     nested(_inside),  # what is inside has to beat all of that
-    without_barrier,  # last, both: they have no costs to go on from
+    without_barrier,  # last, both: of plans that are new by now
     put_off,
 )
 SEGMENTS: tuple[Pass, ...] = (schedules,)

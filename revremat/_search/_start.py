@@ -108,8 +108,8 @@ def state_of(
     if most_compiles is None:
         numbers = state.num_needed, len(another_of(state))
         runs = timed and state.space.chain is None
-        unrolls = unroll and any(c.can_unroll for c in state.costs.values())
-        how = {"runs": runs, "unrolls": unrolls}
+        loops = sum(unroll and c.can_unroll for c in state.costs.values())
+        how = {"runs": runs, "num_unrolled": loops}
         limits = {"most_compiles": heuristics.most_compiles(effort, *numbers, **how)}
         if effort == "quick" and state.space.chain is None:
             limits["most_to_choose"] = heuristics.most_to_choose(*numbers, **how)

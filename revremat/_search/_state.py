@@ -406,8 +406,8 @@ class State:
         """Costs of what is not of these kinds.
 
         Args:
-          kinds: "unroll", what is unrolled; "on_host"; "generated", what column
-            generation added.
+          kinds: "unroll", what is unrolled; "in_loops", what could be and is not;
+            "on_host"; "generated", what column generation added.
         """
         found: Sequence[UnitOptions] = self.options
         for kind in kinds:
@@ -421,6 +421,9 @@ class State:
         """Names of a unit's candidates that are not of a kind."""
         if kind == "generated":
             is_of = lambda c: (unit, c.name) in self.generated
+        elif kind == "in_loops":
+            can_unroll = self.costs[unit].can_unroll
+            is_of = lambda c: can_unroll and c.action.unroll is not True
         else:
             is_of = lambda c: getattr(c.action, kind)
         return {c.name for c in self.costs[unit].candidates.values() if not is_of(c)}

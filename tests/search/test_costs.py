@@ -171,6 +171,36 @@ def test_rough_costs_have_the_constant_of_whatever_has_two_probes():
     assert costs.cost("save all").kept_bytes == 2.0 + 112 / 8
 
 
+@pytest.mark.parametrize(
+    ("size", "kept", "base"),
+    [
+        (148.0, 6.0, 100.0),  # more than on paper, even with all else as in the loop
+        (132.0, 4.0, 100.0),
+        (116.0, 4.0, 84.0),  # as on paper
+        (92.0, 4.0, 60.0),
+        (84.0, 3.0, 60.0),  # less, even with all else as if nothing were recomputed
+    ],
+)
+def test_rough_costs_of_unrolled_layers_are_as_on_paper_within_two_constants(
+    size, kept, base
+):
+    """In the loop all else takes 100, with plain unrolled layers 60; `a` has 4."""
+    plain, tag = SAVE(unroll=True), TAG.action(unroll=True)
+    offered = (FULL, Candidate("plain", plain), Candidate("a unrolled", tag))
+    probes = {
+        (RECOMPUTE,) * 4: (108.0, 0.0, 40.0),
+        (RECOMPUTE,) * 8: (116.0, 0.0, 80.0),
+        (plain,) * 4: (140.0, 0.0, 20.0),
+        (plain,) * 8: (220.0, 0.0, 40.0),
+        (tag,) * 8: (size, 0.0, 48.0),
+    }
+    cost = costs_of(unit_of(), offered, probes).cost("a unrolled")
+    assert (cost.kept_bytes, cost.base_bytes, cost.time_us) == (kept, base, 6.0)
+    probes.pop((plain,) * 4)  # then all else is as in the loop
+    cost = costs_of(unit_of(), offered, probes).cost("a unrolled")
+    assert cost.kept_bytes == max(0.0, (size - 100) / 8)
+
+
 def test_without_two_probes_of_anything_nothing_is_held_to_it():
     costs = costs_of(unit_of(), (FULL, TAG), {(RECOMPUTE,) * 8: (1.0, 0.0, 1.0)})
     assert not costs.has_reference

@@ -46,6 +46,27 @@ def test_one_more_candidate_of_each_unit_comes_to_a_quick_search(
 
 
 @pytest.mark.parametrize(
+    ("units", "loops", "to_choose", "normal"),
+    [
+        (1, 0, 13, 24),
+        (1, 1, 13, 24),
+        (2, 2, 15, 27),
+        (3, 3, 18, 30),
+        (4, 4, 21, 33),
+        (4, 1, 19, 24),
+    ],
+)
+def test_each_loop_that_can_be_unrolled_takes_three_programs_more(
+    units, loops, to_choose, normal
+):
+    """Two costs of what keeps all, and one of the best set."""
+    heuristics = Heuristics()
+    assert heuristics.most_to_choose(6, units, num_unrolled=loops) == to_choose
+    how = {"num_unrolled": loops}
+    assert heuristics.most_compiles("normal", 6, units, **how) == normal
+
+
+@pytest.mark.parametrize(
     ("chosen", "most"),
     [({}, 13), ({"recompute all": 8}, 13), ({"fast": 8}, 10), ({"slow": 8}, 13)],
 )
@@ -63,19 +84,20 @@ def test_a_quick_search_goes_on_while_nothing_is_chosen_that_fits(chosen, most):
 
 
 @pytest.mark.parametrize(
-    ("effort", "another", "unrolls", "most"),
+    ("effort", "another", "loops", "most"),
     [
-        ("quick", 0, True, 9),
-        ("normal", 0, False, 12),
-        ("normal", 0, True, 16),
-        ("normal", 9, False, 18),
-        ("exhaustive", 0, True, None),
+        ("quick", 0, 1, 9),
+        ("normal", 0, 0, 12),
+        ("normal", 0, 1, 16),
+        ("normal", 0, 9, 16),
+        ("normal", 9, 0, 18),
+        ("exhaustive", 0, 1, None),
     ],
 )
 def test_a_search_that_runs_what_it_compiles_compiles_less(
-    effort, another, unrolls, most
+    effort, another, loops, most
 ):
-    how = {"runs": True, "unrolls": unrolls}
+    how = {"runs": True, "num_unrolled": loops}
     assert Heuristics().most_compiles(effort, 6, another, **how) == most
 
 

@@ -206,7 +206,14 @@ def test_passes_come_in_an_order_that_has_reasons():
         "profile layers",
         "calibrate",
     ]
-    assert names[:3] == ["another", "plain unroll", "settle"]
+    assert names[:6] == [
+        "plain unroll",
+        "settle",
+        "best unrolled set",
+        "unrolled sets",
+        "put off",
+        "another",
+    ]
     assert names[-2:] == ["without barrier", "put off"]
 
 

@@ -66,7 +66,12 @@ def refine(state: State, ask: Ask, support: Support) -> State:
 
 
 def assign(
-    state: State, ask: Ask, limit: float | None, without: Sequence[str] = (), **how: Any
+    state: State,
+    ask: Ask,
+    limit: float | None,
+    without: Sequence[str] = (),
+    is_rough: bool = False,
+    **how: Any,
 ) -> tuple[State, Assignment | None]:
     """An assignment whose costs come from two probes.
 
@@ -75,6 +80,7 @@ def assign(
       ask: Asks for second ones.
       limit: Bytes on each device; without it, as few as all of a unit alike can take.
       without: Kinds that no layer takes, as `State.options_without` has them.
+      is_rough: Whether one probe is enough.
       **how: As `policies.choose` takes it.
     """
     while True:
@@ -82,8 +88,8 @@ def assign(
         if (within := limit) is None:
             within = policies.smallest_bytes(options, state.host_bytes)
         assignment = state.assign(options, within, **how)
-        if assignment is None:
-            return state, None
+        if assignment is None or is_rough:
+            return state, assignment
         before = state.num_compiles
         state = refine(state, ask, assignment.support)
         if state.num_compiles == before:

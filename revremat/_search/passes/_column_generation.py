@@ -38,33 +38,52 @@ def column_generation(state: State, ask: Ask) -> State:
     for by_chosen in (False, True):
         for _ in range(state.space.heuristics.most_column_rounds):
             before = more.generated
-            more = ask_for_best(more, ask, by_chosen)
+            more = ask_for_best(more, ask, by_chosen=by_chosen)
             if more.generated == before:
                 break
     return more if more.generated == state.generated else solve_again(more, ask)
 
 
-def ask_for_best(state: State, ask: Ask, by_chosen: bool) -> State:
+def ask_for_best(
+    state: State,
+    ask: Ask,
+    *,
+    by_chosen: bool,
+    only_unrolled: bool = False,
+    pure: bool = False,
+    limit: float | None = None,
+) -> State:
     """Costs of a few candidates more; the same state if none is worth it.
 
     Args:
       state: Knows the costs of what is chosen.
       ask: Asks for those of what the best assignment would take.
       by_chosen: Whether estimates are held to what is chosen, too.
+      only_unrolled: Whether layers that can be unrolled all are, and send nothing to
+        the host; costs then are of one probe as yet.
+      pure: Whether all layers of a unit take the same.
+      limit: Bytes of what would be chosen; by default the budget.
     """
     heuristics = state.space.heuristics
-    if state.best.bytes > state.budget_bytes:
+    limit = state.budget_bytes if limit is None else limit
+    if not (state.fits or only_unrolled):
         return state
     proposed = {unit.name: without_cost(state, unit) for unit in state.units}
-    now = state.assign(state.options, state.budget_bytes)
-    if now is None:
+    if only_unrolled:
+        fits = lambda action: action.unroll is True and not action.on_host
+        proposed = {
+            unit: [c for c in few if fits(c.action)] for unit, few in proposed.items()
+        }
+    known = state.options_without(("in_loops",) if only_unrolled else ())
+    now = state.assign(known, limit)
+    if now is None and not only_unrolled:
         return state
-    chosen = now.support if by_chosen else frozenset()
+    chosen = now.support if now and by_chosen else frozenset()
     options = [
         _with_estimates(state, unit_options, proposed[unit_options.unit], chosen)
-        for unit_options in state.options
+        for unit_options in known
     ]
-    assignment = state.assign(options, state.budget_bytes)
+    assignment = state.assign(options, limit, pure=pure)
     if assignment is None:
         return state
     wanted = {
@@ -73,15 +92,16 @@ def ask_for_best(state: State, ask: Ask, by_chosen: bool) -> State:
     }
     number = sum(map(len, wanted.values()))
     least_us = heuristics.least_gain_column * state.best.time_us
-    if not number or now.time_us - assignment.time_us <= least_us:
+    if not number or (now and now.time_us - assignment.time_us <= least_us):
         return state
     for unit in state.units:
         if not (new := wanted[unit.name]):
             continue
         state = offer(state, ask, unit, new)
         names = [c.name for c in new]
-        second = state.costs[unit.name].second_probes(names)
-        state = probe(state, ask, unit, second)
+        if not only_unrolled:
+            second = state.costs[unit.name].second_probes(names)
+            state = probe(state, ask, unit, second)
         state = state.but(
             generated=state.generated | {(unit.name, name) for name in names}
         )
@@ -154,12 +174,14 @@ def _with_estimates(
     estimates: dict[str, LayerCost] = {}
     for candidate, near in pairs:
         mine, theirs, there = pool.kept(candidate), pool.kept(near), known[near.name]
-        kept_bytes = mine.device_bytes - theirs.device_bytes
+        kept_bytes = there.kept_bytes + mine.device_bytes - theirs.device_bytes
+        if near.action.kind == "save":  # much of all is fused away and never kept
+            kept_bytes = max(kept_bytes, mine.device_bytes)
         host_bytes = mine.host_bytes - theirs.host_bytes
         traffic = pool.cost(candidate).traffic - pool.cost(near).traffic
         estimate = LayerCost(
             candidate.name,
-            max(0.0, there.kept_bytes + kept_bytes),
+            max(0.0, kept_bytes),
             there.base_bytes,
             max(0.0, there.host_bytes + host_bytes),
             there.time_us + 1e6 * traffic / card.stream_bandwidth,

@@ -51,10 +51,14 @@ class _Miss:
 
 
 def local_search(state: State, ask: Ask) -> State:
-    """Fills the budget, unless what the best plan leaves is known to be of no use."""
-    best = state.best
-    costed = state.fits and state.is_costed(best)
-    if not costed or is_local_optimum(state, best):
+    """Fills the budget, unless what the best plan leaves is known to be of no use.
+
+    The best one whose actions have costs: the best of all may have none.
+    """
+    best = state.best_costed
+    if best is None or best.bytes > state.budget_bytes:
+        return state
+    if is_local_optimum(state, best):
         return state
     state, row, is_full = local_search_from(state, ask, best)
     if not is_full:

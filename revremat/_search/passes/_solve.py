@@ -58,7 +58,11 @@ def solve_again(state: State, ask: Ask) -> State:
 
 
 def tighten(
-    state: State, ask: Ask, without: Sequence[str] = (), most: int | None = None
+    state: State,
+    ask: Ask,
+    without: Sequence[str] = (),
+    most: int | None = None,
+    is_rough: bool = False,
 ) -> tuple[State, Assignment | None]:
     """The best by estimated costs, measured; the limit moves until it fits.
 
@@ -66,8 +70,8 @@ def tighten(
       state: Knows costs.
       ask: Measures.
       without: Kinds that no layer takes, as `State.options_without` has them.
-
       most: Choices measured at most; by default as many as the heuristics say.
+      is_rough: Whether costs of one probe are enough.
 
     Returns:
       What is known then, and the first assignment.
@@ -77,9 +81,10 @@ def tighten(
     limit, first = float(budget), None
     failed: list[Support] = []
     for _ in range(most):
-        state, assignment = assign(state, ask, limit, without, excluding=failed)
+        how = {"without": without, "is_rough": is_rough}
+        state, assignment = assign(state, ask, limit, excluding=failed, **how)
         if assignment is None and first is None:  # Costs may be a little too high.
-            state, least = assign(state, ask, None, without)
+            state, least = assign(state, ask, None, **how)
             near = least is not None and least.bytes <= heuristics.near_bytes * budget
             assignment = least if near else None
         if assignment is None:

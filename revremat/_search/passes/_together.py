@@ -21,10 +21,12 @@ def together(state: State, ask: Ask) -> State:
         cuts = state.costs[unit.name].first_probes
         requests += [probe_request(state, unit, actions) for actions in cuts]
     requests.append(state.all_recomputed())
-    for name, candidate in another_of(state).items():
-        unit = state.space.graph[name]
-        requests += first_requests(state, unit, [candidate])[1]
-    if (plain := plain_request(state)) is not None:
+    plain = plain_request(state)
+    if plain is None or state.space.heuristics.is_measured:  # else unrolled sets come
+        for name, candidate in another_of(state).items():
+            unit = state.space.graph[name]
+            requests += first_requests(state, unit, [candidate])[1]
+    if plain is not None:
         requests.append(plain)
     new = [request for request in requests if not state.knows(request)]
     return ask(state, new[: state.room])

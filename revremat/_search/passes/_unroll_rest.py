@@ -15,8 +15,8 @@ def unroll_rest(state: State, ask: Ask) -> State:
     A loop between unrolled layers keeps XLA from fusing and scheduling over it. Costs
     of one unit do not tell that: a plan by costs that nearly fits may fit.
     """
-    best, heuristics = state.best, state.space.heuristics
-    if not (state.fits and state.is_costed(best) and best.takes("unroll")):
+    best, heuristics = state.best_costed, state.space.heuristics
+    if best is None or best.bytes > state.budget_bytes or not best.takes("unroll"):
         return state
     before, counts = state.counts_of(best), state.counts(_unrolled(state, best))
     if counts == before:

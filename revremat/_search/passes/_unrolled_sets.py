@@ -1,0 +1,80 @@
+"""Unrolled sets: what unrolled layers keep, where unrolling gains at all.
+
+In a loop, all that is kept is copied into a stack and out of it again, so costs of
+loops say little of unrolled layers. One cost does, of those that keep all: what others
+keep less, and recompute, tells what they would cost.
+"""
+
+from revremat._action import SAVE
+from revremat._search._layer_costs import SAVE_ALL, unrolled
+from revremat._search._pass import Ask
+from revremat._search._result import Row, over
+from revremat._search._state import State
+from revremat._search.passes._ask import offer, probe
+from revremat._search.passes._column_generation import ask_for_best
+from revremat._search.passes._plain_unroll import plain_request
+from revremat._search.passes._solve import tighten
+from revremat.policies import Candidate
+
+
+def best_unrolled_set(state: State, ask: Ask) -> State:
+    """The best set by estimates, and a choice of it and of what keeps all."""
+    if not _gains(state):
+        return state
+    more = state
+    for unit in state.units:
+        if state.costs[unit.name].can_unroll:
+            plain = unrolled(Candidate(SAVE_ALL, SAVE))
+            more = offer(more, ask, unit, [plain])
+            second = more.costs[unit.name].second_probes([plain.name])
+            more = probe(more, ask, unit, second)
+    for _ in range(state.space.heuristics.most_column_rounds):
+        before, limit = more.generated, state.budget_bytes - over(_unrolled(more))
+        how = {"only_unrolled": True, "pure": True, "limit": limit}
+        more = ask_for_best(more, ask, by_chosen=True, **how)
+        if more.generated == before:
+            break
+        more = _choose(more, ask, is_rough=True)
+        if more.is_chosen:
+            break
+    return more
+
+
+def unrolled_sets(state: State, ask: Ask) -> State:
+    """Others by what was chosen, some rounds."""
+    if not _gains(state):
+        return state
+    for _ in range(state.space.heuristics.most_column_rounds):
+        before = state.generated
+        state = ask_for_best(state, ask, by_chosen=True, only_unrolled=True)
+        if state.generated == before:
+            break
+        state = _choose(state, ask)
+    return state
+
+
+def _choose(state: State, ask: Ask, is_rough: bool = False) -> State:
+    most = state.space.heuristics.most_brief_tightenings
+    how = {"most": most, "is_rough": is_rough}
+    state, assignment = tighten(state, ask, ("in_loops",), **how)
+    return state.but(leading=assignment)
+
+
+def _unrolled(state: State) -> list[Row]:
+    """Programs that have unrolled layers and were chosen by their costs."""
+    return [row for row in state.rows.values() if row.takes("unroll")]
+
+
+def _gains(state: State) -> bool:
+    """Whether the program is faster with its loops unrolled.
+
+    Loops with others inside are left to other passes: most is inside.
+    """
+    if state.space.heuristics.is_measured:  # what estimates say is not what runs take
+        return False
+    loops = {unit.name for unit in state.units if state.costs[unit.name].can_unroll}
+    if any(unit.enclosing in loops for unit in state.space.graph.units):
+        return False
+    request = plain_request(state)
+    row = None if request is None else state.row(request.key)
+    return row is not None and row.time_us < state.baseline.time_us
