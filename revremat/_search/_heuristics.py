@@ -21,10 +21,11 @@ class Heuristics:
       more_to_choose: Compiles beyond those, and one for each unit, that a quick search
         may take while nothing is chosen that fits: second costs of choices that mix
         candidates.
-      more_unrolled: The same where loops can be unrolled: plain unrolled loops, and two
+      more_unrolled: The same where loops can be unrolled: plain unrolled loops, and three
         choices.
       more_each_unrolled: More of those for each such loop, and of a normal search for
-        each but the first: two costs of what keeps all, and one of the best set.
+        each but the first: two costs of what keeps all, one of the best set, and mostly
+        one of another, since errors of several loops add up.
       more_normal: The same of a normal search: most of a gain is found by then, and on
         two cores a GPT of 6 layers takes about fifteen times one compile.
       more_timed: The same of a normal search that runs what it compiles. What runs
@@ -111,8 +112,8 @@ class Heuristics:
 
     more_quick: int = 3
     more_to_choose: int = 2
-    more_unrolled: int = 3
-    more_each_unrolled: int = 3
+    more_unrolled: int = 4
+    more_each_unrolled: int = 4
     more_normal: int = 18
     more_timed: int = 6
     more_timed_unrolled: int = 4

@@ -66,8 +66,9 @@ DECIDE: tuple[Pass, ...] = (
     plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
     settle,  # then nothing more need be asked
     best_unrolled_set,  # a quick plan: where unrolling gains, all best plans have it
-    unrolled_sets,  # a normal one
     put_off,  # over several devices it gains as much as a set
+    unrolled_sets,  # a normal plan
+    put_off,
     another,  # a quick plan where unrolling gains nothing
     remat_pass_nearly,  # a few percent of a step: costs promise no such plan
     uniform_plans,  # only where programs are timed: so far costs are of single runs

@@ -210,9 +210,9 @@ def test_passes_come_in_an_order_that_has_reasons():
         "plain unroll",
         "settle",
         "best unrolled set",
+        "put off",
         "unrolled sets",
         "put off",
-        "another",
     ]
     assert names[-2:] == ["without barrier", "put off"]
 

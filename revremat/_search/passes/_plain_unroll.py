@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from revremat._action import RECOMPUTE, SAVE, Action
-from revremat._search._keys import Request
+from revremat._search._keys import ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL, summary, unrolled
 from revremat._search._pass import Ask
 from revremat._search._state import State
@@ -28,13 +28,19 @@ def plain_unroll(state: State, ask: Ask) -> State:
 
 def plain_request(state: State) -> Request | None:
     """That program; None where nothing can be unrolled."""
+    if (key := plain_key(state)) is None:
+        return None
+    name = unrolled(Candidate(SAVE_ALL, SAVE)).name
+    runs = {unit: ((name, len(few)),) for unit, few in _plain(state).items()}
+    return Request(key, summary(runs))
+
+
+def plain_key(state: State) -> ProgramKey | None:
+    """Which program that is; None where nothing can be unrolled."""
     actions = _plain(state)
     if not actions or state.space.enclosing:
         return None
-    name = unrolled(Candidate(SAVE_ALL, SAVE)).name
-    label = summary({unit: ((name, len(few)),) for unit, few in actions.items()})
-    key = state.key_of(actions, gradient_barrier=False)
-    return Request(key, label)
+    return state.key_of(actions, gradient_barrier=False)
 
 
 def settle(state: State, ask: Ask) -> State:

@@ -12,7 +12,7 @@ from revremat._search._result import Row, over
 from revremat._search._state import State
 from revremat._search.passes._ask import offer, probe
 from revremat._search.passes._column_generation import ask_for_best
-from revremat._search.passes._plain_unroll import plain_request
+from revremat._search.passes._plain_unroll import plain_key
 from revremat._search.passes._solve import tighten
 from revremat.policies import Candidate
 
@@ -75,6 +75,6 @@ def _gains(state: State) -> bool:
     loops = {unit.name for unit in state.units if state.costs[unit.name].can_unroll}
     if any(unit.enclosing in loops for unit in state.space.graph.units):
         return False
-    request = plain_request(state)
-    row = None if request is None else state.row(request.key)
+    key = plain_key(state)
+    row = None if key is None else state.row(key)
     return row is not None and row.time_us < state.baseline.time_us
