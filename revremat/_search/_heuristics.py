@@ -18,10 +18,12 @@ class Heuristics:
       more_quick: Compiles beyond those without which nothing is known, of a quick
         search: plain unrolled loops, a second cost of what costs choose first, and
         that choice. One more candidate of each unit comes to that.
+      more_on_paper: The same where sets of unrolled layers fit that are best on paper:
+        plain unrolled loops, and those.
       more_to_choose: Compiles beyond those, and one for each unit, that a quick search
         may take while nothing is chosen that fits: second costs of choices that mix
         candidates.
-      more_unrolled: The same where loops can be unrolled: plain unrolled loops, and three
+      more_unrolled: The same where loops can be unrolled: those whole, and three
         choices.
       more_each_unrolled: More of those for each such loop, and of a normal search for
         each but the first: two costs of what keeps all, one of the best set, and mostly
@@ -111,6 +113,7 @@ class Heuristics:
     """
 
     more_quick: int = 3
+    more_on_paper: int = 2
     more_to_choose: int = 2
     more_unrolled: int = 4
     more_each_unrolled: int = 4

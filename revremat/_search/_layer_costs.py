@@ -184,6 +184,10 @@ class LayerCosts:
         is_derived = isinstance(one, OtherLength)
         return [one.probed.name, one.alone.name] if is_derived else [name]
 
+    def has_costs(self, actions: Iterable[Action]) -> bool:
+        """Whether all of these have one: what was offered may not be measured yet."""
+        return all(self.options.has(self.names.get(one, "")) for one in set(actions))
+
     # ---- What to ask for -------------------------------------------------------------
 
     @property

@@ -18,8 +18,9 @@ from revremat._search.passes._gradient_barrier import (
 from revremat._search.passes._hedge import hedge
 from revremat._search.passes._local_search import local_search
 from revremat._search.passes._nested import nested, nested_first
+from revremat._search.passes._on_paper import best_on_paper, plain_and_on_paper
 from revremat._search.passes._peel import peel
-from revremat._search.passes._plain_unroll import plain_unroll, settle
+from revremat._search.passes._plain_unroll import settle
 from revremat._search.passes._profile import profile_layers
 from revremat._search.passes._remat_pass import remat_pass, remat_pass_nearly
 from revremat._search.passes._runners_up import runners_up
@@ -40,6 +41,7 @@ from revremat._search.passes._unroll import unroll
 from revremat._search.passes._unroll_rest import unroll_rest
 from revremat._search.passes._unrolled_sets import (
     best_unrolled_set,
+    leave_loops,
     unrolled_sets,
 )
 
@@ -63,14 +65,16 @@ COSTS: tuple[Pass, ...] = (
     unroll,
 )
 DECIDE: tuple[Pass, ...] = (
-    plain_unroll,  # one word of plain JAX: whatever else is found has to beat it
+    plain_and_on_paper,  # one word of plain JAX: whatever is found has to beat it
     settle,  # then nothing more need be asked
-    best_unrolled_set,  # a quick plan: where unrolling gains, all best plans have it
+    best_on_paper,  # a quick plan: where unrolling gains, all best plans have it
+    best_unrolled_set,
     put_off,  # over several devices it gains as much as a set
     unrolled_sets,  # a normal plan
     put_off,
-    another,  # a quick plan where unrolling gains nothing
     remat_pass_nearly,  # a few percent of a step: costs promise no such plan
+    leave_loops,  # where nothing is as good in loops, a limited search ends
+    another,  # a quick plan where unrolling gains nothing
     uniform_plans,  # only where programs are timed: so far costs are of single runs
     solve_briefly,  # by few costs: a limit of compiles may leave no others
     unroll_partly,  # of short layers alone, where nothing else gains as much

@@ -31,7 +31,12 @@ class Space:
       unroll: Whether layers of loops may be unrolled.
       repeats_loss: Whether the step may run the loss several times.
       most_compiles: How many programs may be measured; None for as many as it takes.
-      most_to_choose: How many, if that is more, while nothing is chosen that fits.
+      most_to_choose: How many, if that is more, while nothing is chosen that fits; 0
+        where that makes no difference.
+      most_on_paper: How many, if that is less, once unrolled layers fit that recompute;
+        likewise.
+      ends_unrolled: Whether the search ends where unrolled layers that recompute are
+        best, before it looks further at what stays in loops.
       heuristics: Numbers that decide.
     """
 
@@ -50,6 +55,8 @@ class Space:
     repeats_loss: bool = False
     most_compiles: int | None = None
     most_to_choose: int = 0
+    most_on_paper: int = 0
+    ends_unrolled: bool = False
     heuristics: Heuristics = field(default_factory=Heuristics)
 
     def can_offload(self, unit: Unit) -> bool:

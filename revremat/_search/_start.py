@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from revremat import policies, xla
 from revremat._action import RECOMPUTE, Action
@@ -110,9 +110,14 @@ def state_of(
         runs = timed and state.space.chain is None
         loops = sum(unroll and c.can_unroll for c in state.costs.values())
         how = {"runs": runs, "num_unrolled": loops}
-        limits = {"most_compiles": heuristics.most_compiles(effort, *numbers, **how)}
+        most = heuristics.most_compiles(effort, *numbers, **how)
+        limits: dict[str, Any] = {"most_compiles": most}
+        limits["ends_unrolled"] = effort != "exhaustive"
         if effort == "quick" and state.space.chain is None:
             limits["most_to_choose"] = heuristics.most_to_choose(*numbers, **how)
+            if loops and not timed:
+                few = state.num_needed + heuristics.more_on_paper
+                limits["most_on_paper"] = few
         state = state.but(space=dataclasses.replace(state.space, **limits))
     return state
 

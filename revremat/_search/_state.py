@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from revremat import policies
@@ -326,8 +326,7 @@ class State:
             return False
         actions = self.decided(row)
         return actions.keys() == self.costs.keys() and all(
-            self.costs[unit].names.keys() >= set(taken)
-            for unit, taken in actions.items()
+            self.costs[unit].has_costs(taken) for unit, taken in actions.items()
         )
 
     @property
@@ -461,12 +460,22 @@ class State:
         """How many are allowed in all, by what is known; None for as many as it takes.
 
         A quick search does not end on what recomputes all when the next program is the
-        first choice by costs.
+        first choice by costs. It ends where unrolled layers fit and are the best.
         """
-        most = self.space.most_compiles
-        if most is None or self.is_chosen:
-            return most
-        return max(most, self.space.most_to_choose)
+        most, space = self.space.most_compiles, self.space
+        if most is None:
+            return None
+        if not self.is_chosen:
+            return max(most, space.most_to_choose)
+        is_last = space.most_on_paper and self.recomputes_unrolled
+        return min(most, space.most_on_paper) if is_last else most
+
+    @property
+    def recomputes_unrolled(self) -> bool:
+        """Whether the best program fits and has unrolled layers that recompute."""
+        taken = chain.from_iterable(self.decided(self.best).values())
+        ways = {(action.kind, action.unroll) for action in taken}
+        return self.fits and ("recompute", True) in ways
 
     @property
     def is_chosen(self) -> bool:

@@ -33,7 +33,8 @@ from revremat._search._start import (
     start,
     state_of,
 )
-from revremat._search.passes._plain_unroll import plain_unroll, settle
+from revremat._search.passes._on_paper import plain_and_on_paper
+from revremat._search.passes._plain_unroll import settle
 from revremat.policies import Candidate
 from revremat.program._loss import trace_loss
 from tests.search.world import Cost, World, measured, small, unit_of
@@ -206,13 +207,16 @@ def test_passes_come_in_an_order_that_has_reasons():
         "profile layers",
         "calibrate",
     ]
-    assert names[:6] == [
-        "plain unroll",
+    assert names[:9] == [
+        "plain and on paper",
         "settle",
+        "best on paper",
         "best unrolled set",
         "put off",
         "unrolled sets",
         "put off",
+        "remat pass nearly",
+        "leave loops",
     ]
     assert names[-2:] == ["without barrier", "put off"]
 
@@ -297,7 +301,7 @@ def test_plain_unrolled_loops_are_measured_once(how):
         "no unrolling": {"unroll": False},
     }[how]
     state = state.but(space=dataclasses.replace(state.space, **changed))
-    after = plain_unroll(state.but(gradient_barrier=True), ask)
+    after = plain_and_on_paper(state.but(gradient_barrier=True), ask)
     assert bool(world.asked) == (how == "")
     if how == "":
         trial = [*after.trials.values()][-1]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat._search import BASELINE, Asking, begin, decide
+from revremat._search import BASELINE, Asking, Heuristics, begin, decide
 from revremat._search.passes._together import together
 from tests.search.world import World, unit_of
 
@@ -49,14 +49,25 @@ def test_all_of_it_is_one_question_that_begins_with_the_baseline():
     assert after.num_compiles == len(first) == state.num_needed
 
 
+MEASURED = Heuristics().for_measured_times()
+
+
 def test_plain_unrolled_loops_come_last():
-    state, oracle, ask = fresh(unroll=True)
+    """Where times are measured; else the best sets on paper come beside them."""
+    state, oracle, ask = fresh(unroll=True, heuristics=MEASURED)
     world = oracle.world
     world.names[rr.SAVE(unroll=True)] = "save all (unrolled)"
     world.all["save all (unrolled)"] = (rr.SAVE(unroll=True), world.none)
     together(state, ask)
     (first,) = oracle.batches
     assert dict(first[-1].actions)["u"] == (rr.SAVE(unroll=True),) * LAYERS
+
+
+def test_plain_unrolled_loops_wait_for_what_comes_beside_them():
+    state, oracle, ask = fresh(unroll=True)
+    together(state, ask)
+    (first,) = oracle.batches
+    assert first[-1] == state.reference_key
 
 
 @pytest.mark.parametrize("most", [1, 3, 5])

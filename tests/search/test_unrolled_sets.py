@@ -1,4 +1,4 @@
-"""Where unrolling gains, the first choice is one of unrolled layers."""
+"""Where unrolling gains, the first choices are of unrolled layers."""
 
 import dataclasses
 from typing import Any
@@ -6,13 +6,15 @@ from typing import Any
 import pytest
 
 import revremat as rr
-from revremat._search import BASELINE, Asking, Heuristics, Request, State, decide
-from revremat._search.passes._plain_unroll import plain_unroll
+from revremat._search import BASELINE, Asking, Heuristics, Request, Row, State, decide
+from revremat._search.passes._on_paper import plain_and_on_paper
 from revremat._search.passes._unrolled_sets import (
     _gains,
     best_unrolled_set,
+    leave_loops,
     unrolled_sets,
 )
+from revremat.policies import Candidate
 from tests.search.programs import CASES
 from tests.search.tape import Model, Tape, state_of
 from tests.search.world import SAVE, Cost, World, unit_of
@@ -41,7 +43,7 @@ class Unrolling(World):
 )
 def test_they_come_only_where_estimates_hold_and_unrolling_gains(time_us, fixed, gains):
     state, ask = Unrolling(time_us).state(60, **{"unroll": True, **fixed})
-    state = plain_unroll(state, ask)
+    state = plain_and_on_paper(state, ask)
     assert _gains(state) == gains
     if not gains:
         assert best_unrolled_set(state, ask) is state
@@ -50,7 +52,7 @@ def test_they_come_only_where_estimates_hold_and_unrolling_gains(time_us, fixed,
 
 def test_loops_with_others_inside_are_left_to_other_passes():
     state, ask = Unrolling(1.0).state(60, unroll=True)
-    state = plain_unroll(state, ask)
+    state = plain_and_on_paper(state, ask)
     inner = unit_of("u/inner", enclosing="u")
     graph = dataclasses.replace(
         state.space.graph, units=(*state.space.graph.units, inner)
@@ -68,6 +70,12 @@ def searched(name: str, share: float, most: int | None = None) -> State:
     return decide(state.within(int(share * plain.memory.total_bytes)), Asking(model))
 
 
+def has_no_loops(row: Row) -> bool:
+    """Whether all layers of a plan are unrolled."""
+    assert row.plan is not None
+    return all(a.unroll is True for few in row.plan.actions.values() for a in few)
+
+
 PROGRAMS = [
     (name, share)
     for name in ("gpt-h100", "reversible-h100", "wide-h100")
@@ -82,9 +90,7 @@ def test_the_first_choice_has_no_loops_and_fits(name, share):
     first = [*state.rows.values()][3]
     assert first.plan is not None
     assert first.bytes <= state.budget_bytes
-    assert all(
-        action.unroll is True for few in first.plan.actions.values() for action in few
-    )
+    assert has_no_loops(first)
 
 
 @pytest.mark.slow
@@ -92,3 +98,52 @@ def test_the_first_choice_has_no_loops_and_fits(name, share):
 def test_a_search_of_thirteen_programs_is_near_one_without_a_limit(name, share):
     few, all_of_them = searched(name, share, most=13), searched(name, share)
     assert few.best.time_us <= 1.17 * all_of_them.best.time_us
+
+
+@pytest.mark.parametrize(("name", "share"), PROGRAMS)
+def test_the_best_on_paper_come_beside_plain_unrolled_loops(name, share):
+    """A set is chosen before any has a cost, and takes about what it does on paper."""
+    state = searched(name, share, most=13)
+    plain, chosen = [*state.trials][2:4]
+    assert {action for few in dict(plain.actions).values() for action in few} == {
+        rr.SAVE(unroll=True)
+    }
+    row = state.rows[chosen]
+    assert row.predicted_bytes is not None
+    assert row.predicted_bytes <= state.budget_bytes
+    assert abs(row.bytes / row.predicted_bytes - 1) < 0.2
+    assert all(
+        action.unroll is True for few in row.plan.actions.values() for action in few
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "most"),
+    [({}, 14), ({"a": 8}, 8), ({"recompute all": 5, "save all": 3}, 10)],
+)
+def test_a_quick_search_ends_where_unrolled_layers_fit_that_recompute(chosen, most):
+    costs = {"a": (rr.RECOMPUTE(save=["a"], unroll=True), Cost(4.0, 40.0))}
+    state, ask = World(costs).state(60)
+    limits = dict(most_compiles=10, most_to_choose=14, most_on_paper=8)
+    state = state.but(space=dataclasses.replace(state.space, **limits))
+    if chosen:
+        counts = {"u": tuple(chosen.items())}
+        state = ask(state, [state.assignment_request(counts)])
+    assert state.most_compiles == most
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_search_with_a_limit_leaves_what_stays_in_loops(ends):
+    """And says how many programs it left out, at least."""
+    costs = {"a": (rr.RECOMPUTE(save=["a"], unroll=True), Cost(4.0, 40.0))}
+    world = Unrolling(SAVE.time_us - 1, costs=costs)
+    state, ask = world.state(60, unroll=True, ends_unrolled=ends)
+    state = plain_and_on_paper(state, ask)
+    state = ask(state, [state.assignment_request({"u": (("a", 8),)})])
+    left = Candidate("b", rr.RECOMPUTE(save=["b"]))
+    proposed = {"u": (*state.space.proposed["u"], left)}
+    state = state.but(space=dataclasses.replace(state.space, proposed=proposed))
+    after = leave_loops(state, ask)
+    assert after.is_settled == ends
+    told = [(one.what, one.num_compiles) for one in after.skipped]
+    assert told == ([("what stays in loops", 1)] if ends else [])

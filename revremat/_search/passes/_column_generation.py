@@ -122,14 +122,12 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
             found += sent_to_host(unit, one)
     slower = state.dropped_maxima.get(unit.name, frozenset())
     found = [without_maxima(c, slower) for c in found]
-    can_unroll = [c for c in found if c.action.can_unroll]
     for unroll in sorted({c.action.unroll for c in candidates} - {False}):
-        is_whole = unroll is True
-        few = [c for c in can_unroll if is_whole or not c.action.on_host]
-        found += [unrolled(c, unroll, pool.unrolled) for c in few]
-        if is_whole:
-            sets = (without_maxima(c, slower) for c in pool.unrolled_sets)
-            found += [unrolled(c) for c in sets]
+        if unroll is True:
+            found += unrolled_sets_of(state, unit, found)
+        else:
+            few = [c for c in found if c.action.can_unroll and not c.action.on_host]
+            found += [unrolled(c, unroll, pool.unrolled) for c in few]
     by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
     known = costs.known_actions
@@ -137,6 +135,20 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
         c
         for c in by_name.values()
         if c.action not in known and c.name not in costs.candidates
+    ]
+
+
+def unrolled_sets_of(
+    state: State, unit: Unit, sets: Iterable[Candidate]
+) -> list[Candidate]:
+    """A unit's sets unrolled, and those that are of unrolled layers alone."""
+    pool = state.space.pools[unit.name]
+    slower = state.dropped_maxima.get(unit.name, frozenset())
+    can_unroll = [c for c in sets if c.action.can_unroll and not c.action.unroll]
+    alone = (without_maxima(c, slower) for c in pool.unrolled_sets)
+    return [
+        *(unrolled(c, joint=pool.unrolled) for c in can_unroll),
+        *(unrolled(c) for c in alone),
     ]
 
 

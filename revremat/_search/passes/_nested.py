@@ -147,6 +147,8 @@ def _inner(state: State, enclosing: Sequence[Unit]) -> State | None:
                     repeats_loss=space.repeats_loss,
                     most_compiles=space.most_compiles,
                     most_to_choose=space.most_to_choose,
+                    most_on_paper=space.most_on_paper,
+                    ends_unrolled=space.ends_unrolled,
                     unroll=space.unroll,
                     heuristics=space.heuristics,
                 )

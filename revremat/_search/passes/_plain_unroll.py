@@ -17,17 +17,8 @@ from revremat.policies import Candidate
 _PLAIN = SAVE(unroll=True)
 
 
-def plain_unroll(state: State, ask: Ask) -> State:
-    """Measures the program with its loops unrolled and nothing recomputed.
-
-    No engine is around such layers: it is what `lax.scan(..., unroll=True)` is.
-    """
-    request = plain_request(state)
-    return state if request is None else ask(state, [request])
-
-
 def plain_request(state: State) -> Request | None:
-    """That program; None where nothing can be unrolled."""
+    """The program with its loops unrolled; None where nothing can be unrolled."""
     if (key := plain_key(state)) is None:
         return None
     name = unrolled(Candidate(SAVE_ALL, SAVE)).name

@@ -5,6 +5,7 @@ from revremat._search._pass import Ask
 from revremat._search._start import another_of
 from revremat._search._state import State
 from revremat._search.passes._ask import first_requests, probe_request
+from revremat._search.passes._on_paper import has_unrolled_sets
 from revremat._search.passes._plain_unroll import plain_request
 
 
@@ -21,13 +22,12 @@ def together(state: State, ask: Ask) -> State:
         cuts = state.costs[unit.name].first_probes
         requests += [probe_request(state, unit, actions) for actions in cuts]
     requests.append(state.all_recomputed())
-    plain = plain_request(state)
-    if plain is None or state.space.heuristics.is_measured:  # else unrolled sets come
+    if not has_unrolled_sets(state):  # else the best of those come beside plain loops
         for name, candidate in another_of(state).items():
             unit = state.space.graph[name]
             requests += first_requests(state, unit, [candidate])[1]
-    if plain is not None:
-        requests.append(plain)
+        if (plain := plain_request(state)) is not None:
+            requests.append(plain)
     new = [request for request in requests if not state.knows(request)]
     return ask(state, new[: state.room])
 

@@ -8,10 +8,11 @@ keep less, and recompute, tells what they would cost.
 from revremat._action import SAVE
 from revremat._search._layer_costs import SAVE_ALL, unrolled
 from revremat._search._pass import Ask
-from revremat._search._result import Row, over
+from revremat._search._result import over
 from revremat._search._state import State
 from revremat._search.passes._ask import offer, probe
 from revremat._search.passes._column_generation import ask_for_best
+from revremat._search.passes._on_paper import chosen_unrolled, has_unrolled_sets
 from revremat._search.passes._plain_unroll import plain_key
 from revremat._search.passes._solve import tighten
 from revremat.policies import Candidate
@@ -29,7 +30,7 @@ def best_unrolled_set(state: State, ask: Ask) -> State:
             second = more.costs[unit.name].second_probes([plain.name])
             more = probe(more, ask, unit, second)
     for _ in range(state.space.heuristics.most_column_rounds):
-        before, limit = more.generated, state.budget_bytes - over(_unrolled(more))
+        before, limit = more.generated, state.budget_bytes - over(chosen_unrolled(more))
         how = {"only_unrolled": True, "pure": True, "limit": limit}
         more = ask_for_best(more, ask, by_chosen=True, **how)
         if more.generated == before:
@@ -53,6 +54,24 @@ def unrolled_sets(state: State, ask: Ask) -> State:
     return state
 
 
+def leave_loops(state: State, ask: Ask) -> State:
+    """Ends a search with a limit where unrolled layers fit that recompute.
+
+    What stays in loops has then hardly ever been faster, and takes as many programs.
+    """
+    if not (state.space.ends_unrolled and state.recomputes_unrolled and _gains(state)):
+        return state
+    known = {unit.name: state.costs[unit.name].known_actions for unit in state.units}
+    number = sum(
+        one.action not in known[unit]
+        for unit in known
+        for one in state.space.proposed[unit]
+    )
+    if not number:
+        return state
+    return state.skip("what stays in loops", number).but(is_settled=True)
+
+
 def _choose(state: State, ask: Ask, is_rough: bool = False) -> State:
     most = state.space.heuristics.most_brief_tightenings
     how = {"most": most, "is_rough": is_rough}
@@ -60,21 +79,9 @@ def _choose(state: State, ask: Ask, is_rough: bool = False) -> State:
     return state.but(leading=assignment)
 
 
-def _unrolled(state: State) -> list[Row]:
-    """Programs that have unrolled layers and were chosen by their costs."""
-    return [row for row in state.rows.values() if row.takes("unroll")]
-
-
 def _gains(state: State) -> bool:
-    """Whether the program is faster with its loops unrolled.
-
-    Loops with others inside are left to other passes: most is inside.
-    """
-    if state.space.heuristics.is_measured:  # what estimates say is not what runs take
-        return False
-    loops = {unit.name for unit in state.units if state.costs[unit.name].can_unroll}
-    if any(unit.enclosing in loops for unit in state.space.graph.units):
-        return False
+    """Whether the program is faster with its loops unrolled."""
     key = plain_key(state)
     row = None if key is None else state.row(key)
-    return row is not None and row.time_us < state.baseline.time_us
+    is_faster = row is not None and row.time_us < state.baseline.time_us
+    return is_faster and has_unrolled_sets(state)

@@ -1,0 +1,97 @@
+"""On paper: the best sets of unrolled layers, before any of them has a cost.
+
+What unrolled layers keep is held in memory as it is, without a stack, so bytes on paper
+are right within some percent. What a set has read and written more or less than what
+recomputes all tells its time. One program tells whether that holds.
+"""
+
+from collections.abc import Mapping
+
+from revremat._search._keys import Request
+from revremat._search._layer_costs import RECOMPUTE_ALL, summary
+from revremat._search._pass import Ask
+from revremat._search._result import Row, over
+from revremat._search._state import State
+from revremat._search.passes._column_generation import unrolled_sets_of
+from revremat._search.passes._plain_unroll import plain_key, plain_request
+from revremat.policies import Candidate, LayerCost, UnitOptions
+
+
+def plain_and_on_paper(state: State, ask: Ask) -> State:
+    """Measures the program with its loops unrolled and nothing recomputed.
+
+    No engine is around such layers: it is what `lax.scan(..., unroll=True)` is. At the
+    same time, the sets that are best on paper.
+    """
+    wanted = [plain_request(state), _best_on_paper(state, state.budget_bytes)]
+    new = [one for one in wanted if one is not None and not state.knows(one)]
+    return ask(state, new) if new else state
+
+
+def best_on_paper(state: State, ask: Ask) -> State:
+    """Smaller sets, as long as nothing is chosen that fits."""
+    for _ in range(state.space.heuristics.most_brief_tightenings):
+        limit = state.budget_bytes - over(chosen_unrolled(state))
+        request = _best_on_paper(state, limit)
+        if state.is_chosen or request is None or state.knows(request):
+            break
+        state = ask(state, [request])
+    return state
+
+
+def has_unrolled_sets(state: State) -> bool:
+    """Whether sets of unrolled layers are worth it.
+
+    Loops with others inside are left to other passes: most is inside. Of times that are
+    measured, paper says nothing.
+    """
+    loops = {unit.name for unit in state.units if state.costs[unit.name].can_unroll}
+    return (
+        plain_key(state) is not None
+        and not state.space.heuristics.is_measured
+        and not any(unit.enclosing in loops for unit in state.space.graph.units)
+    )
+
+
+def _best_on_paper(state: State, limit: float) -> Request | None:
+    """The program of the best sets; None where there is none, or nothing to try."""
+    if not has_unrolled_sets(state) or state.reference is None:
+        return None
+    actions, runs, options = {}, {}, []
+    known: dict[str, Mapping[str, Candidate]] = {}
+    for unit_options in state.options:
+        found, few = _on_paper(state, unit_options)
+        options.append(found)
+        known[found.unit] = few
+    assignment = state.assign(options, limit)
+    if assignment is None:
+        return None
+    for unit, few in assignment.counts.items():
+        taken = [known[unit][name].action for name, n in few for _ in range(n)]
+        actions[unit], runs[unit] = tuple(taken), few
+    return Request(state.key_of(actions), summary(runs), assignment.bytes)
+
+
+def _on_paper(
+    state: State, options: UnitOptions
+) -> tuple[UnitOptions, Mapping[str, Candidate]]:
+    """A unit's sets unrolled, or its costs where it stays as it is."""
+    unit, costs = state.space.graph[options.unit], state.costs[options.unit]
+    if not costs.can_unroll:
+        return options, costs.candidates
+    pool, card = state.space.pools[unit.name], state.space.target.card
+    plain = costs.candidates[RECOMPUTE_ALL]
+    (known,) = (cost for cost in options.costs if cost.name == RECOMPUTE_ALL)
+    sets = {c.name: c for c in unrolled_sets_of(state, unit, pool.sets)}
+    found = []
+    for name, one in sets.items():
+        kept_bytes = pool.kept(one).device_bytes
+        moved = pool.cost(one).traffic - pool.cost(plain).traffic
+        time_us = known.time_us + 1e6 * moved / card.stream_bandwidth
+        found.append(LayerCost(name, kept_bytes, known.base_bytes, 0.0, time_us))
+    return UnitOptions(options.unit, options.num_layers, tuple(found)), sets
+
+
+def chosen_unrolled(state: State) -> list[Row]:
+    """Programs that have unrolled layers and were chosen by what is known of them."""
+    return [row for row in state.rows.values() if row.takes("unroll")]
