@@ -19,7 +19,7 @@ class Heuristics:
         search: plain unrolled loops, a second cost of what costs choose first, and
         that choice. One more candidate of each unit comes to that.
       more_on_paper: The same where sets of unrolled layers fit that are best on paper:
-        plain unrolled loops, and those.
+        those.
       more_to_choose: Compiles beyond those, and one for each unit, that a quick search
         may take while nothing is chosen that fits: second costs of choices that mix
         candidates.
@@ -113,7 +113,7 @@ class Heuristics:
     """
 
     more_quick: int = 3
-    more_on_paper: int = 2
+    more_on_paper: int = 1
     more_to_choose: int = 2
     more_unrolled: int = 4
     more_each_unrolled: int = 4

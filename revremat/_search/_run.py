@@ -20,7 +20,7 @@ from revremat._search.passes._local_search import local_search
 from revremat._search.passes._nested import nested, nested_first
 from revremat._search.passes._on_paper import best_on_paper, plain_and_on_paper
 from revremat._search.passes._peel import peel
-from revremat._search.passes._plain_unroll import settle
+from revremat._search.passes._plain_unroll import plain_unroll, settle
 from revremat._search.passes._profile import profile_layers
 from revremat._search.passes._remat_pass import remat_pass, remat_pass_nearly
 from revremat._search.passes._runners_up import runners_up
@@ -68,6 +68,7 @@ DECIDE: tuple[Pass, ...] = (
     plain_and_on_paper,  # one word of plain JAX: whatever is found has to beat it
     settle,  # then nothing more need be asked
     best_on_paper,  # a quick plan: where unrolling gains, all best plans have it
+    plain_unroll,  # too large, and the remat pass may make it fit
     best_unrolled_set,
     put_off,  # over several devices it gains as much as a set
     unrolled_sets,  # a normal plan

@@ -18,13 +18,16 @@ from revremat.policies import Candidate, LayerCost, UnitOptions
 
 
 def plain_and_on_paper(state: State, ask: Ask) -> State:
-    """Measures the program with its loops unrolled and nothing recomputed.
+    """Measures the best sets on paper, and plain unrolled loops where those may fit.
 
-    No engine is around such layers: it is what `lax.scan(..., unroll=True)` is. At the
-    same time, the sets that are best on paper.
+    No engine is around the latter: it is what `lax.scan(..., unroll=True)` is.
     """
-    wanted = [plain_request(state), _best_on_paper(state, state.budget_bytes)]
-    new = [one for one in wanted if one is not None and not state.knows(one)]
+    on_paper = _best_on_paper(state, state.budget_bytes)
+    plain = plain_request(state)
+    if on_paper is not None and not _plain_may_fit(state):
+        plain = None  # a longer search asks for it
+    wanted = [one for one in (plain, on_paper) if one is not None]
+    new = [one for one in wanted if not state.knows(one)]
     return ask(state, new) if new else state
 
 
@@ -37,6 +40,18 @@ def best_on_paper(state: State, ask: Ask) -> State:
             break
         state = ask(state, [request])
     return state
+
+
+def _plain_may_fit(state: State) -> bool:
+    """Whether plain unrolled loops may: they keep what the largest sets do, and more."""
+    kept = 0.0
+    for unit in state.units:
+        if state.costs[unit.name].can_unroll:
+            sets = state.space.pools[unit.name].unrolled_sets
+            each = [unit.kept(one.action).device_bytes for one in sets]
+            kept += unit.num_layers * max(each, default=0)
+    argument_bytes = state.baseline.measurement.memory.argument_bytes
+    return argument_bytes + kept <= state.budget_bytes
 
 
 def has_unrolled_sets(state: State) -> bool:

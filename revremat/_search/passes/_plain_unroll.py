@@ -17,6 +17,12 @@ from revremat.policies import Candidate
 _PLAIN = SAVE(unroll=True)
 
 
+def plain_unroll(state: State, ask: Ask) -> State:
+    """Measures the program with its loops unrolled and nothing recomputed."""
+    request = plain_request(state)
+    return state if request is None else ask(state, [request])
+
+
 def plain_request(state: State) -> Request | None:
     """The program with its loops unrolled; None where nothing can be unrolled."""
     if (key := plain_key(state)) is None:
