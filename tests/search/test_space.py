@@ -207,10 +207,11 @@ def test_passes_come_in_an_order_that_has_reasons():
         "profile layers",
         "calibrate",
     ]
-    assert names[:9] == [
+    assert names[:10] == [
         "plain and on paper",
         "settle",
         "best on paper",
+        "plain unroll",
         "best unrolled set",
         "put off",
         "unrolled sets",

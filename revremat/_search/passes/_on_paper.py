@@ -43,7 +43,7 @@ def best_on_paper(state: State, ask: Ask) -> State:
 
 
 def _plain_may_fit(state: State) -> bool:
-    """Whether plain unrolled loops may: they keep what the largest sets do, and more."""
+    """Whether plain unrolled loops may: they keep more than the largest sets do."""
     kept = 0.0
     for unit in state.units:
         if state.costs[unit.name].can_unroll:
