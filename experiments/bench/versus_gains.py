@@ -80,6 +80,23 @@ def ceilings(found: Mapping[str, Any], below: float = math.inf) -> list[float]:
     return [theirs["step_us"] / first_us for _, theirs in _beside_best(found, below)]
 
 
+def attainable(found: Mapping[str, Any], below: float = math.inf) -> list[float]:
+    """At each budget where any baseline fits, the gain of a plan that is at its bound.
+
+    Where no bound is known, the gain if memory cost nothing.
+
+    Args:
+      found: A program's figures.
+      below: As in `gains_over_best`.
+    """
+    first_us = least_us(found)
+    listed = []
+    for mine, theirs in _beside_best(found, below):
+        bound_us = (mine.get("bound_us") if mine else None) or first_us
+        listed.append(theirs["step_us"] / max(first_us, bound_us))
+    return listed
+
+
 def least_us(found: Mapping[str, Any]) -> float:
     """What the fastest of a program's plans takes, whatever its bytes."""
     plans = [found.get("unrolled"), found["baseline"]]

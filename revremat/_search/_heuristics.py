@@ -20,6 +20,8 @@ class Heuristics:
         that choice. One more candidate of each unit comes to that.
       more_on_paper: The same where sets of unrolled layers fit that are best on paper:
         those.
+      most_left_on_paper: Share of the budget that such a plan may leave: with more,
+        a larger one is compiled, too.
       more_to_choose: Compiles beyond those, and one for each unit, that a quick search
         may take while nothing is chosen that fits: second costs of choices that mix
         candidates.
@@ -114,6 +116,7 @@ class Heuristics:
 
     more_quick: int = 3
     more_on_paper: int = 1
+    most_left_on_paper: float = 0.1
     more_to_choose: int = 2
     more_unrolled: int = 4
     more_each_unrolled: int = 4

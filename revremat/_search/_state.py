@@ -467,8 +467,9 @@ class State:
             return None
         if not self.is_chosen:
             return max(most, space.most_to_choose)
-        is_last = space.most_on_paper and self.recomputes_unrolled
-        return min(most, space.most_on_paper) if is_last else most
+        if not space.most_on_paper or not self.recomputes_unrolled:
+            return most
+        return min(most, space.most_on_paper + self.leaves_much)
 
     @property
     def recomputes_unrolled(self) -> bool:
@@ -476,6 +477,13 @@ class State:
         taken = chain.from_iterable(self.decided(self.best).values())
         ways = {(action.kind, action.unroll) for action in taken}
         return self.fits and ("recompute", True) in ways
+
+    @property
+    def leaves_much(self) -> bool:
+        """Whether the best program has unrolled layers and leaves much memory."""
+        most_left = self.space.heuristics.most_left_on_paper
+        least_bytes = (1 - most_left) * self.budget_bytes
+        return self.recomputes_unrolled and self.best.bytes < least_bytes
 
     @property
     def is_chosen(self) -> bool:

@@ -124,6 +124,21 @@ def test_no_gain_is_above_what_it_would_be_if_memory_cost_nothing():
     assert "below 60% of plain unrolled loops, 1.10 promised: held; 1.680 if" in text
 
 
+def test_a_plan_at_its_bound_gains_no_more_than_that():
+    """Without a bound it gains what it would if memory cost nothing."""
+    budgets = [dict(at) for at in FAIR["budgets"]]
+    for place, bound_us in ((1, 51.0), (2, 40.0), (3, 0.0)):
+        budgets[place]["search"] = {**budgets[place]["search"], "bound_us": bound_us}
+    found = {**FAIR, "budgets": budgets}
+    gains = [50 / 50, 57.2 / 51, 60 / 50, 84 / 50]
+    assert versus_gains.attainable(found) == pytest.approx(gains)
+    assert versus_gains.attainable(found, 0.8) == pytest.approx(gains[2:])
+    text = "\n".join(versus_tables.fair({"small": found}))
+    assert (
+        "1.680 if memory cost nothing, 1.680 if all plans were at their bounds" in text
+    )
+
+
 def test_the_parts_of_a_gain_make_up_the_whole():
     first, second, third, last = (versus_gains.shares(at) for at in FAIR["budgets"])
     assert first == {"unrolling": 1.0, "sets": 0.0, "mixing": 0.0}

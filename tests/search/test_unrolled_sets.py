@@ -129,9 +129,15 @@ def test_a_search_of_thirteen_programs_is_near_one_without_a_limit(name, share):
 
 @pytest.mark.parametrize(
     ("chosen", "most"),
-    [({}, 14), ({"a": 8}, 8), ({"recompute all": 5, "save all": 3}, 10)],
+    [
+        ({}, 14),
+        ({"a": 8}, 9),  # 42 of 60
+        ({"a": 6, "save all": 2}, 8),  # 54
+        ({"recompute all": 5, "save all": 3}, 10),
+    ],
 )
 def test_a_quick_search_ends_where_unrolled_layers_fit_that_recompute(chosen, most):
+    """After one more program where they leave more than a tenth of the budget."""
     costs = {"a": (rr.RECOMPUTE(save=["a"], unroll=True), Cost(4.0, 40.0))}
     state, ask = World(costs).state(60)
     limits = dict(most_compiles=10, most_to_choose=14, most_on_paper=8)

@@ -32,14 +32,25 @@ def plain_and_on_paper(state: State, ask: Ask) -> State:
 
 
 def best_on_paper(state: State, ask: Ask) -> State:
-    """Smaller sets, as long as nothing is chosen that fits."""
+    """Smaller sets where nothing is chosen that fits, larger ones if much is left."""
     for _ in range(state.space.heuristics.most_brief_tightenings):
-        limit = state.budget_bytes - over(chosen_unrolled(state))
+        if (limit := _limit(state)) is None:
+            break
         request = _best_on_paper(state, limit)
-        if state.is_chosen or request is None or state.knows(request):
+        if request is None or state.knows(request):
             break
         state = ask(state, [request])
     return state
+
+
+def _limit(state: State) -> float | None:
+    """Bytes on paper of the next choice; None where there need not be one."""
+    best, budget = state.best, state.budget_bytes
+    if not state.is_chosen:
+        return budget - over(chosen_unrolled(state))
+    if not state.leaves_much or best.predicted_bytes is None:
+        return None
+    return budget + max(0.0, best.predicted_bytes - best.bytes)
 
 
 def _plain_may_fit(state: State) -> bool:
