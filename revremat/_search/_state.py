@@ -243,12 +243,15 @@ class State:
     def known_bound_us(self) -> float:
         """What no assignment beats, where a plan fits; 0 where that is not known.
 
-        Of plans whose gradients are put off it is not.
+        Of plans whose gradients are put off it is not, nor where the best plan is much
+        faster: then it has layers without costs.
         """
-        plan = self.best.plan
-        if not self.fits or (plan is not None and plan.puts_gradients_off):
+        best, off_whole = self.best, self.space.heuristics.off_whole
+        if not self.fits or (best.plan is not None and best.plan.puts_gradients_off):
             return 0.0
-        return min(self.bound_us, self.best.time_us)
+        if self.bound_us > (1 + off_whole) * best.time_us:
+            return 0.0
+        return min(self.bound_us, best.time_us)
 
     # ---- Programs of this space ------------------------------------------------------
 

@@ -85,20 +85,22 @@ PROGRAMS = [
 
 
 def first_choice(state: State) -> Row:
-    """The first program with unrolled layers of which anything was expected."""
-    rows = (row for row in state.rows.values() if row.takes("unroll"))
-    return next(row for row in rows if row.predicted_bytes is not None)
+    """The first program with unrolled layers that recompute."""
+    recomputes = lambda row: any(
+        action.kind == "recompute" and action.unroll is True
+        for few in row.plan.actions.values()
+        for action in few
+    )
+    return next(row for row in state.rows.values() if row.plan and recomputes(row))
 
 
 @pytest.mark.parametrize(("name", "share"), PROGRAMS)
-def test_the_first_choice_has_no_loops_and_fits(name, share):
-    """It is the best on paper, and takes about what it does there."""
+def test_the_first_choice_is_the_best_on_paper_and_has_no_loops(name, share):
+    """It takes about what it does there; the next one fits if it does not."""
     state = searched(name, share, most=13)
     row = first_choice(state)
     assert has_no_loops(row)
-    assert row.predicted_bytes is not None
-    assert row.predicted_bytes <= state.budget_bytes
-    assert abs(row.bytes / row.predicted_bytes - 1) < 0.2
+    assert abs(row.bytes / state.budget_bytes - 1) < 0.2
     assert state.fits
     assert has_no_loops(state.best)
 

@@ -5,12 +5,12 @@ are right within some percent. What a set has read and written more or less than
 recomputes all tells its time. One program tells whether that holds.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
-from revremat._search._keys import Request
+from revremat._search._keys import ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, summary
 from revremat._search._pass import Ask
-from revremat._search._result import Row, over
 from revremat._search._state import State
 from revremat._search.passes._column_generation import unrolled_sets_of
 from revremat._search.passes._plain_unroll import plain_key, plain_request
@@ -27,30 +27,33 @@ def plain_and_on_paper(state: State, ask: Ask) -> State:
     if on_paper is not None and not _plain_may_fit(state):
         plain = None  # a longer search asks for it
     wanted = [one for one in (plain, on_paper) if one is not None]
-    new = [one for one in wanted if not state.knows(one)]
+    new = [_without_promise(one) for one in wanted if not state.knows(one)]
     return ask(state, new) if new else state
 
 
 def best_on_paper(state: State, ask: Ask) -> State:
     """Smaller sets where nothing is chosen that fits, larger ones if much is left."""
+    request = _best_on_paper(state, state.budget_bytes)
     for _ in range(state.space.heuristics.most_brief_tightenings):
-        if (limit := _limit(state)) is None:
+        if request is None:
             break
+        key, expected = request.key, request.predicted_bytes
+        assert isinstance(key, ProgramKey)
+        assert expected is not None
+        row = state.row(key)
+        if row is None or (state.is_chosen and not state.leaves_much):
+            break
+        limit = state.budget_bytes - (row.bytes - expected)
         request = _best_on_paper(state, limit)
         if request is None or state.knows(request):
             break
-        state = ask(state, [request])
+        state = ask(state, [_without_promise(request)])
     return state
 
 
-def _limit(state: State) -> float | None:
-    """Bytes on paper of the next choice; None where there need not be one."""
-    best, budget = state.best, state.budget_bytes
-    if not state.is_chosen:
-        return budget - over(chosen_unrolled(state))
-    if not state.leaves_much or best.predicted_bytes is None:
-        return None
-    return budget + max(0.0, best.predicted_bytes - best.bytes)
+def _without_promise(request: Request) -> Request:
+    """The same; what a program takes on paper is no error of costs."""
+    return dataclasses.replace(request, predicted_bytes=None)
 
 
 def _plain_may_fit(state: State) -> bool:
@@ -116,8 +119,3 @@ def _on_paper(
         time_us = known.time_us + 1e6 * moved / card.stream_bandwidth
         found.append(LayerCost(name, kept_bytes, known.base_bytes, 0.0, time_us))
     return UnitOptions(options.unit, options.num_layers, tuple(found)), sets
-
-
-def chosen_unrolled(state: State) -> list[Row]:
-    """Programs that have unrolled layers and were chosen by what is known of them."""
-    return [row for row in state.rows.values() if row.takes("unroll")]

@@ -8,11 +8,11 @@ keep less, and recompute, tells what they would cost.
 from revremat._action import SAVE
 from revremat._search._layer_costs import SAVE_ALL, unrolled
 from revremat._search._pass import Ask
-from revremat._search._result import over
+from revremat._search._result import Row, over
 from revremat._search._state import State
 from revremat._search.passes._ask import offer, probe
 from revremat._search.passes._column_generation import ask_for_best
-from revremat._search.passes._on_paper import chosen_unrolled, has_unrolled_sets
+from revremat._search.passes._on_paper import has_unrolled_sets
 from revremat._search.passes._plain_unroll import plain_key
 from revremat._search.passes._solve import tighten
 from revremat.policies import Candidate
@@ -30,7 +30,7 @@ def best_unrolled_set(state: State, ask: Ask) -> State:
             second = more.costs[unit.name].second_probes([plain.name])
             more = probe(more, ask, unit, second)
     for _ in range(state.space.heuristics.most_column_rounds):
-        before, limit = more.generated, state.budget_bytes - over(chosen_unrolled(more))
+        before, limit = more.generated, state.budget_bytes - over(_unrolled(more))
         how = {"only_unrolled": True, "pure": True, "limit": limit}
         more = ask_for_best(more, ask, by_chosen=True, **how)
         if more.generated == before:
@@ -77,6 +77,11 @@ def _choose(state: State, ask: Ask, is_rough: bool = False) -> State:
     how = {"most": most, "is_rough": is_rough}
     state, assignment = tighten(state, ask, ("in_loops",), **how)
     return state.but(leading=assignment)
+
+
+def _unrolled(state: State) -> list[Row]:
+    """Programs that have unrolled layers."""
+    return [row for row in state.rows.values() if row.takes("unroll")]
 
 
 def _gains(state: State) -> bool:
