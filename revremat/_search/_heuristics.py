@@ -226,7 +226,8 @@ class Heuristics:
         self, num_another: int, runs: bool, num_unrolled: int
     ) -> dict[Effort, int]:
         """Compiles beyond the needed ones, of the efforts that have a limit."""
-        quick = self.more_quick + num_another
+        on_paper = self.more_on_paper if num_unrolled and not runs else 0
+        quick = self.more_quick + on_paper + num_another
         others = self.more_each_unrolled * max(0, num_unrolled - 1)
         timed = self.more_timed + (num_unrolled > 0) * self.more_timed_unrolled
         normal = max(quick, timed if runs else self.more_normal + others)

@@ -53,7 +53,7 @@ def test_one_more_candidate_of_each_unit_comes_to_a_quick_search(
         (2, 2, 18, 28),
         (3, 3, 22, 32),
         (4, 4, 26, 36),
-        (4, 1, 19, 24),
+        (4, 1, 20, 24),
     ],
 )
 def test_each_loop_that_can_be_unrolled_takes_four_programs_more(
@@ -86,7 +86,7 @@ def test_a_quick_search_goes_on_while_nothing_is_chosen_that_fits(chosen, most):
 @pytest.mark.parametrize(
     ("effort", "another", "loops", "most"),
     [
-        ("quick", 0, 1, 9),
+        ("quick", 0, 1, 9),  # what is best on paper is not run
         ("normal", 0, 0, 12),
         ("normal", 0, 1, 16),
         ("normal", 0, 9, 16),
@@ -105,7 +105,7 @@ def test_a_number_of_compiles_counts_whatever_the_effort():
     problem, target = rr.Problem(loss, SPECS), rr.target("cpu:1")
     most = lambda **how: begin(problem, target, **how)[0].space.most_compiles
     assert most() is None
-    assert most(effort="quick") == most(effort="normal") - 15
+    assert most(effort="quick") == most(effort="normal") - 14
     assert most(effort="quick", most_compiles=7) == 7
 
 

@@ -51,6 +51,17 @@ def test_they_come_only_where_estimates_hold_and_unrolling_gains(time_us, fixed,
         assert unrolled_sets(state, ask) is state
 
 
+def test_where_a_choice_in_loops_is_the_best_that_fits_they_wait():
+    """Plain unrolled loops do not fit: they are faster by what does not count."""
+    world = Unrolling(SAVE.time_us - 1)
+    state, ask = world.state(60, unroll=True)
+    state = plain_and_on_paper(state, ask)
+    assert _gains(state)
+    state = world.tried(state, ask, ("recompute all", 5), ("save all", 3))
+    assert state.is_chosen
+    assert not _gains(state)
+
+
 def test_loops_with_others_inside_are_left_to_other_passes():
     state, ask = Unrolling(1.0).state(60, unroll=True)
     state = plain_and_on_paper(state, ask)
