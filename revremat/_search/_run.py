@@ -69,10 +69,10 @@ DECIDE: tuple[Pass, ...] = (
     settle,  # then nothing more need be asked
     best_on_paper,  # a quick plan: where unrolling gains, all best plans have it
     plain_unroll,  # too large, and the remat pass may make it fit
-    best_unrolled_set,
+    best_unrolled_set,  # by costs: what paper chose may be some percent slower
     put_off,  # over several devices it gains as much as a set
     unrolled_sets,  # a normal plan
-    put_off,
+    put_off,  # of what is the best by now
     remat_pass_nearly,  # a few percent of a step: costs promise no such plan
     leave_loops,  # where nothing is as good in loops, a limited search ends
     another,  # a quick plan where unrolling gains nothing

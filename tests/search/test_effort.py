@@ -26,43 +26,30 @@ def test_programs_beyond_those_that_are_needed(effort, most):
 
 
 @pytest.mark.parametrize(
-    ("units", "quick", "to_choose", "normal"),
+    ("units", "loops", "quick", "to_choose", "normal"),
     [
-        (0, 9, 11, 24),
-        (1, 10, 13, 24),
-        (2, 11, 15, 24),
-        (8, 17, 24, 24),
-        (16, 25, 25, 25),
+        (0, 0, 9, 11, 24),
+        (1, 0, 10, 13, 24),
+        (2, 0, 11, 15, 24),
+        (8, 0, 17, 24, 24),
+        (16, 0, 25, 25, 25),
+        (1, 1, 11, 14, 24),
+        (2, 2, 12, 18, 28),
+        (3, 3, 13, 22, 32),
+        (4, 4, 14, 26, 36),
+        (4, 1, 14, 20, 24),
     ],
 )
-def test_one_more_candidate_of_each_unit_comes_to_a_quick_search(
-    units, quick, to_choose, normal
+def test_units_and_loops_that_can_be_unrolled_take_more_programs(
+    units, loops, quick, to_choose, normal
 ):
-    """A normal search begins as a quick one does."""
-    heuristics = Heuristics()
-    assert heuristics.most_compiles("quick", 6, units) == quick
-    assert heuristics.most_to_choose(6, units) == to_choose
-    assert heuristics.most_compiles("normal", 6, units) == normal
+    """A unit one more candidate; a loop two costs of what keeps all, and two sets.
 
-
-@pytest.mark.parametrize(
-    ("units", "loops", "to_choose", "normal"),
-    [
-        (1, 0, 13, 24),
-        (1, 1, 14, 24),
-        (2, 2, 18, 28),
-        (3, 3, 22, 32),
-        (4, 4, 26, 36),
-        (4, 1, 20, 24),
-    ],
-)
-def test_each_loop_that_can_be_unrolled_takes_four_programs_more(
-    units, loops, to_choose, normal
-):
-    """Two costs of what keeps all, one of the best set, and of another one."""
-    heuristics = Heuristics()
-    assert heuristics.most_to_choose(6, units, num_unrolled=loops) == to_choose
-    how = {"num_unrolled": loops}
+    A normal search begins as a quick one does.
+    """
+    heuristics, how = Heuristics(), {"num_unrolled": loops}
+    assert heuristics.most_compiles("quick", 6, units, **how) == quick
+    assert heuristics.most_to_choose(6, units, **how) == to_choose
     assert heuristics.most_compiles("normal", 6, units, **how) == normal
 
 

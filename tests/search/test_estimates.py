@@ -196,6 +196,13 @@ def test_proposed_unrolled_are_sets_without_a_stack_too():
     assert sets <= {*out, SAVE(unroll=True)}
 
 
+def test_proposed_with_some_to_an_iteration_are_the_same_beside_unrolled_ones():
+    """What is of unrolled layers alone stays with those."""
+    some, whole = ("some", SAVE(unroll=4)), ("whole", SAVE(unroll=True))
+    of = lambda found: [action for action in found if action.unroll == 4]
+    assert of(proposed(False, some, whole)) == of(proposed(False, some))
+
+
 @pytest.mark.parametrize(("layers", "sends"), [(8, True), (1, False)])
 def test_sets_with_a_cost_may_have_one_value_more_on_the_host(layers, sends):
     found = proposed(True, ("a", small("a")), layers=layers)

@@ -121,13 +121,14 @@ def without_cost(state: State, unit: Unit) -> list[Candidate]:
         for one in sorted(sets, key=lambda c: c.name):
             found += sent_to_host(unit, one)
     slower = state.dropped_maxima.get(unit.name, frozenset())
-    found = [without_maxima(c, slower) for c in found]
+    in_loops = [without_maxima(c, slower) for c in found]
+    found = [*in_loops]
     for unroll in sorted({c.action.unroll for c in candidates} - {False}):
         if unroll is True:
-            found += unrolled_sets_of(state, unit, found)
+            found += unrolled_sets_of(state, unit, in_loops)
         else:
-            few = [c for c in found if c.action.can_unroll and not c.action.on_host]
-            found += [unrolled(c, unroll, pool.unrolled) for c in few]
+            few = [c for c in in_loops if c.action.can_unroll and not c.action.on_host]
+            found += [unrolled(c, unroll) for c in few]
     by_action = {c.action: c for c in reversed(found)}  # the first of each stays
     by_name = {c.name: c for c in by_action.values()}
     known = costs.known_actions
@@ -144,7 +145,7 @@ def unrolled_sets_of(
     """A unit's sets unrolled, and those that are of unrolled layers alone."""
     pool = state.space.pools[unit.name]
     slower = state.dropped_maxima.get(unit.name, frozenset())
-    can_unroll = [c for c in sets if c.action.can_unroll and not c.action.unroll]
+    can_unroll = [c for c in sets if c.action.can_unroll]
     alone = (without_maxima(c, slower) for c in pool.unrolled_sets)
     return [
         *(unrolled(c, joint=pool.unrolled) for c in can_unroll),

@@ -14,7 +14,8 @@ from revremat._search.passes._column_generation import (
 )
 from revremat.policies import Candidate
 
-_PLAIN = SAVE(unroll=True)
+PLAIN = unrolled(Candidate(SAVE_ALL, SAVE))
+"""Unrolled layers that keep all."""
 
 
 def plain_unroll(state: State, ask: Ask) -> State:
@@ -27,8 +28,7 @@ def plain_request(state: State) -> Request | None:
     """The program with its loops unrolled; None where nothing can be unrolled."""
     if (key := plain_key(state)) is None:
         return None
-    name = unrolled(Candidate(SAVE_ALL, SAVE)).name
-    runs = {unit: ((name, len(few)),) for unit, few in _plain(state).items()}
+    runs = {unit: ((PLAIN.name, len(few)),) for unit, few in _plain(state).items()}
     return Request(key, summary(runs))
 
 
@@ -59,12 +59,12 @@ def settle(state: State, ask: Ask) -> State:
         return state  # nor what is inside of the loops
     more = state
     for unit in state.units:
-        plain = (Candidate(SAVE_ALL, SAVE), Candidate(RECOMPUTE_ALL, RECOMPUTE))
-        more = offer(more, ask, unit, [unrolled(one) for one in plain])
+        least = unrolled(Candidate(RECOMPUTE_ALL, RECOMPUTE))
+        more = offer(more, ask, unit, [PLAIN, least])
     both = frozenset(
         (unit.name, more.costs[unit.name].names[action])
         for unit in more.units
-        for action in (_PLAIN, RECOMPUTE(unroll=True))
+        for action in (PLAIN.action, RECOMPUTE(unroll=True))
         if action in more.costs[unit.name].names
     )
     more = ask_for_best(refine(more, ask, both), ask, by_chosen=True)
@@ -83,7 +83,7 @@ def _plain(state: State) -> Mapping[str, tuple[Action, ...]]:
     if not state.space.unroll:
         return {}
     return {
-        unit.name: (_PLAIN,) * unit.num_layers
+        unit.name: (PLAIN.action,) * unit.num_layers
         for unit in state.units
         if state.costs[unit.name].can_unroll
     }

@@ -5,17 +5,14 @@ loops say little of unrolled layers. One cost does, of those that keep all: what
 keep less, and recompute, tells what they would cost.
 """
 
-from revremat._action import SAVE
-from revremat._search._layer_costs import SAVE_ALL, unrolled
 from revremat._search._pass import Ask
 from revremat._search._result import Row, over
 from revremat._search._state import State
 from revremat._search.passes._ask import offer, probe
 from revremat._search.passes._column_generation import ask_for_best
 from revremat._search.passes._on_paper import has_unrolled_sets
-from revremat._search.passes._plain_unroll import plain_key
+from revremat._search.passes._plain_unroll import PLAIN, plain_key
 from revremat._search.passes._solve import tighten
-from revremat.policies import Candidate
 
 
 def best_unrolled_set(state: State, ask: Ask) -> State:
@@ -25,9 +22,8 @@ def best_unrolled_set(state: State, ask: Ask) -> State:
     more = state
     for unit in state.units:
         if state.costs[unit.name].can_unroll:
-            plain = unrolled(Candidate(SAVE_ALL, SAVE))
-            more = offer(more, ask, unit, [plain])
-            second = more.costs[unit.name].second_probes([plain.name])
+            more = offer(more, ask, unit, [PLAIN])
+            second = more.costs[unit.name].second_probes([PLAIN.name])
             more = probe(more, ask, unit, second)
     for _ in range(state.space.heuristics.most_column_rounds):
         before, limit = more.generated, state.budget_bytes - over(_unrolled(more))
