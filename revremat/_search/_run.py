@@ -18,7 +18,11 @@ from revremat._search.passes._gradient_barrier import (
 from revremat._search.passes._hedge import hedge
 from revremat._search.passes._local_search import local_search
 from revremat._search.passes._nested import nested, nested_first
-from revremat._search.passes._on_paper import best_on_paper, plain_and_on_paper
+from revremat._search.passes._on_paper import (
+    best_on_paper,
+    better_in_loops,
+    plain_and_on_paper,
+)
 from revremat._search.passes._peel import peel
 from revremat._search.passes._plain_unroll import plain_unroll, settle
 from revremat._search.passes._profile import profile_layers
@@ -68,6 +72,7 @@ DECIDE: tuple[Pass, ...] = (
     plain_and_on_paper,  # one word of plain JAX: whatever is found has to beat it
     settle,  # then nothing more need be asked
     best_on_paper,  # a quick plan: where unrolling gains, all best plans have it
+    better_in_loops,  # one program, and only if it promises more
     plain_unroll,  # too large, and the remat pass may make it fit
     best_unrolled_set,  # by costs: what paper chose may be some percent slower
     put_off,  # over several devices it gains as much as a set

@@ -472,6 +472,8 @@ class State:
             return max(most, space.most_to_choose)
         if not space.most_on_paper or not self.recomputes_unrolled:
             return most
+        if self.better_in_loops is not None:  # until that is measured
+            return max(most, self.num_compiles + 1)
         return min(most, space.most_on_paper + self.leaves_much)
 
     @property
@@ -480,6 +482,21 @@ class State:
         taken = chain.from_iterable(self.decided(self.best).values())
         ways = {(action.kind, action.unroll) for action in taken}
         return self.fits and ("recompute", True) in ways
+
+    @cached_property
+    def better_in_loops(self) -> Assignment | None:
+        """An assignment all in loops that costs call better than the best program."""
+        if not self.fits or self.reference is None:
+            return None
+        options = self.options_without(("unroll",))
+        found = self.assign(options, self.budget_bytes)
+        request = found and self.assignment_request(found.counts)
+        if found is None or request is None or self.knows(request):
+            return None
+        fixed_us = self.reference.time_us - self.layers_us(self.reference)
+        least_gain = 1 + self.space.heuristics.least_gain_settled
+        promised_us = found.time_us + fixed_us
+        return found if least_gain * promised_us < self.best.time_us else None
 
     @property
     def leaves_much(self) -> bool:

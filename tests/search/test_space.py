@@ -207,10 +207,11 @@ def test_passes_come_in_an_order_that_has_reasons():
         "profile layers",
         "calibrate",
     ]
-    assert names[:10] == [
+    assert names[:11] == [
         "plain and on paper",
         "settle",
         "best on paper",
+        "better in loops",
         "plain unroll",
         "best unrolled set",
         "put off",

@@ -7,7 +7,10 @@ import pytest
 
 import revremat as rr
 from revremat._search import BASELINE, Asking, Heuristics, Request, Row, State, decide
-from revremat._search.passes._on_paper import plain_and_on_paper
+from revremat._search.passes._on_paper import (
+    better_in_loops,
+    plain_and_on_paper,
+)
 from revremat._search.passes._plain_unroll import plain_key
 from revremat._search.passes._unrolled_sets import (
     _gains,
@@ -18,7 +21,7 @@ from revremat._search.passes._unrolled_sets import (
 from revremat.policies import Candidate
 from tests.search.programs import CASES
 from tests.search.tape import Model, Tape, state_of
-from tests.search.world import SAVE, Cost, World, unit_of
+from tests.search.world import SAVE, Cost, World, small, unit_of
 
 MEASURED = Heuristics().for_measured_times()
 
@@ -176,3 +179,32 @@ def test_a_search_with_a_limit_leaves_what_stays_in_loops(ends):
     assert after.is_settled == ends
     told = [(one.what, one.num_compiles) for one in after.skipped]
     assert told == ([("what stays in loops", 1)] if ends else [])
+
+
+@pytest.mark.parametrize(
+    ("loop_us", "slower_us", "asked", "chosen"),
+    [
+        (39.0, 0.0, True, "in a loop"),
+        (39.0, 20.0, True, "a"),  # the whole takes longer than its layers say
+        (39.9, 0.0, False, "a"),  # gains less than half a percent
+        (45.0, 0.0, False, "a"),
+    ],
+)
+def test_what_costs_call_better_in_loops_is_measured(loop_us, slower_us, asked, chosen):
+    """Once, and a quick search has one program more for it."""
+    costs = {
+        "a": (rr.RECOMPUTE(save=["a"], unroll=True), Cost(4.0, 40.0)),
+        "in a loop": (small("b"), Cost(4.0, loop_us)),
+    }
+    slower = lambda runs: slower_us if "in a loop" in runs else 0.0
+    world = World(costs, slower_us=slower)
+    state, ask = world.state(45)
+    state = world.tried(state, ask, ("recompute all", 8))
+    state = world.tried(state, ask, ("a", 8))
+    limits = dict(most_compiles=state.num_compiles, most_on_paper=8)
+    state = state.but(space=dataclasses.replace(state.space, **limits))
+    assert state.room == asked
+    state = better_in_loops(state, ask)
+    assert world.asked == ([(("in a loop", 8),)] if asked else [])
+    assert dict(state.counts_of(state.best)["u"]) == {chosen: 8}
+    assert better_in_loops(state, ask) is state

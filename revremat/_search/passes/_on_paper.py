@@ -12,6 +12,7 @@ from revremat._search._keys import ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, summary
 from revremat._search._pass import Ask
 from revremat._search._state import State
+from revremat._search.passes._ask import try_assignments
 from revremat._search.passes._column_generation import unrolled_sets_of
 from revremat._search.passes._plain_unroll import plain_key, plain_request
 from revremat.policies import Candidate, LayerCost, UnitOptions
@@ -49,6 +50,14 @@ def best_on_paper(state: State, ask: Ask) -> State:
             break
         state = ask(state, [_without_promise(request)])
     return state
+
+
+def better_in_loops(state: State, ask: Ask) -> State:
+    """What stays in loops, where first costs call that better than what is unrolled."""
+    found = state.better_in_loops if state.recomputes_unrolled else None
+    if found is None:
+        return state
+    return try_assignments(state, ask, [(found.counts, found.bytes)])[0]
 
 
 def _without_promise(request: Request) -> Request:
