@@ -1,5 +1,6 @@
 """Products of matrices are not tiled at every compile, and nothing can tell."""
 
+from dataclasses import dataclass, field
 from functools import partial
 
 import jax
@@ -20,14 +21,37 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REVREMAT_CACHE", str(tmp_path / "compiles"))
 
 
+@dataclass
+class Compiles:
+    """What was compiled, in order; of each whether XLA tiled, and its dump.
+
+    Attributes:
+      programs: Those that were asked for.
+      kernels: Programs of kernels alone.
+    """
+
+    programs: list[tuple[bool, bytes]] = field(default_factory=list)
+    kernels: list[tuple[bool, bytes]] = field(default_factory=list)
+
+    @property
+    def how(self):
+        return [tiled for tiled, _ in self.programs]
+
+    @property
+    def how_alone(self):
+        return [tiled for tiled, _ in self.kernels]
+
+
 @pytest.fixture
 def compiles(monkeypatch):
-    """Of each compile, whether XLA tiled; and its dump."""
-    made, compile_ = [], _compile._compile_in
+    made, compile_ = Compiles(), _compile._compile_in
 
     def watched(folder, lowered, options, to_run):
         artifact, compiled = compile_(folder, lowered, options, to_run)
-        made.append((DISABLED_PASSES not in options, artifact.hlo))
+        tiled = "config-assigner" not in options.get(DISABLED_PASSES, "")
+        name = lowered.program.as_text().partition("{")[0]
+        where = made.kernels if "@jit_kernels" in name else made.programs
+        where.append((tiled, artifact.hlo))
         return artifact, compiled
 
     monkeypatch.setattr(_compile, "_compile_in", watched)
@@ -44,9 +68,9 @@ def gated_specs(rows=512, dtype=jnp.bfloat16):
     return array(rows, 256), array(256, 256), array(256, 256)
 
 
-def stacked(x, ws, first=0):
+def stacked(x, ws, first=0, num=2):
     """Products with matrices of a stack: slices are part of their kernels."""
-    for w in ws[first : first + 2]:
+    for w in ws[first : first + num]:
         x = jnp.tanh(x @ w)
     return x.sum()
 
@@ -70,36 +94,71 @@ def test_without_tiles_a_program_takes_the_same_memory_and_time(name, compiles):
     problem = PROGRAMS[name](target)
     without = rr.measure(problem, target=target)
     tiled = rr.measure(problem, target=target, cache=False)
-    assert not compiles[0][0]
-    assert compiles[-1][0]
+    assert compiles.how[-1]
+    assert not compiles.how[0]
     assert without.memory == tiled.memory
     assert without.time == tiled.time
 
 
-def test_a_kernel_that_may_have_no_tiling_is_tiled_once(compiles):
+def test_a_kernel_that_may_have_no_tiling_is_tiled_once_and_alone(compiles):
     ask(gated, gated_specs())
-    assert [how for how, _ in compiles] == [False, True]
+    assert sum(compiles.how_alone) == 1
     ask(lambda *args: 2.0 * gated(*args), gated_specs())  # the same kernels
-    assert [how for how, _ in compiles] == [False, True, False]
+    assert sum(compiles.how_alone) == 1
     ask(gated, gated_specs(rows=1024))  # others
-    assert [how for how, _ in compiles] == [False, True, False, False, True]
+    assert sum(compiles.how_alone) == 2
+    assert compiles.how == [False] * 3
 
 
-def test_what_need_not_be_exact_is_not_tiled_and_exact_later_is_compiled_once_more(
+def test_of_equal_kernels_one_is_tiled(compiles):
+    ask(partial(stacked, num=6), (spec(512, 256), spec(8, 256, 256)))
+    ((tiled, program),) = compiles.programs
+    alone = [untiled(hlo).keys() for tiled, hlo in compiles.kernels if not tiled]
+    assert set.union(*map(set, alone)) >= untiled(program).keys()
+    assert not tiled
+    most = max(products(hlo) for tiled, hlo in compiles.kernels if tiled)
+    assert products(program) > 3 * most
+
+
+def products(hlo):
+    """Kernels that multiply matrices."""
+    return hlo.count(b"__triton_gemm")
+
+
+def test_a_kernel_that_cannot_be_written_anew_is_tiled_where_it_is(
+    compiles, monkeypatch
+):
+    monkeypatch.setattr(_compile, "can_stand_alone", lambda body: False)
+    ask(gated, gated_specs())
+    assert compiles.how == [False, True]
+    ask(lambda *args: 2.0 * gated(*args), gated_specs())
+    assert compiles.how == [False, True, False]
+    assert not compiles.kernels
+
+
+def test_a_kernel_that_xla_fuses_otherwise_when_it_is_alone_is_tiled_where_it_is(
+    compiles, monkeypatch
+):
+    monkeypatch.setattr(_compile, "WAYS", (("triton-gemm-rewriter",),))
+    ask(gated, gated_specs())
+    assert compiles.how == [False, True]
+    assert compiles.how_alone == [False]
+
+
+def test_what_need_not_be_exact_is_not_tiled_and_exact_later_not_compiled_again(
     compiles,
 ):
-    how = lambda: [how for how, _ in compiles]
     lowered = xla.lower_step(jax.grad(gated), gated_specs(), rr.target("h100:1"))
     rough = lowered.compile(exact=False)
-    assert how() == [False]
+    assert compiles.how == [False]
     again = lowered.compile(exact=False)  # from the disk
-    assert how() == [False]
+    assert not compiles.kernels
     assert again.hlo == rough.hlo
     exact = lowered.compile()
-    assert how() == [False, True]
+    assert sum(compiles.how_alone) == 1
     assert dict(exact.stats) == dict(rough.stats)
     assert lowered.compile().hlo == lowered.compile(exact=False).hlo == exact.hlo
-    assert how() == [False, True]
+    assert compiles.how == [False]
 
 
 @pytest.mark.parametrize("find", ["fit", "search"])
@@ -110,19 +169,23 @@ def test_of_a_search_only_what_is_chosen_is_tiled(find, compiles):
     specs = spec(4, 256, 256), spec(512, 256)
     about = {"budget": "3MiB", "target": "h100:1", "effort": "quick"}
     found = getattr(rr, find)(loss, *specs, **about)
-    assert sum(how for how, _ in compiles) <= 1
+    assert sum(compiles.how_alone) <= 1
     plan = found.plan if find == "fit" else found
     step = jax.value_and_grad(rr.apply(loss, plan))
     exact = rr.measure(step, *specs, target="h100:1")
     assert exact.memory.total_bytes == plan.total_bytes
-    assert sum(how for how, _ in compiles) <= 1
+    assert sum(compiles.how_alone) <= 1
+    assert not any(compiles.how)
 
 
 def test_where_slices_begin_makes_no_other_kernel(compiles):
-    for first in (0, 3):
-        ask(partial(stacked, first=first), (spec(512, 256), spec(8, 256, 256)))
-    assert [how for how, _ in compiles] == [False, True, False]
-    assert untiled(compiles[0][1]) == untiled(compiles[2][1]) != frozenset()
+    ask(stacked, specs := (spec(512, 256), spec(8, 256, 256)))
+    before = len(compiles.kernels)
+    ask(partial(stacked, first=3), specs)
+    assert compiles.how == [False, False]
+    assert len(compiles.kernels) == before > 0
+    first, second = (untiled(hlo).keys() for _, hlo in compiles.programs)
+    assert first == second != set()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -146,7 +209,7 @@ def test_kernels_that_have_a_way_for_certain_are_tiled(kind, shapes, dtype, comp
     specs = [spec(*shape, dtype=dtype) for shape in (*shapes, shapes[1][-1:])]
     found = rr.measure(jax.grad(step, (0, 1)), *specs, target="h100:1", cache=False)
     assert not found.notes or "tile" not in found.notes[-1]
-    assert [how for how, _ in compiles] == [True]
+    assert compiles.how == [True]
 
 
 def test_a_product_that_xla_tiles_in_no_way_is_the_librarys_and_the_report_says_so():
@@ -176,7 +239,7 @@ def test_options_that_were_asked_for_are_not_changed():
 )
 def test_who_says_how_products_are_tiled_has_it_so(option, compiles):
     ask(gated, gated_specs(), options=option)
-    assert [how for how, _ in compiles] == [True]
+    assert compiles.how == [True]
 
 
 @pytest.mark.slow
@@ -189,4 +252,4 @@ def test_who_leaves_passes_out_does_not_bring_xlas_rematerialization_back(compil
     specs = spec(2**16, 2**14), spec(2**14, 2**14)
     for options in ({}, {DISABLED_PASSES: "no-such-pass"}):
         ask(too_large, specs, cache=False, options=options)
-    assert not any(b".remat" in hlo for _, hlo in compiles)
+    assert not any(b".remat" in hlo for _, hlo in compiles.programs)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,12 @@ from revremat._sources import loops_told
 from revremat.xla.compile._artifact import Artifact, versions
 from revremat.xla.compile._carried import carried_ambient_mesh, carry_over, is_mixture
 from revremat.xla.compile._disk import fingerprint, read, write
+from revremat.xla.compile._kernels_alone import WAYS, can_stand_alone, traced_alone
 from revremat.xla.compile._no_kernels import no_kernels, quick_kernels
 from revremat.xla.compile._scratch import scratch_folder
 from revremat.xla.compile._step_forms import JittedCall, jitted_call
 from revremat.xla.compile._tiling import (
+    leave_out,
     may_leave_out,
     remember,
     seen_tiled,
@@ -177,14 +179,54 @@ class Lowered:
                 return self._tiled()[0], True
             write(key, made)
         kernels = untiled(made.hlo)
-        seen = seen_tiled(self.target, self.options)
-        if kernels is not None and (not exact or kernels <= seen):
-            return made, kernels <= seen
+        if kernels is not None:
+            seen = seen_tiled(self.target, self.options)
+            new = {name: kernels[name] for name in kernels.keys() - seen}
+            if not (new and exact):
+                return made, not new
+            start = time.perf_counter()
+            if self._tiles_alone(new):
+                remember(new, self.target, self.options)
+                seconds = made.seconds + time.perf_counter() - start
+                return replace(made, seconds=seconds), True
         whole, _ = self._tiled()
         same = dict(whole.stats) == dict(made.stats)
         if kernels and same and not whole.remarks:
             remember(kernels, self.target, self.options)
         return replace(whole, seconds=made.seconds + whole.seconds), True
+
+    def _tiles_alone(self, kernels: Mapping[str, Any]) -> bool:
+        """Whether XLA tiles kernels, as far as programs of them alone can tell."""
+        if not all(can_stand_alone(body) for body in kernels.values()):
+            return False
+        groups, left = [], dict(kernels)
+        try:
+            for passes in WAYS:
+                without = self._alone(left, without_tiling(*passes))
+                found = left.keys() & (untiled(without.hlo) or {})
+                groups.append(({name: left.pop(name) for name in found}, passes))
+                if not left:
+                    return all(self._tiles(*group) for group in groups)
+        except jax.errors.JaxRuntimeError:  # no tiling: the whole program shows which
+            pass
+        return False
+
+    def _tiles(self, kernels: Mapping[str, Any], passes: Sequence[str]) -> bool:
+        """Whether nothing but tilings changes where XLA chooses them."""
+        if not kernels:
+            return True
+        tiled = self._alone(kernels, leave_out(*passes))
+        without = self._alone(kernels, without_tiling(*passes))
+        return dict(tiled.stats) == dict(without.stats)
+
+    def _alone(
+        self, kernels: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Artifact:
+        target = self.target
+        traced = traced_alone(list(kernels.values()), target.devices[0])
+        program = traced.lower(lowering_platforms=(target.platform,))
+        lowered = Lowered(program, target, self.options)
+        return lowered._compiled({**self.options, **options})
 
     def _tiled(self, to_run: bool = False) -> tuple[Artifact, Any]:
         try:

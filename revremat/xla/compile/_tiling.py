@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from revremat._compat import DISABLED_PASSES, REMAT_LIMIT
@@ -26,6 +26,11 @@ _LIBRARY = "__cublas$"
 _UNTILED = b'"__triton_gemm"'
 _ASSIGNED = (b'"__cudnn$fusion"', b'"__custom_fusion"')
 _TRITON = "xla_gpu_enable_triton_gemm"
+_BESIDE = (
+    *("name", "metadata", "id", "operand_ids", "called_computation_ids"),
+    *("parameter_number", "literal", "sharding", "frontend_attributes"),
+)
+"""Fields of an instruction that say nothing of what a kernel does to which shapes."""
 _HASH = re.compile(r"[0-9a-f]{16}")
 _SAYS_HOW = ("triton", "autotun", "gemm", "disable_hlo_passes")
 
@@ -44,19 +49,24 @@ def says_how(options: Mapping[str, Any]) -> bool:
     return any(word in said for word in _SAYS_HOW)
 
 
-def without_tiling() -> dict[str, str]:
-    """Compiler options that leave the pass out."""
-    return {DISABLED_PASSES: _PASS}
+def leave_out(*passes: str) -> dict[str, str]:
+    """Compiler options that leave passes out."""
+    return {DISABLED_PASSES: ",".join(passes)} if passes else {}
 
 
-def untiled(hlo: bytes) -> frozenset[str] | None:
-    """Hashes of the kernels in a dump that have a product and may have no tiling.
+def without_tiling(*others: str) -> dict[str, str]:
+    """Compiler options that leave the pass out, and others."""
+    return leave_out(_PASS, *others)
 
-    Those of two programs are the same where the kernels do the same to arrays of the
-    same shapes, whatever they are called and wherever slices begin.
+
+def untiled(hlo: bytes) -> dict[str, Any] | None:
+    """The kernels in a dump that have a product and may have no tiling.
 
     Returns:
-      None where the pass decides more than that: workspaces of the library's products.
+      By their hashes their computations. Hashes of two programs are the same where the
+      kernels do the same to arrays of the same shapes, whatever they are called,
+      wherever slices begin and whichever constants there are. None where the pass
+      decides more than tilings: workspaces of the library's products.
     """
     module = HloProto.FromString(hlo).hlo_module
     bodies = {one.id: one for one in module.computations}
@@ -70,27 +80,38 @@ def untiled(hlo: bytes) -> frozenset[str] | None:
             return None
         if _UNTILED in one.backend_config:
             doubtful.add(one.called_computation_ids[0])
-    return frozenset(
-        _hash(bodies[i], bodies)
-        for i in doubtful
+    return {
+        _hash(bodies[i], bodies): bodies[i]
+        for i in sorted(doubtful)
         if any(one.opcode not in TILEABLE for one in bodies[i].instructions)
-    )
+    }
 
 
 def _hash(body: Any, bodies: Mapping[int, Any]) -> str:
-    places = {one.id: place for place, one in enumerate(body.instructions)}
-    digest = hashlib.sha256(str(places[body.root_id]).encode())
-    for one in body.instructions:
+    """Of what a computation does: all that its root needs, operands first."""
+    known = {one.id: one for one in body.instructions}
+    places: dict[int, int] = {}
+    digest = hashlib.sha256()
+
+    def add(one: Any) -> None:
+        for i in one.operand_ids:
+            if i not in places:
+                add(known[i])
         plain = type(one)()
         plain.CopyFrom(one)
-        for name in ("name", "metadata", "id", "operand_ids", "called_computation_ids"):
+        for name in _BESIDE:
             plain.ClearField(name)
+        if plain.opcode == "reshape":  # one that moves nothing, or it were none by now
+            plain.opcode = "bitcast"
         plain.operand_ids.extend(places[i] for i in one.operand_ids)
         for cut in plain.slices:
             cut.start = cut.limit = 0
         digest.update(plain.SerializeToString(deterministic=True))
         for called in one.called_computation_ids:
             digest.update(_hash(bodies[called], bodies).encode())
+        places[one.id] = len(places)
+
+    add(known[body.root_id])
     return digest.hexdigest()[:16]
 
 
@@ -101,14 +122,14 @@ def seen_tiled(target: Target, options: Mapping[str, Any]) -> frozenset[str]:
 
 
 def remember(
-    kernels: frozenset[str], target: Target, options: Mapping[str, Any]
+    kernels: Iterable[str], target: Target, options: Mapping[str, Any]
 ) -> None:
     """Adds kernels to those that were tiled.
 
     Where two processes do so at once one of the two may be lost, which costs time only.
     """
     name = _list_name(target, options)
-    write_list(name, kernels | seen_tiled(target, options))
+    write_list(name, seen_tiled(target, options).union(kernels))
 
 
 def _list_name(target: Target, options: Mapping[str, Any]) -> str:

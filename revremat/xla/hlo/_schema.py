@@ -45,6 +45,7 @@ _MESSAGES = {
     "3 operand_index* int64",
     "Literal": "2 preds* bool, 4 s32s* int32, 5 s64s* int64, 6 u32s* uint32, "
     "7 u64s* uint64",
+    "Precision": "1 operands* int32, 2 algorithm int32",
     "Instruction": "1 name string, 2 opcode string, 3 shape Shape, "
     "7 metadata Metadata, 8 literal Literal, 9 parameter_number int64, "
     "11 fusion_kind string, "
@@ -52,10 +53,11 @@ _MESSAGES = {
     "16 convolution ConvolutionDimensions, 50 feature_group_count int64, "
     "17 slices* Slice, 21 padding Padding, 20 dynamic_slice_sizes* int64, "
     "58 batch_group_count int64, 28 custom_call_target string, 30 dot DotDimensions, "
-    "63 comparison_direction string, "
+    "63 comparison_direction string, 40 sharding bytes, "
     "35 id int64, 36 operand_ids* int64, 37 control_predecessor_ids* int64, "
     "38 called_computation_ids* int64, 43 backend_config bytes, "
-    "49 replica_groups* ReplicaGroup, 52 source_target_pairs* SourceTarget, "
+    "49 replica_groups* ReplicaGroup, 51 precision Precision, "
+    "52 source_target_pairs* SourceTarget, 68 frontend_attributes bytes, "
     "74 output_operand_aliasing* OutputOperandAliasing, "
     "87 device_list DeviceList, 92 iota_groups IotaGroups, 93 mesh_groups MeshGroups",
     "ProgramShape": "1 parameters* Shape, 2 result Shape, 3 parameter_names* string",
