@@ -149,11 +149,6 @@ class LayerCosts:
         return {c.action for c in (*self.offered, *self.candidates.values())}
 
     @property
-    def has_any(self) -> bool:
-        """Whether anything was probed yet."""
-        return any(self._deep(name) is not None for name in self.probed)
-
-    @property
     def has_reference(self) -> bool:
         """Whether there is the cost of recomputing everything."""
         return self._deep(RECOMPUTE_ALL) is not None and self._held_to is not None
@@ -274,9 +269,9 @@ class LayerCosts:
 
     @cached_property
     def options(self) -> UnitOptions:
-        """All costs that are known."""
+        """All costs that are known: none before the one that others are held to."""
         found = []
-        for name, candidate in self.candidates.items():
+        for name, candidate in self.candidates.items() if self.has_reference else ():
             if any(self._deep(source) is None for source in self._sources(name)):
                 continue
             cost = self.cost(name)

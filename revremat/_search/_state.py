@@ -392,8 +392,8 @@ class State:
 
     @cached_property
     def options(self) -> tuple[UnitOptions, ...]:
-        """All costs that are known; nothing before the first."""
-        return tuple(c.options for c in self.costs.values() if c.has_any)
+        """All costs that are known, of the units that have some."""
+        return tuple(c.options for c in self.costs.values() if c.has_reference)
 
     def layers_us(self, row: Row) -> float:
         """Time of a compiled program's layers by their estimated costs."""

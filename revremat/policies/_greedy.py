@@ -33,7 +33,8 @@ def choose_greedily(
       host_budget_bytes: Per device.
 
     Returns:
-      A `Assignment` without a bound, or None if all it starts from is over the budget.
+      An `Assignment` without a bound, or None if all it starts from is over the budget,
+      or a unit has no candidate.
 
     Example:
       >>> from revremat.policies import LayerCost, UnitOptions, choose_greedily
@@ -43,6 +44,8 @@ def choose_greedily(
       >>> choose_greedily([layers], budget_bytes=1000.0).time_us
       12.0
     """
+    if not all(one.costs for one in all_options):
+        return None
     costs = {
         unit_options.unit: {p.name: p for p in unit_options.costs}
         for unit_options in all_options
@@ -164,12 +167,17 @@ def smallest_bytes(
       all_options: The units in the order they run.
       host_budget_bytes: Per device.
 
+    Returns:
+      Bytes; infinitely many where a unit has no candidate.
+
     Example:
       >>> from revremat.policies import LayerCost, UnitOptions, smallest_bytes
       >>> slow = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)
       >>> smallest_bytes([UnitOptions("layer", 4, (slow,))])
       104.0
     """
+    if not all(one.costs for one in all_options):
+        return math.inf
     return predict_bytes(all_options, smallest(all_options, host_budget_bytes))
 
 

@@ -46,7 +46,8 @@ def choose(
       pure: Every unit uses one candidate for all of its layers.
 
     Returns:
-      An `Assignment`, or None if no assignment is within the budget.
+      An `Assignment`, or None if no assignment is within the budget, or a unit has no
+      candidate.
 
     Example:
       >>> from revremat.policies import LayerCost, UnitOptions, choose
@@ -56,6 +57,8 @@ def choose(
       >>> found.bytes, found.time_us
       (112.0, 14.0)
     """
+    if not all(one.costs for one in all_options):
+        return None
     if not excluding:  # of those the second best may be wanted
         all_options = [one.undominated() for one in all_options]
     rows = _Rows(all_options)

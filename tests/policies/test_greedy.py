@@ -153,3 +153,11 @@ def test_where_the_solver_stops_without_an_answer_it_is_chosen_greedily(
     assert choose(all_options, 15, pure=True) is None
     stopped.status = 2  # that nothing fits is an answer
     assert choose(all_options, 15) is None
+
+
+@pytest.mark.parametrize("solver", [choose, choose_greedily])
+def test_of_a_unit_without_candidates_there_is_no_assignment(solver):
+    some = LayerCost("recompute all", 1.0, 100.0, 0.0, time_us=4.0)
+    units = [UnitOptions("a", 2, (some,)), UnitOptions("b", 2, ())]
+    assert solver(units, 1e9) is None
+    assert smallest_bytes(units) == math.inf

@@ -47,9 +47,9 @@ def test_the_program_itself_failing_is_an_error():
         fit(oracle=compiler)
 
 
-@pytest.mark.parametrize("number", [3, 10, 14])
+@pytest.mark.parametrize("number", [3, 7, 10, 14])
 def test_any_one_that_fails_is_named_and_another_plan_is_found(number):
-    """A shortened program, and whole ones."""
+    """Shortened programs, the only one that is unrolled too, and whole ones."""
     count = iter(range(1000))
     compiler = failing(lambda step: next(count) == number)
     found = fit(oracle=compiler)
