@@ -161,11 +161,12 @@ def test_of_plans_with_their_gradients_put_off_no_bound_is_known(over_devices):
 
     def says(time_us):
         def ask(state, requests):
-            (request,) = requests
-            asked.append(request)
             time = dataclasses.replace(lagging.measurement.time, step_us=time_us)
             outcome = dataclasses.replace(lagging.measurement, time=time)
-            return state.with_measured(request, outcome)
+            for request in requests:
+                asked.append(request)
+                state = state.with_measured(request, outcome)
+            return state
 
         return ask
 

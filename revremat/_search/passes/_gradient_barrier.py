@@ -49,11 +49,12 @@ def put_off(state: State, ask: Ask) -> State:
     Over several devices that hides more of what they exchange, so what nothing hides
     has to tell them from the best. Such plans have no costs, nor a bound.
     """
+    requests = []
     for row in _worth_putting_off(state):
         key = state.key_of_row(row)
         off = dataclasses.replace(key, puts_gradients_off=True)
-        state = ask(state, [Request(off, state.trials[key].label)])
-    return state
+        requests.append(Request(off, state.trials[key].label))
+    return ask(state, requests)
 
 
 def _worth_putting_off(state: State) -> list[Row]:

@@ -33,7 +33,10 @@ def plain_and_on_paper(state: State, ask: Ask) -> State:
 
 
 def best_on_paper(state: State, ask: Ask) -> State:
-    """Smaller sets where nothing is chosen that fits, larger ones if much is left."""
+    """Smaller sets where nothing is chosen that fits, larger ones if much is left.
+
+    A longer search asks for plain unrolled loops at the same time, which come next.
+    """
     request = _best_on_paper(state, state.budget_bytes)
     for _ in range(state.space.heuristics.most_brief_tightenings):
         if request is None:
@@ -48,7 +51,9 @@ def best_on_paper(state: State, ask: Ask) -> State:
         request = _best_on_paper(state, limit)
         if request is None or state.knows(request):
             break
-        state = ask(state, [_without_promise(request)])
+        wanted = [request, None if state.space.most_on_paper else plain_request(state)]
+        new = [one for one in wanted if one is not None and not state.knows(one)]
+        state = ask(state, [*map(_without_promise, new)])
     return state
 
 

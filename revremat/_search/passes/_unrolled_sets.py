@@ -8,7 +8,7 @@ keep less, and recompute, tells what they would cost.
 from revremat._search._pass import Ask
 from revremat._search._result import Row, over
 from revremat._search._state import State
-from revremat._search.passes._ask import offer, probe
+from revremat._search.passes._ask import first_requests, probe_request
 from revremat._search.passes._column_generation import ask_for_best
 from revremat._search.passes._on_paper import has_unrolled_sets
 from revremat._search.passes._plain_unroll import PLAIN, plain_key
@@ -22,9 +22,10 @@ def best_unrolled_set(state: State, ask: Ask) -> State:
     more = state
     for unit in state.units:
         if state.costs[unit.name].can_unroll:
-            more = offer(more, ask, unit, [PLAIN])
+            more, requests = first_requests(more, unit, [PLAIN])
             second = more.costs[unit.name].second_probes([PLAIN.name])
-            more = probe(more, ask, unit, second)
+            requests += [probe_request(more, unit, actions) for actions in second]
+            more = ask(more, requests)
     for _ in range(state.space.heuristics.most_column_rounds):
         before, limit = more.generated, state.budget_bytes - over(_unrolled(more))
         how = {"only_unrolled": True, "pure": True, "limit": limit}
