@@ -48,6 +48,8 @@ from revremat.xla.target._specs import is_typed_by_mesh
 from revremat.xla.target._targets import Target
 
 _NO_ROOM = "RESOURCE_EXHAUSTED"
+_NOT_ALONE = jax.errors.JaxRuntimeError, TypeError, ValueError, NotImplementedError
+"""What is raised where XLA has no tiling, or does what JAX does not take."""
 _REFUSED = (
     "the compiler of {} refuses the program for want of memory; these are the sums of "
     "the buffers that it had laid out, some hundred kB off at most"
@@ -207,7 +209,7 @@ class Lowered:
                 groups.append(({name: left.pop(name) for name in found}, passes))
                 if not left:
                     return all(self._tiles(*group) for group in groups)
-        except jax.errors.JaxRuntimeError:  # no tiling: the whole program shows which
+        except _NOT_ALONE:  # the whole program shows whether one has no tiling
             pass
         return False
 
