@@ -23,6 +23,7 @@ from revremat._problem import Problem
 from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
 from revremat._search._memory import Known, known_of
 from revremat._search._probe_programs import isolate, shorten
+from revremat._search._probes import whole_of
 from revremat._search._state import OutOfCompiles, State
 from revremat.program._loss import TracedLoss
 from revremat.xla import Lowered, Target, lower_step
@@ -92,15 +93,9 @@ class CompilerOracle:
 
     def program(self, key: ProbeKey | ProgramKey) -> Program:
         """A shortened program with all of its layers is a whole one."""
-        if isinstance(key, ProgramKey) or key.is_isolated:
+        if isinstance(key, ProgramKey):
             return key
-        if len(key.actions) < self.graph[key.unit].num_layers:
-            return key
-        taken = {u: (RECOMPUTE,) * self.graph[u].num_layers for u in key.recomputed}
-        taken[key.unit] = key.actions
-        order = [u.name for u in self.graph.units if u.name in taken]
-        actions = {name: taken[name] for name in order}
-        return ProgramKey.of(actions, key.gradient_barrier)
+        return whole_of(self.graph, key) or key
 
     @functools.cached_property
     def _known(self) -> Known:

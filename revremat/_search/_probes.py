@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from revremat._action import RECOMPUTE, Action
-from revremat._graph import Unit
+from revremat._graph import Graph, Unit
+from revremat._search._keys import ProbeKey, ProgramKey
 from revremat.policies import Candidate
 
 DEPTHS = (4, 8)
@@ -56,3 +57,13 @@ def first_cuts(unit: Unit, candidates: Iterable[Candidate]) -> list[tuple[Action
 def is_loop(unit: Unit) -> bool:
     """Whether the layers are iterations of a loop, which can be unrolled."""
     return unit.is_loop and unit.num_layers > 1
+
+
+def whole_of(graph: Graph, key: ProbeKey) -> ProgramKey | None:
+    """The whole program that a shortened one with all layers is; None for others."""
+    if key.is_isolated or len(key.actions) < graph[key.unit].num_layers:
+        return None
+    taken = {name: (RECOMPUTE,) * graph[name].num_layers for name in key.recomputed}
+    taken[key.unit] = key.actions
+    order = [unit.name for unit in graph.units if unit.name in taken]
+    return ProgramKey.of({name: taken[name] for name in order}, key.gradient_barrier)

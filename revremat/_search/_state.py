@@ -15,7 +15,7 @@ from revremat._measurement import Measurement
 from revremat._plan import Plan
 from revremat._search._keys import BASELINE, Actions, ProbeKey, ProgramKey, Request
 from revremat._search._layer_costs import RECOMPUTE_ALL, LayerCosts, summary
-from revremat._search._probes import Probe
+from revremat._search._probes import Probe, whole_of
 from revremat._search._result import Row, Skipped
 from revremat._search._space import Space
 from revremat.policies import Assignment, Candidate, Counts, Support, UnitOptions
@@ -163,7 +163,28 @@ class State:
         probe = Probe(
             outcome.memory.total_bytes, outcome.memory.host_bytes, outcome.time.step_us
         )
-        return self.but(probes={**self.probes, key: probe}, num_compiles=number)
+        trials = {**self.trials, **self._as_whole(key, request.label, outcome)}
+        probes = {**self.probes, key: probe}
+        return self.but(probes=probes, trials=trials, num_compiles=number)
+
+    def _as_whole(
+        self, key: ProbeKey, label: str, outcome: Measurement
+    ) -> dict[ProgramKey, Trial]:
+        """A shortened program that has all layers, as the whole one that it is.
+
+        Where estimates tell times, a choice by costs comes to the same. Measured times
+        differ from the sums of their layers.
+        """
+        if not self.space.heuristics.is_measured:
+            return {}
+        whole = whole_of(self.space.graph, key)
+        if whole is None or whole in self.trials:
+            return {}
+        if key.recomputed:
+            label += "; all else is recomputed"
+        else:
+            label = label.removeprefix(f"{key.unit}: ")
+        return {whole: Trial(whole, label, self.plan_of(whole), outcome)}
 
     def with_expected(self, request: Request) -> "State":
         """The same, and what is now expected of a program that was measured before."""

@@ -11,7 +11,15 @@ from revremat import OFFLOAD, RECOMPUTE, SAVE
 from revremat._graph import Graph
 from revremat._measure import Failure
 from revremat._measurement import Measurement, Memory, Time
-from revremat._search import BASELINE, Asking, ProgramKey, Request, Space, State
+from revremat._search import (
+    BASELINE,
+    Asking,
+    Heuristics,
+    ProgramKey,
+    Request,
+    Space,
+    State,
+)
 from revremat._search._result import Row, Skipped
 from revremat._search._state import OutOfCompiles, Trial, best_of, support_of
 from tests.search.world import Cost, World, measured, small, unit_of
@@ -441,3 +449,25 @@ def test_best_known_so_far_is_a_plan_of_the_graph():
     state, _, _ = known(60, (50, 9.0))
     assert state.best.plan == state.space.graph.plan({"u": rr.RECOMPUTE})
     assert state.plan_of(BASELINE) is None
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_where_times_are_measured_a_program_of_all_layers_is_a_plan(measured):
+    heuristics = Heuristics()
+    if measured:
+        heuristics = heuristics.for_measured_times()
+    world = World(layers=4)
+    state, ask = world.state(60, heuristics=heuristics)
+    unit, before = state.units[0], state.num_compiles
+    few, all_layers = (SAVE, RECOMPUTE), (SAVE,) * 3 + (RECOMPUTE,)
+    requests = [
+        Request(state.probe_key(unit, actions), f"u: {text}")
+        for actions, text in ((few, "1 and 1"), (all_layers, "3 and 1"))
+    ]
+    state = ask(state, requests)
+    row = state.rows.get(state.key_of({"u": all_layers}))
+    assert state.num_compiles == before + 2
+    assert (row is not None) == measured
+    assert row is None or (row.name, row.plan.actions["u"]) == ("3 and 1", all_layers)
+    asked = Request(state.key_of({"u": all_layers}), "once more")
+    assert state.knows(asked) == measured
