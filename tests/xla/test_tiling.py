@@ -125,6 +125,14 @@ def products(hlo):
     return hlo.count(b"__triton_gemm")
 
 
+def test_kernels_know_nothing_of_a_mesh_that_the_caller_has_set(compiles):
+    target = rr.target("h100:8")
+    with jax.set_mesh(target.mesh({"data": 8})):
+        rr.measure(jax.grad(gated), *gated_specs(), target=target)
+    assert compiles.how == [False]
+    assert sum(compiles.how_alone) == 1
+
+
 def test_a_kernel_that_cannot_be_written_anew_is_tiled_where_it_is(
     compiles, monkeypatch
 ):

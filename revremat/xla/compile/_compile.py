@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -224,8 +225,11 @@ class Lowered:
     def _alone(
         self, kernels: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Artifact:
-        target = self.target
-        traced = traced_alone(list(kernels.values()), target.devices[0])
+        target, bodies = self.target, list(kernels.values())
+        with ThreadPoolExecutor(1) as without_the_callers_mesh:
+            traced = without_the_callers_mesh.submit(
+                traced_alone, bodies, target.devices[0]
+            ).result()
         program = traced.lower(lowering_platforms=(target.platform,))
         lowered = Lowered(program, target, self.options)
         return lowered._compiled({**self.options, **options})
