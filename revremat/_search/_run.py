@@ -76,9 +76,9 @@ DECIDE: tuple[Pass, ...] = (
     plain_unroll,  # too large, and the remat pass may make it fit
     best_unrolled_set,  # by costs: what paper chose may be some percent slower
     put_off,  # over several devices it gains as much as a set
+    remat_pass_nearly,  # JAX's default, and a few percent: costs promise no such plan
     unrolled_sets,  # a normal plan
     put_off,  # of what is the best by now
-    remat_pass_nearly,  # a few percent of a step: costs promise no such plan
     leave_loops,  # where nothing is as good in loops, a limited search ends
     another,  # a quick plan where unrolling gains nothing
     uniform_plans,  # only where programs are timed: so far costs are of single runs
