@@ -215,9 +215,9 @@ def test_passes_come_in_an_order_that_has_reasons():
         "plain unroll",
         "best unrolled set",
         "put off",
+        "remat pass nearly",
         "unrolled sets",
         "put off",
-        "remat pass nearly",
         "leave loops",
     ]
     assert names[-2:] == ["without barrier", "put off"]
