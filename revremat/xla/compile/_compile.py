@@ -177,7 +177,7 @@ class Lowered:
         key = self._key(tiling=False)
         if (made := read(key)) is None:
             try:
-                made = self._compiled({**self.options, **without_tiling()})
+                made = self._with(without_tiling())
             except jax.errors.JaxRuntimeError:
                 return self._tiled()[0], True
             write(key, made)
@@ -205,7 +205,7 @@ class Lowered:
         groups, left = [], dict(kernels)
         try:
             for passes in WAYS:
-                without = self._alone(left, without_tiling(*passes))
+                without = self._alone(left)._with(without_tiling(*passes))
                 found = left.keys() & (untiled(without.hlo) or {})
                 groups.append(({name: left.pop(name) for name in found}, passes))
                 if not left:
@@ -218,21 +218,19 @@ class Lowered:
         """Whether nothing but tilings changes where XLA chooses them."""
         if not kernels:
             return True
-        tiled = self._alone(kernels, leave_out(*passes))
-        without = self._alone(kernels, without_tiling(*passes))
+        alone = self._alone(kernels)
+        tiled = alone._with(leave_out(*passes))
+        without = alone._with(without_tiling(*passes))
         return dict(tiled.stats) == dict(without.stats)
 
-    def _alone(
-        self, kernels: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Artifact:
+    def _alone(self, kernels: Mapping[str, Any]) -> "Lowered":
         target, bodies = self.target, list(kernels.values())
         with ThreadPoolExecutor(1) as without_the_callers_mesh:
             traced = without_the_callers_mesh.submit(
                 traced_alone, bodies, target.devices[0]
             ).result()
         program = traced.lower(lowering_platforms=(target.platform,))
-        lowered = Lowered(program, target, self.options)
-        return lowered._compiled({**self.options, **options})
+        return Lowered(program, target, self.options)
 
     def _tiled(self, to_run: bool = False) -> tuple[Artifact, Any]:
         try:
@@ -243,6 +241,10 @@ class Lowered:
                 raise
             made, compiled = self._made({**self.options, **changes}, to_run)
             return replace(made, remarks=(remark,)), compiled
+
+    def _with(self, more: Mapping[str, Any]) -> Artifact:
+        """Compiled with these options beside its own."""
+        return self._compiled({**self.options, **more})
 
     def _compiled(self, options: Mapping[str, Any]) -> Artifact:
         return self._made(options)[0]
