@@ -493,7 +493,8 @@ _OPTIONS: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("options", defaul
 @contextlib.contextmanager
 def use_compiler_options(options: Mapping[str, str]) -> Iterator[None]:
     """Within it, this thread's compiles have these options, but for their own."""
-    _hand_on_options()
+    if options:
+        _hand_on_options()
     token = _OPTIONS.set(tuple(options.items()))
     try:
         yield

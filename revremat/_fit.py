@@ -250,7 +250,12 @@ def frontier(
     state = ask(state, [_search.Request(key, name) for name, key in presets.items()])
     plain = state.baseline.bytes
     # The costs may be a little low: the smallest is asked for with something to spare.
-    least = policies.smallest_bytes(state.options, state.host_bytes)
+    if state.options:
+        least = policies.smallest_bytes(state.options, state.host_bytes)
+    else:  # nothing has costs, so the smallest is searched for
+        tight = state.baseline.measurement.memory.argument_bytes
+        state = _search.decide(state.within(tight), ask)
+        least = min(row.bytes for row in state.rows.values())
     smallest = min(1.01 * least, 0.999 * plain)
     ratio = (smallest / (0.999 * plain)) ** (1 / (num_budgets - 1))
     budgets = [int(0.999 * plain * ratio**k) for k in range(num_budgets)]

@@ -15,6 +15,7 @@ from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
+from revremat._io._types import check_types
 from revremat._plan import Plan, UnitPlan, check_nested
 from revremat._printable import printable
 from revremat._resolve import Flow, least_again, needed
@@ -533,27 +534,25 @@ class Graph(InNotebooks):
         Raises:
           ValueError: The text is no graph, or one of a newer schema.
         """
-        data = parse_json(text)
-        if "schema" not in data:  # The first schema did not name itself.
-            data = renamed_keys(data, _FIRST_SCHEMA)
-        else:
-            schema_of(data, SCHEMA_VERSION)
-        units = tuple(_unit(unit) for unit in data["units"])
-        fixed_units = tuple(
-            FixedUnit(
-                _unit(one["unit"]), tuple(Action(**_tuples(a)) for a in one["actions"])
+        try:
+            data = parse_json(text)
+            if "schema" not in data:  # The first schema did not name itself.
+                data = renamed_keys(data, _FIRST_SCHEMA)
+            else:
+                schema_of(data, SCHEMA_VERSION)
+            found = cls(
+                tuple(_unit(unit) for unit in data["units"]),
+                data["fingerprint"],
+                data["jax_version"],
+                tuple(_fixed_unit(one) for one in data["fixed_units"]),
+                data.get("keep_checkpoints", False),  # Older files have no such keys.
+                tuple(data.get("undecided", ())),
+                data.get("num_devices", 1),
             )
-            for one in data["fixed_units"]
-        )
-        return cls(
-            units,
-            data["fingerprint"],
-            data["jax_version"],
-            fixed_units,
-            data.get("keep_checkpoints", False),  # Older files have no such keys.
-            tuple(data.get("undecided", ())),
-            data.get("num_devices", 1),
-        )
+            check_types(found)
+            return found
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"not a graph: {error}") from None
 
     def __str__(self) -> str:
         lines = []
@@ -578,6 +577,11 @@ def _unit(data: dict[str, Any]) -> Unit:
     values = tuple(Value(**_tuples(v)) for v in data.pop("values"))
     operations = tuple(Operation(**_tuples(o)) for o in data.pop("operations"))
     return Unit(values=values, operations=operations, **_tuples(data))
+
+
+def _fixed_unit(data: dict[str, Any]) -> FixedUnit:
+    actions = tuple(Action(**_tuples(a)) for a in data["actions"])
+    return FixedUnit(_unit(data["unit"]), actions)
 
 
 def _tuples(d: dict[str, Any]) -> dict[str, Any]:

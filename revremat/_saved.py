@@ -10,8 +10,9 @@ from revremat._errors import UserError
 from revremat._frontier import Frontier
 from revremat._graph import Graph
 from revremat._io._files import read_text
-from revremat._io._json import parse_json
+from revremat._io._json import parse_json, schema_of
 from revremat._io._notebook import InNotebooks
+from revremat._io._types import check_types
 from revremat._measurement import Measurement
 from revremat._plan import Plan
 
@@ -79,16 +80,21 @@ class FitRecord(InNotebooks):
         Raises:
           ValueError: The text is no such record, or one of a newer schema.
         """
-        data = parse_json(text)
-        if data.pop("schema") > FIT_SCHEMA:
-            raise ValueError("a newer schema: update revremat")
-        plan, measurement = (
-            json.dumps(data.pop(key)) for key in ("plan", "measurement")
-        )
-        rows = tuple(TrialRecord(**row) for row in data.pop("rows"))
-        return FitRecord(
-            Plan.from_json(plan), Measurement.from_json(measurement), rows, data
-        )
+        try:
+            data = parse_json(text)
+            schema_of(data, FIT_SCHEMA)
+            del data["schema"]
+            plan, measurement = (
+                json.dumps(data.pop(key)) for key in ("plan", "measurement")
+            )
+            rows = tuple(TrialRecord(**row) for row in data.pop("rows"))
+            for row in rows:
+                check_types(row)
+            return FitRecord(
+                Plan.from_json(plan), Measurement.from_json(measurement), rows, data
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"not a search's result: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,17 @@ def test_either_is_read_from_the_disk_as_itself(taken):
         assert again.memory == found.memory
 
 
+def test_limits_of_the_callers_own_compiles_are_not_those_of_a_measurement(
+    taken, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("REVREMAT_CACHE", str(tmp_path))
+    with rr.Plan((), program="", remat_pass_percent=60).compiling():
+        found = rr.measure(STEP, W, X, target=TARGET, remat_pass=True)
+    again = rr.measure(STEP, W, X, target=TARGET, remat_pass=True)
+    assert (found.cached, again.cached) == (False, True)
+    assert found.memory == again.memory == taken[True].memory
+
+
 @pytest.mark.parametrize(
     ("remat_pass", "is_enough"),
     [(False, False), (True, True), ("both", False)],

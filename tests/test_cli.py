@@ -1,5 +1,6 @@
 """The command line: what it prints, what it writes, and what it says when it cannot."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -59,6 +60,17 @@ def decided(target):
     layer = lambda w, x: jnp.tanh(x @ w)
     stacked = lambda ws, x: rr.stack(layer, ws, x, actions=rr.RECOMPUTE).sum()
     return rr.Problem(loss=stacked, specs=(ws, x))
+
+def for_gpus(target):
+    ws = jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)
+    x = jax.ShapeDtypeStruct((256, 64), jnp.float32)
+
+    def loss(ws, x):
+        if jax.default_backend() != "gpu":
+            raise NotImplementedError("these layers are for GPUs")
+        return rr.stack(lambda w, x: jnp.tanh(x @ w), ws, x).sum()
+
+    return rr.Problem(loss=loss, specs=(ws, x))
 
 def returns_a_loss(target):
     return lambda x: x
@@ -198,6 +210,26 @@ def plan_file(folder, action):
     )
     graph = rr.trace(loss, *specs)
     graph.plan({"stack": action}).save(folder / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["report", "--target", "h100:1"], "for_gpus on h100:1"),
+        (["search", "--target", "h100:1", "--budget", "9GiB", "--out", "p"], "fits"),
+        (["export", "plan.json"], "policies.nothing_saveable"),
+    ],
+)
+def test_a_program_is_told_that_it_is_on_the_target(folder, capsys, words, told):
+    target, name = rr.target("h100:1"), "program.py:for_gpus"
+    problem = load(name, target, {})
+    with xla.traced_for(target):
+        graph = rr.trace(problem.loss, *problem.specs)
+    plan = graph.plan({"stack": rr.RECOMPUTE})
+    dataclasses.replace(plan, target="h100:1").save(folder / "plan.json")
+    code, out, err = run(capsys, words[0], name, *words[1:])
+    assert (code, err) == (0, "")
+    assert told in out
 
 
 def test_report_of_a_plan_is_that_of_the_planned_loss(folder, capsys):

@@ -121,6 +121,10 @@ OTHERS = [
     ([*REPORT, "--check", "plan.json"], "'plan.json' is no lock"),
     (["report", "folder", "--target", "cpu:1"], "'folder' holds no dump of XLA's"),
     (["report", "folder"], "write --target"),
+    (
+        ["report", "folder", "--target", "cpu:1", "--largest-batch", "rows"],
+        "--largest-batch compiles a program anew, but a dump is compiled already",
+    ),
     ([*REPORT, "--largest-batch", "row"], "has no argument 'row': it has rows"),
     ([*LARGEST, "--step", "-3"], "sizes are positive: step is -3"),
     ([*LARGEST, "--set", "rows=0"], "sizes are positive: start is 0"),

@@ -117,6 +117,7 @@ def test_the_smallest_plan_is_written_all_the_same(folder, capsys, asked, budget
             ["--pareto", "f.html", "--out", "p", "--budget", "1GiB", "--compiles", "9"],
             "leave out --budget and --out and --compiles",
         ),
+        (["--pareto", "f.html", "--effort", "quick"], "leave out --effort"),
         (["--set", "rows"], "--set 'rows' sets nothing"),
         (["--set", "cols=3", "--budget", "1GiB"], "has no argument 'cols'"),
     ],

@@ -3,12 +3,14 @@
 import json
 import re
 
+import jax.numpy as jnp
 import pytest
 
 import revremat as rr
 from revremat import Frontier
 from revremat._frontier import Point
 from tests.test_fit import loss, specs
+from tests.xla.programs import spec
 
 GIB = 2**30
 FRONTIER = Frontier(
@@ -88,6 +90,24 @@ def test_its_plans_can_be_applied(found):
     plan = rr.Plan.from_json(point.plan)
     assert plan.compiled_bytes == point.bytes
     assert callable(rr.apply(loss, plan))
+
+
+def test_budgets_of_a_program_without_equal_layers_reach_down_to_the_smallest():
+    widths = range(16, 64, 8)
+    ws = [spec(width, width + 8) for width in widths]
+
+    def unequal(ws, x):
+        for w in ws:
+            x = jnp.sin(jnp.tanh(x @ w)) * jnp.cos(x @ w)
+        return x.sum()
+
+    found = rr.frontier(unequal, ws, spec(512, 16), target="cpu:1", num_budgets=4)
+    budgets = {p.budget_bytes for p in found.points if p.budget_bytes is not None}
+    smallest = min(p.bytes for p in found.points)
+    baseline = next(p.bytes for p in found.points if p.kind == "baseline")
+    assert smallest < 0.6 * baseline
+    assert len(budgets) >= 3
+    assert min(budgets) == pytest.approx(smallest, rel=0.02)
 
 
 def test_mistakes_are_told_in_a_sentence():

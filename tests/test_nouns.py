@@ -371,3 +371,24 @@ def test_too_many_or_too_few_arguments_are_told(args, told, is_jitted):
 def test_another_error_of_the_right_arguments_is_the_functions_own():
     with pytest.raises(TypeError, match="own"), arguments_told("it", max, (1, 2)):
         raise TypeError("own")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 99},
+        {"units": [{"name": "a"}]},
+        {"units": 3},
+        {"fixed_units": [{}]},
+        {"fingerprint": 3},
+        {"num_devices": "8"},
+    ],
+    ids=str,
+)
+def test_damaged_text_is_no_graph(change):
+    text = json.dumps(json.loads(GRAPH.to_json()) | change)
+    with pytest.raises(ValueError, match=r"^not a graph: "):
+        Graph.from_json(text)
+    for other in ("[]", "{}", "no"):
+        with pytest.raises(ValueError, match=r"^not a graph: "):
+            Graph.from_json(other)

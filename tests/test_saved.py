@@ -75,6 +75,18 @@ def test_a_real_measurement_comes_back_equal(tmp_path):
     assert rr.load(str(rr.write([m, m], tmp_path / "ms.json"))) == [m, m]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"schema": 99}, {"rows": 3}, {"rows": [{"name": "a"}]}, {"plan": 1}],
+    ids=str,
+)
+def test_damaged_text_is_no_record_of_a_search(tmp_path, change):
+    path = rr.write(NOUNS["a search's result"], tmp_path / "fit.json")
+    text = json.dumps(json.loads(path.read_text()) | change)
+    with pytest.raises(ValueError, match=r"^not a search's result: "):
+        rr.FitRecord.from_json(text)
+
+
 OTHERS = {
     "absent.json": (None, "No such file"),
     "text.json": ("x", "cannot be read as JSON"),

@@ -1,6 +1,8 @@
 """Programs that are run on this machine, and chosen by what they took."""
 
 import dataclasses
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ import revremat as rr
 from revremat import xla
 from revremat._measure import Runnable, step_us
 from revremat._measure._stopwatch import _value
+from revremat._search._timed import TimedOracle
 
 
 def loss(w, x):
@@ -68,6 +71,16 @@ def test_its_bytes_are_those_of_a_compile_that_is_not_run():
     assert dict(artifact.stats) == dict(with_fast_kernels.stats)
 
 
+@pytest.mark.parametrize("donate", [(), (1,)])
+def test_a_step_runs_whose_arguments_are_not_all_used(donate):
+    unused = jax.ShapeDtypeStruct((3,), jnp.float32)
+    step = lambda w, unused, none, x: jax.grad(loss)(w, x)
+    _, compiled = to_run(step, SPECS[0], unused, (None,), SPECS[1], donate=donate)
+    assert step_us([Runnable(compiled)], seconds=0.0)[0] > 0
+    given = jnp.ones((4, 32, 32)), jnp.ones(3), jnp.ones((256, 32))
+    assert step_us([Runnable(compiled, given)], seconds=0.0)[0] > 0
+
+
 @pytest.mark.filterwarnings("ignore:Some donated buffers:UserWarning")
 @pytest.mark.parametrize("donate", [(), (0,), (0, 1)])
 def test_a_step_that_donates_runs_again_and_again(donate):
@@ -109,6 +122,38 @@ def test_a_step_alone_counts_at_once():
     assert runs == [*"aaaaaa"]
 
 
+class Large:
+    """What a program is given, for which there is room once."""
+
+
+class Needy:
+    """A program that runs where no other has been given anything."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def start(self):
+        large = Large()
+        self.given.append(weakref.ref(large))
+
+        def run(given=large):
+            if sum(one() is not None for one in self.given) > 1:
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
+            return 1.0
+
+        return run
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_programs_that_have_no_room_in_turn_run_alone(number):
+    target = SimpleNamespace(usable_bytes=10**9)
+    oracle: Any = TimedOracle(SimpleNamespace(target=target))  # pyright: ignore
+    found = rr.measure(jax.grad(loss), *SPECS, target="cpu:1")
+    given: list[Any] = []
+    times = oracle._timed([(found, Needy(given)) for _ in range(number)], seconds=0.0)
+    assert [one.time.step_us for one in times] == [1.0] * number
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -119,6 +164,9 @@ def test_a_step_alone_counts_at_once():
         jax.ShapeDtypeStruct((300, 300), jnp.complex64),
         jax.eval_shape(lambda: jax.random.key(0)),
         jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 3)),
+        jax.eval_shape(lambda: jax.random.key(0, impl="rbg")),
+        jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl="rbg"), 3)),
+        jax.eval_shape(lambda: jax.random.key(0, impl="unsafe_rbg")),
     ],
     ids=str,
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from revremat import xla
 from revremat._cli._options import Overrides, Program
 from revremat._cli._program import load, read_override, start_targets, users_errors
 from revremat._cli._progress import progress
@@ -41,8 +42,9 @@ class Export:
         with users_errors(f"export {self.program} failed"), progress("export"):
             problem = load(self.program, target, dict(map(read_override, self.set)))
             problem = dataclasses.replace(problem, name=problem.name or self.program)
-            graph = trace(
-                problem.loss, *problem.specs, keep_checkpoints=plan.keep_checkpoints
-            )
+            with xla.traced_for(target):
+                graph = trace(
+                    problem.loss, *problem.specs, keep_checkpoints=plan.keep_checkpoints
+                )
         say(str(export(plan, graph, self.form)))
         return 0

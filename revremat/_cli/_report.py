@@ -193,6 +193,11 @@ class Report:
             raise UserError("--set changes a program, but a dump is compiled already")
         if self.plan is not None:
             raise UserError("--plan changes a program, but a dump is compiled already")
+        if self.largest_batch:
+            raise UserError(
+                "--largest-batch compiles a program anew, but a dump is compiled "
+                "already: leave it out"
+            )
         rules = self._rules()
         return [
             read(
@@ -283,7 +288,8 @@ def plan_notes(plan: Plan, target: Target) -> list[str]:
 def _fixed_units(problem: Problem, target: Target) -> list[str]:
     """What the program has decided by itself: a sentence for each stack or chain."""
     try:
-        found = fixed_units(problem.loss, *problem.specs)
+        with xla.traced_for(target):
+            found = fixed_units(problem.loss, *problem.specs)
     except UserError:  # no loss that can be traced, and a report needs none
         return []
     lines = []

@@ -102,6 +102,7 @@ class Search:
             "--out": self.out,
             "--compiles": self.compiles,
             "--timed": self.timed or None,
+            "--effort": None if self.effort == "normal" else self.effort,
         }
         if given := [flag for flag, value in taken.items() if value is not None]:
             raise UserError(

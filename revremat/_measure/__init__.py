@@ -12,6 +12,7 @@ from revremat._measure._steps import Oracle as Oracle
 from revremat._measure._steps import Step as Step
 from revremat._measure._steps import ask_each as ask_each
 from revremat._measure._steps import measure_each as measure_each
+from revremat._measure._steps import name_of as name_of
 from revremat._measure._steps import read_step as read_step
 from revremat._measure._steps import step_to_run as step_to_run
 from revremat._measure._steps import try_each as try_each

@@ -208,7 +208,8 @@ class Compiles[T]:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._pool.__exit__(*error)
+        # What nobody will take any longer is not begun.
+        self._pool.shutdown(cancel_futures=error != (None, None, None))
 
     def start(
         self, step: Step, lower: Callable[[], xla.Lowered] | None = None

@@ -43,7 +43,8 @@ class Runnable:
           microseconds that it took.
         """
         infos, tree = jax.tree.flatten(self.compiled.args_info)
-        shardings = jax.tree.leaves(self.compiled.input_shardings)
+        # An argument that nothing uses has None, and may lie anywhere.
+        shardings = tree.flatten_up_to(self.compiled.input_shardings)
         given = self.given if len(self.given) == len(infos) else (None,) * len(infos)
         leaves = [
             jax.device_put(_value(info, one), sharding)
@@ -130,10 +131,18 @@ def _value(info: Any, given: Any) -> Any:
     if same and not isinstance(given, jax.ShapeDtypeStruct):
         return jnp.array(given, copy=True)
     if jnp.issubdtype(info.dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(0), info.shape)
+        return jax.random.split(jax.random.key(0, impl=_key_impl(info)), info.shape)
     if jnp.issubdtype(info.dtype, jnp.inexact):
         inputs = info.shape[-2] if len(info.shape) > 1 else 1
         few = np.abs(np.random.default_rng(0).standard_normal(_RANDOM)) / inputs
     else:
         few = np.random.default_rng(0).integers(0, 2, _RANDOM)
     return np.resize(few.astype(info.dtype), info.shape)
+
+
+def _key_impl(info: Any) -> Any:
+    """Which random numbers keys are for, as `jax.random.key` takes it."""
+    found: list[Any] = []
+    note = lambda key: found.append(jax.random.key_impl(key))
+    jax.eval_shape(note, jax.ShapeDtypeStruct(info.shape, info.dtype))
+    return found[0]

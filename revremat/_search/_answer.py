@@ -40,7 +40,7 @@ def answer(state: State, loss: Callable[..., Any]) -> Fit:
         held_by=held_by or holders(best, graph, share, times),
     )
     return Fit(
-        loss=apply_quietly(loss, plan) if plan.units else loss,
+        loss=loss if best.plan is None else apply_quietly(loss, plan),
         plan=plan,
         measurement=best.measurement,
         rows=tuple(state.rows.values()),

@@ -6,6 +6,7 @@ from revremat._problem import Problem
 from revremat._search._answer import answer
 from revremat._search._heuristics import Effort, Heuristics
 from revremat._search._oracle import Asking, CompilerOracle, Progress
+from revremat._search._pass import Ask
 from revremat._search._result import Fit
 from revremat._search._run import decide
 from revremat._search._start import expected_compiles, state_of, traced_twice
@@ -87,6 +88,17 @@ def begin(
     return state, asking
 
 
+def bound_if_cut(state: State, ask: Ask) -> State:
+    """The bound, where a limit cut the search before it came there; it asks nothing.
+
+    One that a pass took back stays unknown.
+    """
+    was_there = bool(state.bound_us) or state.is_bounded
+    if was_there or not (state.skipped and state.is_profiled):
+        return state
+    return bound(state, ask)
+
+
 def _check_timed(target: Target, oracle: Oracle | None) -> None:
     if oracle is not None:
         raise UserError(
@@ -129,8 +141,7 @@ def run(
         progress=progress,
     )
     state = decide(state.within(budget_bytes), ask)
-    if state.skipped and not state.bound_us and state.is_profiled:
-        state = bound(state, ask)  # cut before it came there, and it asks nothing
+    state = bound_if_cut(state, ask)
     if isinstance(ask.oracle, CompilerOracle | TimedOracle):
         state = ask.oracle.confirmed(state)
     return answer(state, problem.loss)

@@ -16,6 +16,7 @@ from revremat._measure import (
     Oracle,
     Step,
     ask_each,
+    name_of,
     read_step,
 )
 from revremat._measurement import Measurement
@@ -83,13 +84,21 @@ class CompilerOracle:
         found = once(
             requests,
             self.program,
-            lambda program: self._known.get((program, exact)),
+            lambda program: self._remembered(program, exact),
             lambda new: self.compile(new, finish),
         )
         for program, one in found:
             if isinstance(one, Measurement):
                 self._known[program, exact] = one
         return [one for _, one in found]
+
+    def _remembered(self, program: Program, exact: bool) -> Measurement | None:
+        """What was measured before, maybe of an equal problem with another name."""
+        one = self._known.get((program, exact))
+        if one is None:
+            return None
+        step = self.step(BASELINE)
+        return dataclasses.replace(one, program=step.name or name_of(step.function))
 
     def program(self, key: ProbeKey | ProgramKey) -> Program:
         """A shortened program with all of its layers is a whole one."""

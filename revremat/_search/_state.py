@@ -94,6 +94,7 @@ class State:
       bound_us: Time of a step that no assignment of these candidates can beat, by their
         costs; 0 where that is not known.
       greedy_us: What costs say of a greedy assignment; None if it found none.
+      is_bounded: Whether that was asked for; passes may take the bound back.
       is_settled: Whether nothing that is left could gain enough for this budget.
       nested: States of what is inside of units, by whether those recompute everything;
         None where there is nothing to decide.
@@ -120,6 +121,7 @@ class State:
     leading: Assignment | None = None
     bound_us: float = 0.0
     greedy_us: float | None = None
+    is_bounded: bool = False
     is_settled: bool = False
     nested: Mapping[bool, "State | None"] = field(default_factory=dict)
     num_compiles: int = 0
@@ -141,6 +143,7 @@ class State:
             leading=None,
             bound_us=0.0,
             greedy_us=None,
+            is_bounded=False,
             is_settled=False,
         )
 

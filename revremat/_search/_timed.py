@@ -72,13 +72,10 @@ class TimedOracle:
     def _timed(self, made: Sequence[_Made], **how: Any) -> list[Measurement | Failure]:
         found: list[Measurement | Failure] = []
         for few in self._in_turn(made):
-            try:
-                times = step_us([run for _, run in few], **how)
-            except jax.errors.JaxRuntimeError as error:  # no room for one of them
-                if len(few) > 1:
-                    found += [one for alone in few for one in self._timed([alone])]
-                else:
-                    found.append(Failure(error))
+            times = _times_of(few, **how)
+            if isinstance(times, Failure):  # no room for one of them
+                alone = [self._timed([one], **how)[0] for one in few if len(few) > 1]
+                found += alone or [times]
                 continue
             found += [_with_time(m, us) for (m, _), us in zip(few, times, strict=True)]
         return found
@@ -123,6 +120,15 @@ class TimedOracle:
         }
         fastest = sorted(found, key=lambda key: found[key].time_us)[:_MOST_IN_TURN]
         return {key: found[key] for key in fastest}
+
+
+def _times_of(made: Sequence[_Made], **how: Any) -> list[float] | Failure:
+    """What programs take in turn, or why one of them does not run."""
+    try:
+        return step_us([run for _, run in made], **how)
+    except jax.errors.JaxRuntimeError as error:
+        # Its traceback holds what the programs were given, which takes their room.
+        return Failure(error.with_traceback(None))
 
 
 def _with_time(measurement: Measurement, us: float) -> Measurement:

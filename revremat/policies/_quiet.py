@@ -4,9 +4,12 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 
 _STDOUT = 1
+_TURN = threading.RLock()
+"""There is one standard output: of two threads, the second waits for the first."""
 
 
 @contextlib.contextmanager
@@ -19,6 +22,11 @@ def without_lines(beginning: bytes) -> Iterator[None]:
     Args:
       beginning: Of the lines that are left out.
     """
+    with _TURN:
+        yield from _without_lines(beginning)
+
+
+def _without_lines(beginning: bytes) -> Iterator[None]:
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     try:
@@ -36,6 +44,7 @@ def without_lines(beginning: bytes) -> Iterator[None]:
             os.dup2(before, _STDOUT)
             os.close(before)
             held.seek(0)
-            rest = [line for line in held if not line.startswith(beginning)]
+            rest = b"".join(line for line in held if not line.startswith(beginning))
             with contextlib.suppress(OSError):
-                os.write(_STDOUT, b"".join(rest))
+                while rest:  # a pipe takes what it has room for
+                    rest = rest[os.write(_STDOUT, rest) :]

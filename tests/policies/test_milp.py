@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,29 @@ def test_a_long_recurrence_is_chosen_for_without_a_word_of_the_solver(capfd):
     assert assignment.time_us == pytest.approx(718_600, rel=1e-3)
     assert assignment.bytes <= 83_332_366_336 * (1 + 1e-6)
     assert capfd.readouterr().out == ""
+
+
+def test_of_two_threads_that_solve_neither_takes_the_others_output(capfd):
+    inside, other = threading.Event(), threading.Event()
+
+    def first():
+        with without_lines(b"solver::"):
+            inside.set()
+            other.wait(0.5)
+
+    def second():
+        inside.wait()
+        with without_lines(b"solver::"):
+            other.set()
+            os.write(1, b"of the second\n")
+
+    threads = [threading.Thread(target=one) for one in (first, second)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    print("afterwards", flush=True)
+    assert capfd.readouterr().out.splitlines() == ["of the second", "afterwards"]
 
 
 def test_what_others_print_while_it_solves_is_not_lost(capfd):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from revremat._search._begin import bound_if_cut
 from revremat._search.passes._bound import bound
 from tests.search.world import Cost, World
 
@@ -34,6 +35,23 @@ def test_nothing_that_fits_is_faster_than_the_bound(budget, error, saved):
     assert state.bound_us <= fastest_us + 1e-3
     assert state.greedy_us is not None
     assert state.greedy_us >= state.bound_us
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_known"),
+    [
+        ({}, True),  # a limit cut the search before
+        ({"is_bounded": True}, False),  # a pass took it back
+        ({"skipped": ()}, False),  # it ended by itself
+        ({"is_profiled": False}, False),
+    ],
+    ids=str,
+)
+def test_a_search_that_was_cut_has_a_bound_unless_one_was_taken_back(changes, is_known):
+    state, _ = searched(95, 0.0, 1)
+    known = {"is_bounded": False, "is_profiled": True}
+    cut = state.skip("peel", 1).but(bound_us=0.0, **{**known, **changes})
+    assert bool(bound_if_cut(cut, lambda state, _: state).bound_us) == is_known
 
 
 def test_what_takes_as_much_as_it_costs_has_a_close_bound():

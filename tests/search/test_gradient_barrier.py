@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import revremat as rr
-from revremat._search import BASELINE, Request, begin
+from revremat._search import BASELINE, ProgramKey, Request, begin
 from revremat._search.passes._baseline import baseline
 from revremat._search.passes._gradient_barrier import (
     gradient_barrier,
@@ -16,6 +16,7 @@ from revremat._search.passes._gradient_barrier import (
     with_barrier,
     without_barrier,
 )
+from tests.search.world import World, measured
 
 WIDTH, ROWS, MICROBATCHES = 256, 4096, 4
 
@@ -97,6 +98,20 @@ def test_over_microbatches_gradients_are_held_together_where_they_were_put_off()
     assert not found.best.plan.gradient_barrier
     assert found.best.time_us < kept.time_us
     assert without_barrier(state.but(bound_us=1.0), ask).bound_us == 1.0
+
+
+def test_without_its_barrier_a_plan_is_otherwise_the_same():
+    state, _ = World(kind="repeat").state(1000)
+    held = ProgramKey.of({"u": (rr.SAVE,) * 8}, True, 90)
+    state = state.with_measured(Request(held, "held"), measured(10, 0.1))
+    asked = []
+
+    def ask(state, requests):
+        asked.extend(request.key for request in requests)
+        return state
+
+    without_barrier(state.but(gradient_barrier=True), ask)
+    assert asked == [dataclasses.replace(held, gradient_barrier=False)]
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """What a search has measured, the next one of the same process need not ask for."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -53,6 +55,14 @@ def test_a_second_budget_is_answered_by_what_the_first_one_measured(lowered):
     assert second.num_compiles == first.num_compiles
     again = {row.name: row for row in second.rows}
     assert all(again[row.name] == row for row in first.rows if row.name in again)
+
+
+def test_an_equal_problem_is_told_by_its_own_name(lowered):
+    names = "first", "second", ""
+    found = [
+        search(lowered, dataclasses.replace(problem(), name=name))[0] for name in names
+    ]
+    assert [fit.measurement.program for fit in found] == ["first", "second", "step"]
 
 
 def test_a_shortened_program_of_all_layers_is_the_whole_one(lowered):

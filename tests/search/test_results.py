@@ -4,12 +4,15 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import revremat as rr
 from revremat import OFFLOAD, RECOMPUTE, SAVE
 from revremat._graph import Graph
 from revremat._measurement import Buffer, Measurement, Memory, Time
+from revremat._search import BASELINE, ProgramKey, Request, Space, State, answer
 from revremat._search._result import (
     Row,
     holders,
@@ -19,6 +22,7 @@ from revremat._search._result import (
     why_it_does_not_fit,
 )
 from tests.search.world import measured, unit_of
+from tests.xla.programs import spec
 
 GRAPH = Graph((unit_of(),), "", "")
 """Eight layers; one keeps 24 bytes if it saves everything, else one byte."""
@@ -39,6 +43,27 @@ def row(action=None, forward=0, host=0, predicted=None, **sizes) -> Any:
 def test_a_layer_of_these_keeps_24_bytes_or_one():
     unit = GRAPH.units[0]
     assert [unit.kept(a).device_bytes for a in (SAVE, RECOMPUTE)] == [24, 1]
+
+
+def test_the_loss_of_a_result_is_the_program_that_was_measured():
+    """Also where only its gradients are held together, and no unit is decided."""
+    specs = spec(4, 8, 8), spec(16, 8)
+
+    def loss(w, x):
+        for k in range(4):
+            x = jnp.tanh(x @ w[k])
+        return x.sum()
+
+    graph = rr.trace(loss, *specs)
+    space = Space(graph, rr.target("cpu:1"), (), {}, {})
+    state = State(space, {}, ())
+    held = ProgramKey((), gradient_barrier=True)
+    for key, time_us in ((BASELINE, 2.0), (held, 1.0)):
+        state = state.with_measured(Request(key, ""), measured(10, time_us))
+    fit = answer(state.within(100), loss)
+    assert fit.plan.gradient_barrier
+    jaxpr = lambda loss: str(jax.make_jaxpr(jax.grad(loss))(*specs))
+    assert jaxpr(fit.loss) == jaxpr(rr.apply(loss, fit.plan))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import revremat as rr
 from revremat.xla.compile import _tuning
 from revremat.xla.compile._compile import _compile_in
-from revremat.xla.compile._tuning import not_tuned, tuning_of
+from revremat.xla.compile._tuning import hand_to_xla, not_tuned, tuning_of
 
 H100 = rr.target("h100:1")
 
@@ -72,18 +72,20 @@ def test_who_says_how_products_are_made_is_not_overruled(cards, options):
 def test_another_tuning_asks_for_another_process(cards, change):
     put(cards, a="1")
     first = tuning_of(H100, {})
+    hand_to_xla(first, H100)
     assert tuning_of(H100, {}) == first
+    hand_to_xla(first, H100)
     put(cards, **change)
     with pytest.raises(rr.UserError, match=r"h100 with another tuning.*start a new"):
-        tuning_of(H100, {})
+        hand_to_xla(tuning_of(H100, {}), H100)
 
 
 def test_without_a_tuning_one_that_was_read_would_still_count(cards, monkeypatch):
     put(cards, a="1")
-    tuning_of(H100, {})
+    hand_to_xla(tuning_of(H100, {}), H100)
     monkeypatch.setenv("REVREMAT_CARDS", str(cards / "none"))
     with pytest.raises(rr.UserError, match="new process for compiles without it"):
-        tuning_of(H100, {})
+        hand_to_xla(tuning_of(H100, {}), H100)
 
 
 @pytest.mark.parametrize(

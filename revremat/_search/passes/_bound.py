@@ -24,4 +24,5 @@ def bound(state: State, ask: Ask) -> State:
     return state.but(
         bound_us=max(0.0, found.bound_us + fixed_us) if found else 0.0,
         greedy_us=greedy.time_us + fixed_us if greedy else None,
+        is_bounded=True,
     )

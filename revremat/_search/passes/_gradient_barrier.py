@@ -88,9 +88,9 @@ def without_barrier(state: State, ask: Ask) -> State:
     best = state.best
     if best.plan is None or not best.plan.gradient_barrier:
         return state
-    trial = state.trials[state.key_of_row(best)]
-    key = state.key_of(best.plan.actions, gradient_barrier=False)
-    state = ask(state, [Request(key, trial.label)])
+    held = state.key_of_row(best)
+    key = dataclasses.replace(held, gradient_barrier=False)
+    state = ask(state, [Request(key, state.trials[held].label)])
     row = state.row(key)
     beats = row is not None and row.time_us < state.bound_us
     if row is None or row.bytes > state.budget_bytes or not beats:

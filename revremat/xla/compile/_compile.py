@@ -18,6 +18,7 @@ from revremat._compat import (
     lower_absent_callbacks,
     on_device,
     trace_absent_kernels,
+    use_compiler_options,
     use_remat_pass,
     without_compilation_cache,
 )
@@ -41,7 +42,7 @@ from revremat.xla.compile._tiling import (
     way_around,
     without_tiling,
 )
-from revremat.xla.compile._tuning import Tuning, not_tuned, tuning_of
+from revremat.xla.compile._tuning import Tuning, hand_to_xla, not_tuned, tuning_of
 from revremat.xla.hlo._literals import without_literals
 from revremat.xla.memory._totals import NAMES, totals
 from revremat.xla.target._absent_devices import traced_for
@@ -106,11 +107,13 @@ class Lowered:
 
         Raises:
           DoesNotFit: The compiler ran out of memory before it had laid it out.
+          UserError: XLA holds another tuning of the card in this process.
         """
         tuning = tuning_of(self.target, self.options)
         key = self._key(tuning=tuning.digest) if tuning else self._key()
         if cache and (found := read(key)) is not None:
             return self._marked(found, tuning)
+        hand_to_xla(tuning, self.target)
         is_exact = True
         if tuning:
             made = self._tuned(tuning)
@@ -480,7 +483,11 @@ def _compile_in(
     }
     start, remarks, compiled = time.perf_counter(), (), None
     try:
-        with use_remat_pass(remat_pass), without_compilation_cache():
+        with (
+            use_remat_pass(remat_pass),
+            use_compiler_options({}),  # the caller's own are in no key
+            without_compilation_cache(),
+        ):
             try:
                 compiled = program.compile(compiler_options=options)
                 stats = _stats(compiled)

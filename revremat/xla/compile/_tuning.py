@@ -67,27 +67,36 @@ def tuning_of(target: Target, options: Mapping[str, Any]) -> Tuning | None:
       target: What is compiled for.
       options: Compiler options; where they, or $XLA_FLAGS, say how products are made,
         there is none.
+    """
+    if not _is_absent_card(target) or says_how(options):
+        return None
+    folder = measured_folder() / f"{target.card.key}.tuning"
+    files = tuple(_files(folder))
+    return Tuning(folder, _digest(folder, files)) if files else None
+
+
+def hand_to_xla(tuning: Tuning | None, target: Target) -> None:
+    """Has to be called before a compile with this tuning, or without one.
 
     Raises:
       UserError: XLA has read another one in this process.
     """
-    if target.platform != "cuda" or target.present:
-        return None
-    key, found = target.card.key, None
-    if not says_how(options):
-        folder = measured_folder() / f"{key}.tuning"
-        files = tuple(_files(folder))
-        found = Tuning(folder, _digest(folder, files)) if files else None
+    if not _is_absent_card(target):
+        return
+    key = target.card.key
     kept = _kept_by_xla.get(key)
-    if kept and (found is None or found.digest != kept):
+    if kept and (tuning is None or tuning.digest != kept):
         raise UserError(
             f"this process has compiled for {key} with another tuning, which XLA keeps "
             "as long as the process runs: start a new process for "
-            f"{'this one' if found else 'compiles without it'}"
+            f"{'this one' if tuning else 'compiles without it'}"
         )
-    if found:
-        _kept_by_xla[key] = found.digest
-    return found
+    if tuning:
+        _kept_by_xla[key] = tuning.digest
+
+
+def _is_absent_card(target: Target) -> bool:
+    return target.platform == "cuda" and not target.present
 
 
 def _files(folder: Path) -> list[tuple[str, int, int]]:
