@@ -313,8 +313,7 @@ def test_results_are_handed_out_in_order_and_no_core_waits_for_another(monkeypat
 
 
 def test_who_stops_waits_for_no_compile_that_has_not_begun(monkeypatch):
-    monkeypatch.setattr(_steps.os, "cpu_count", lambda: 1)
-    monkeypatch.setattr(_steps.xla, "lower_step", lambda f, *rest, **how: f)
+    """Ctrl-C comes while the second waits for the only core."""
     begun, may_end, finished = threading.Event(), threading.Event(), []
 
     def finish(number, name):
@@ -322,16 +321,22 @@ def test_who_stops_waits_for_no_compile_that_has_not_begun(monkeypatch):
         assert may_end.wait(30)
         finished.append(number)
 
-    def two_of_which_one_begins():
+    def stop(*_, **how):
+        assert begun.wait(30)
+        threading.Timer(0.1, may_end.set).start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_steps.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(_steps.xla, "lower_step", lambda f, *rest, **how: f)
+    monkeypatch.setattr(_steps, "wait", stop)
+
+    def two():
         with _steps.Compiles("cpu:1", finish) as compiles:
             for k in range(2):
                 assert [*compiles.start(rr.Step(k, (), name="n"))] == []
-            assert begun.wait(30)
-            threading.Timer(0.1, may_end.set).start()
-            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        two_of_which_one_begins()
+        two()
     assert finished == [0]
 
 
