@@ -56,18 +56,42 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
 def apply_quietly(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
     """`apply`, where the caller says itself what is to be known of the plan."""
 
+    return rewritten(
+        loss,
+        lambda traced: _decide(traced, plan),
+        keep_checkpoints=plan.keep_checkpoints,
+        gradient_barrier=plan.gradient_barrier,
+    )
+
+
+def rewritten(
+    loss: Callable[..., Any],
+    decide: Callable[[TracedLoss], list[Decision]],
+    *,
+    keep_checkpoints: bool,
+    gradient_barrier: bool,
+) -> Callable[..., Any]:
+    """A function of the same arguments, whose units do what is decided.
+
+    Args:
+      loss: What was given to `rr.trace`.
+      decide: From what it is traced to, at each call, to what its units do.
+      keep_checkpoints: As for `rr.trace`.
+      gradient_barrier: Whether layers' gradients are held together.
+    """
+
     @functools.wraps(loss)
     def applied(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = by_position(loss, args, kwargs)
+        args, kwargs = _by_position(loss, args, kwargs)
         bound = functools.partial(loss, **kwargs)
         functools.update_wrapper(bound, loss)
-        traced = trace_loss(bound, args, keep_checkpoints=plan.keep_checkpoints)
-        return traced.run(_decide(traced, plan), plan.gradient_barrier)
+        traced = trace_loss(bound, args, keep_checkpoints=keep_checkpoints)
+        return traced.run(decide(traced), gradient_barrier)
 
     return applied
 
 
-def by_position(
+def _by_position(
     loss: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as `rr.trace` was given them, where a name says which one is meant."""

@@ -30,6 +30,7 @@ MODULES = (
     "revremat._search._heuristics",
     "revremat._search._keys",
     "revremat._search._layer_costs",
+    "revremat._search._asking",
     "revremat._search._oracle",
     "revremat._search._probe_programs",
     "revremat._search._result",

@@ -103,7 +103,7 @@ class Oracle(Protocol):
 def measure_each(
     steps: Iterable[Step], *, target: str | Target
 ) -> Iterator[Measurement]:
-    """Measures several steps, as many at a time as there are cores.
+    """Measures several steps, one to each core at a time, eight at most.
 
     Args:
       steps: The steps; the next one is taken when its compile can start.
@@ -185,7 +185,7 @@ def try_each(
 
 
 class Compiles[T]:
-    """Compiles under way, as many at a time as there are cores.
+    """Compiles under way, one to each core at a time, eight at most.
 
     Steps are traced here, one after the other, where a mesh or a configuration of the
     caller's is in force; what takes long, the compiles, runs beside it.

@@ -6,6 +6,9 @@ known, `Space` what is fixed, `Heuristics` every number that decides.
 
 from revremat._measure import Failure as Failure
 from revremat._search._answer import answer as answer
+from revremat._search._asking import Asking as Asking
+from revremat._search._asking import Progress as Progress
+from revremat._search._asking import RequestOracle as RequestOracle
 from revremat._search._begin import begin as begin
 from revremat._search._begin import compiler as compiler
 from revremat._search._begin import run as run
@@ -15,10 +18,7 @@ from revremat._search._keys import BASELINE as BASELINE
 from revremat._search._keys import ProbeKey as ProbeKey
 from revremat._search._keys import ProgramKey as ProgramKey
 from revremat._search._keys import Request as Request
-from revremat._search._oracle import Asking as Asking
 from revremat._search._oracle import CompilerOracle as CompilerOracle
-from revremat._search._oracle import Progress as Progress
-from revremat._search._oracle import RequestOracle as RequestOracle
 from revremat._search._oracle import step_of as step_of
 from revremat._search._pass import Ask as Ask
 from revremat._search._pass import Pass as Pass

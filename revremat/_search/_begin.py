@@ -4,8 +4,9 @@ from revremat._errors import UserError
 from revremat._measure import Oracle
 from revremat._problem import Problem
 from revremat._search._answer import answer
+from revremat._search._asking import Asking, Progress
 from revremat._search._heuristics import Effort, Heuristics
-from revremat._search._oracle import Asking, CompilerOracle, Progress
+from revremat._search._oracle import CompilerOracle
 from revremat._search._pass import Ask
 from revremat._search._result import Fit
 from revremat._search._run import decide

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from revremat._action import Action
+from revremat._graph import Graph
+from revremat._plan import Plan
 
 Actions = Mapping[str, Sequence[Action]]
 """From unit to the action of each of its layers."""
@@ -56,6 +58,17 @@ class ProgramKey:
         listed = tuple((unit, tuple(few)) for unit, few in actions.items())
         return ProgramKey(
             listed, gradient_barrier, remat_pass_percent, puts_gradients_off
+        )
+
+    def plan(self, graph: Graph) -> Plan | None:
+        """What it says as a plan for a program; None for the baseline."""
+        if self.actions is None:
+            return None
+        return graph.plan(
+            dict(self.actions),
+            gradient_barrier=self.gradient_barrier,
+            remat_pass_percent=self.remat_pass_percent,
+            puts_gradients_off=self.puts_gradients_off,
         )
 
 

@@ -1,10 +1,10 @@
-"""Oracle: the only thing in a search that costs time."""
+"""The compiler as an oracle: requests become steps, and what these take."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from revremat._action import RECOMPUTE
 from revremat._apply import apply_quietly
@@ -25,27 +25,12 @@ from revremat._search._keys import BASELINE, ProbeKey, ProgramKey, Request
 from revremat._search._memory import Known, known_of
 from revremat._search._probe_programs import isolate, shorten
 from revremat._search._probes import whole_of
-from revremat._search._state import OutOfCompiles, State
+from revremat._search._state import State
 from revremat.program._loss import TracedLoss
 from revremat.xla import Lowered, Target, lower_step
 
-Progress = Callable[[str, int, int], None]
-"""Told what is compiled next, how many compiles are done, and how many there may be."""
-
-
 Program = ProbeKey | ProgramKey
 """What is compiled: equal for requests that ask about the same."""
-
-
-class RequestOracle(Protocol):
-    """Whatever answers requests, which name programs by their keys.
-
-    `CompilerOracle` makes their steps, about which an `Oracle` is asked.
-    """
-
-    def measure(self, requests: Iterable[Request]) -> Sequence[Measurement | Failure]:
-        """What becomes of each, in order; the next is taken when its turn comes."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +55,7 @@ class CompilerOracle:
     exact: bool = True
 
     def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
-        """Compiles programs, as many at a time as there are cores."""
+        """Compiles programs, several at a time."""
         if self.oracle is not None:
             made = (self.step(request.key) for request in requests)
             return list(ask_each(made, self.oracle))
@@ -142,7 +127,7 @@ class CompilerOracle:
         requests: Iterable[Request],
         finish: Callable[[Lowered, str], T | Failure],
     ) -> list[tuple[Request, T | Failure]]:
-        """Compiles programs, as many at a time as there are cores.
+        """Compiles programs, several at a time.
 
         Args:
           requests: Which; the next is taken when its compile can start.
@@ -206,14 +191,8 @@ class CompilerOracle:
 
     def _step(self, key: ProbeKey | ProgramKey, note: Callable[[], None]) -> Step:
         if isinstance(key, ProgramKey):
-            if key.actions is None:
+            if (plan := key.plan(self.graph)) is None:
                 return step_of(self.problem, self.problem.loss)
-            plan = self.graph.plan(
-                dict(key.actions),
-                gradient_barrier=key.gradient_barrier,
-                remat_pass_percent=key.remat_pass_percent,
-                puts_gradients_off=key.puts_gradients_off,
-            )
             loss = _noted(apply_quietly(self.problem.loss, plan), note)
             return dataclasses.replace(step_of(self.problem, loss), plan=plan)
         barrier = key.gradient_barrier
@@ -288,50 +267,3 @@ def _noted(loss: Callable[..., Any], note: Callable[[], None]) -> Callable[..., 
         return loss(*args, **kwargs)
 
     return noted
-
-
-@dataclass(frozen=True)
-class Asking:
-    """How passes ask: of each program once, with what is known as the answer.
-
-    Attributes:
-      oracle: Is asked.
-      expected: About how many programs there will be.
-      progress: Called before each.
-    """
-
-    oracle: RequestOracle
-    expected: int = 0
-    progress: Progress | None = None
-
-    def __call__(self, state: State, requests: Sequence[Request]) -> State:
-        """What is known after these programs were measured.
-
-        Raises:
-          OutOfCompiles: There are more new ones than are allowed; as many as are were
-            measured.
-          Exception: The baseline does not compile; whatever JAX or XLA raises.
-        """
-        unique = {r.key: r for r in reversed(requests)}
-        new = [unique[key] for key in dict.fromkeys(r.key for r in requests)]
-        new = [request for request in new if not state.knows(request)]
-        left_out = 0 if state.room is None else max(0, len(new) - state.room)
-        new = new[: len(new) - left_out]
-        told = self._told(new, state.num_compiles)
-        outcomes = self.oracle.measure(told) if new else []
-        for request, outcome in zip(new, outcomes, strict=True):
-            if isinstance(outcome, Failure) and request.key == BASELINE:
-                raise outcome.error
-            state = state.with_measured(request, outcome)
-        if left_out:
-            raise OutOfCompiles(state, left_out)
-        for request in requests:
-            state = state.with_expected(request)
-        return state
-
-    def _told(self, requests: Sequence[Request], done: int) -> Iterator[Request]:
-        for number, request in enumerate(requests, done):
-            if self.progress is not None:
-                total = max(number + 1, self.expected)
-                self.progress(request.label, number, total)
-            yield request

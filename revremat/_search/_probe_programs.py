@@ -1,19 +1,18 @@
 """Probe programs: smaller programs than a problem's, which tell what a layer costs."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from revremat._action import RECOMPUTE, Action
-from revremat._apply import by_position
+from revremat._apply import rewritten
 from revremat._graph import Graph, Unit
 from revremat._search._heuristics import Heuristics
 from revremat._search._probes import DEPTHS
 from revremat.program._isolated import isolated_unit
-from revremat.program._loss import TracedLoss, trace_loss
+from revremat.program._loss import TracedLoss
 from revremat.program._rewrite import Decision
 from revremat.program.ir._costs import num_operations
 from revremat.program.ir._ops import Value
@@ -56,19 +55,15 @@ def shorten(
       A function with the signature of `loss`.
     """
 
-    @functools.wraps(loss)
-    def shortened(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = by_position(loss, args, kwargs)
-        bound = functools.partial(loss, **kwargs)
-        functools.update_wrapper(bound, loss)
-        traced = trace_loss(bound, args, keep_checkpoints=graph.keep_checkpoints)
-        decisions = [
+    return rewritten(
+        loss,
+        lambda traced: [
             _first_layers(traced, graph, name, given, gradient_barrier)
             for name, given in actions.items()
-        ]
-        return traced.run(decisions, gradient_barrier)
-
-    return shortened
+        ],
+        keep_checkpoints=graph.keep_checkpoints,
+        gradient_barrier=gradient_barrier,
+    )
 
 
 def isolate(

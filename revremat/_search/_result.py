@@ -74,7 +74,9 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A pass that a limit of compiles cut; what would have come after it is left out.
+    """A pass that a limit of compiles cut, or after which an effort ends.
+
+    What would have come after it is left out.
 
     Attributes:
       what: The pass.

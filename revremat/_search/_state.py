@@ -155,7 +155,7 @@ class State:
         """The same, and what was measured."""
         key, number = request.key, self.num_compiles + 1
         if isinstance(key, ProgramKey):
-            plan = self.plan_of(key)
+            plan = key.plan(self.space.graph)
             predicted = request.predicted_bytes
             trial = Trial(key, request.label, plan, outcome, predicted)
             return self.but(trials={**self.trials, key: trial}, num_compiles=number)
@@ -187,7 +187,7 @@ class State:
             label += "; all else is recomputed"
         else:
             label = label.removeprefix(f"{key.unit}: ")
-        return {whole: Trial(whole, label, self.plan_of(whole), outcome)}
+        return {whole: Trial(whole, label, whole.plan(self.space.graph), outcome)}
 
     def with_expected(self, request: Request) -> "State":
         """The same, and what is now expected of a program that was measured before."""
@@ -203,17 +203,6 @@ class State:
         """Whether a program was measured already."""
         return request.key in (
             self.trials if isinstance(request.key, ProgramKey) else self.probes
-        )
-
-    def plan_of(self, key: ProgramKey) -> Plan | None:
-        """What a program's key says, as a plan."""
-        if key.actions is None:
-            return None
-        return self.space.graph.plan(
-            dict(key.actions),
-            gradient_barrier=key.gradient_barrier,
-            remat_pass_percent=key.remat_pass_percent,
-            puts_gradients_off=key.puts_gradients_off,
         )
 
     def row(self, key: ProgramKey) -> Row | None:

@@ -42,7 +42,7 @@ class TimedOracle:
     began: float = field(default_factory=time.monotonic)
 
     def measure(self, requests: Iterable[Request]) -> list[Measurement | Failure]:
-        """Compiles programs, as many at a time as there are cores; then runs each.
+        """Compiles programs, several at a time; then runs each.
 
         What compiles beside a run would slow it down, so none does.
         """

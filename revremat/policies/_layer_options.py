@@ -158,7 +158,7 @@ class Assignment:
         counts: Counts,
         bound_us: float = -math.inf,
     ) -> "Assignment":
-        """What an assignment takes by the costs of these all_options."""
+        """What an assignment takes by these costs."""
         costs = {
             (unit_options.unit, p.name): p
             for unit_options in all_options

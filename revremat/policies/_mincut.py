@@ -4,7 +4,7 @@ Every value is two nodes, and the edge between them costs what keeping it costs;
 operation is a node that costs what running it again costs. Whatever parts the start
 from the backward pass's residuals is a set of values to keep, and the cheapest is found
 at once, whatever the number of sets (He and Yu, MLSys 2023, who rule operations out
-where here most have a byte_weight).
+where here most have a cost).
 """
 
 from collections.abc import Collection

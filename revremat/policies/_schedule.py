@@ -162,6 +162,7 @@ class Chain:
           limit_bytes: What it may take; None for as little as can be.
           excluding: Schedules that shall not come again, by their actions, and in how
             many units another one has to differ, at least.
+          near: Actions, and in how many units it may differ from them, at most.
 
         Returns:
           A schedule, or None where there is none.

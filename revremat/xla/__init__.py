@@ -1,14 +1,14 @@
 """What the compiler made: targets, compiles, liveness, origins and time."""
 
 from revremat.xla.compile._artifact import Artifact as Artifact
-from revremat.xla.compile._compile import Lowered as Lowered
 from revremat.xla.compile._compile import compile_step as compile_step
 from revremat.xla.compile._compile import lower_step as lower_step
 from revremat.xla.compile._compile import lower_traced as lower_traced
-from revremat.xla.compile._compile import read_compiled as read_compiled
 from revremat.xla.compile._disk import cache_folder as cache_folder
 from revremat.xla.compile._dumps import find_dump as find_dump
 from revremat.xla.compile._dumps import read_dump as read_dump
+from revremat.xla.compile._lowered import Lowered as Lowered
+from revremat.xla.compile._lowered import read_compiled as read_compiled
 from revremat.xla.compile._remat_pass import remat_pass_options as remat_pass_options
 from revremat.xla.compile._remat_pass import remat_pass_percent as remat_pass_percent
 from revremat.xla.compile._remat_pass import remat_pass_refusal as remat_pass_refusal

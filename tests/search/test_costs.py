@@ -7,15 +7,10 @@ import pytest
 
 from revremat import OFFLOAD, RECOMPUTE, SAVE
 from revremat._search import Heuristics
-from revremat._search._layer_costs import (
-    LayerCosts,
-    corrections,
-    hold,
-    plain_of,
-    unrolled,
-)
+from revremat._search._layer_costs import LayerCosts, plain_of, unrolled
 from revremat._search._peeled import can_peel, neighbour, peeled_cut
 from revremat._search._probes import Probe, cuts, first_cuts, is_loop
+from revremat._search.passes._calibrate import corrections, hold
 from revremat.policies import Candidate
 from tests.search.world import small, unit_of
 

@@ -9,9 +9,10 @@ import pytest
 
 import revremat as rr
 from revremat._search import Heuristics
-from revremat._search._layer_costs import LayerCosts, hold
+from revremat._search._layer_costs import LayerCosts
 from revremat._search._peeled import peeled_cut
 from revremat._search._probes import Probe
+from revremat._search.passes._calibrate import hold
 from revremat.policies import Candidate, preset
 
 OWN, OF_A_LAYER = 1000, 7

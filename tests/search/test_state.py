@@ -448,7 +448,7 @@ def test_a_state_of_another_budget_forgets_what_was_chosen_for_it():
 def test_best_known_so_far_is_a_plan_of_the_graph():
     state, _, _ = known(60, (50, 9.0))
     assert state.best.plan == state.space.graph.plan({"u": rr.RECOMPUTE})
-    assert state.plan_of(BASELINE) is None
+    assert BASELINE.plan(state.space.graph) is None
 
 
 @pytest.mark.parametrize("measured", [False, True])

@@ -10,7 +10,7 @@ import pytest
 import revremat as rr
 from revremat import xla
 from revremat._compat import DISABLED_PASSES
-from revremat.xla.compile import _compile
+from revremat.xla.compile import _lowered
 from revremat.xla.compile._tiling import untiled
 from tests.xla.programs import NO_TILING, PROGRAMS, enlarged, spec
 
@@ -44,7 +44,7 @@ class Compiles:
 
 @pytest.fixture
 def compiles(monkeypatch):
-    made, compile_ = Compiles(), _compile._compile_in
+    made, compile_ = Compiles(), _lowered._compile_in
 
     def watched(folder, lowered, options, to_run):
         artifact, compiled = compile_(folder, lowered, options, to_run)
@@ -54,7 +54,7 @@ def compiles(monkeypatch):
         where.append((tiled, artifact.hlo))
         return artifact, compiled
 
-    monkeypatch.setattr(_compile, "_compile_in", watched)
+    monkeypatch.setattr(_lowered, "_compile_in", watched)
     return made
 
 
@@ -136,7 +136,7 @@ def test_kernels_know_nothing_of_a_mesh_that_the_caller_has_set(compiles):
 def test_a_kernel_that_cannot_be_written_anew_is_tiled_where_it_is(
     compiles, monkeypatch
 ):
-    monkeypatch.setattr(_compile, "can_stand_alone", lambda body: False)
+    monkeypatch.setattr(_lowered, "can_stand_alone", lambda body: False)
     ask(gated, gated_specs())
     assert compiles.how == [False, True]
     ask(lambda *args: 2.0 * gated(*args), gated_specs())
@@ -147,7 +147,7 @@ def test_a_kernel_that_cannot_be_written_anew_is_tiled_where_it_is(
 def test_a_kernel_that_xla_fuses_otherwise_when_it_is_alone_is_tiled_where_it_is(
     compiles, monkeypatch
 ):
-    monkeypatch.setattr(_compile, "WAYS", (("triton-gemm-rewriter",),))
+    monkeypatch.setattr(_lowered, "WAYS", (("triton-gemm-rewriter",),))
     ask(gated, gated_specs())
     assert compiles.how == [False, True]
     assert compiles.how_alone == [False]

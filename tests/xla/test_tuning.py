@@ -8,7 +8,7 @@ import pytest
 
 import revremat as rr
 from revremat.xla.compile import _tuning
-from revremat.xla.compile._compile import _compile_in
+from revremat.xla.compile._lowered import _compile_in
 from revremat.xla.compile._tuning import hand_to_xla, not_tuned, tuning_of
 
 H100 = rr.target("h100:1")
@@ -127,7 +127,7 @@ def test_xla_is_asked_once_where_all_is_there(cards, monkeypatch):
         untuned = {"xla_gpu_autotune_level": 0}
         return _compile_in(folder, lowered, untuned, to_run)
 
-    monkeypatch.setattr("revremat.xla.compile._compile._compile_in", compiled)
+    monkeypatch.setattr("revremat.xla.compile._lowered._compile_in", compiled)
     found = rr.measure(jax.grad(product), *specs(512), target=H100)
     (options,) = asked
     assert options["xla_gpu_require_complete_aot_autotune_results"] is True

@@ -1,16 +1,16 @@
 """Calibrate: the constant of all costs, set right by one whole program."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from revremat import policies
 from revremat._action import RECOMPUTE, SAVE
 from revremat._graph import Unit
+from revremat._search._heuristics import Heuristics
 from revremat._search._keys import Request
 from revremat._search._layer_costs import (
     RECOMPUTE_ALL,
     SAVE_ALL,
-    corrections,
-    hold,
+    LayerCosts,
     summary,
 )
 from revremat._search._pass import Ask
@@ -102,3 +102,56 @@ def _without_failing(state: State, ask: Ask) -> State:
     if len(kept) == len(state.units):  # only shortened programs fail
         kept = [u for u in kept if u.name not in failing]
     return state.but(units=tuple(kept))
+
+
+def hold(
+    costs: Sequence[LayerCosts],
+    saved: tuple[float, float],
+    recomputed: tuple[float, float],
+    heuristics: Heuristics,
+) -> bool:
+    """Whether costs say about what becomes of the program if it saves everything.
+
+    They do not where the step runs the loss more than once, or on more than one of the
+    arguments that probes are made with, and a unit was probed without the program.
+
+    Args:
+      costs: Of all units.
+      saved: Bytes and time of the program all of whose layers save everything.
+      recomputed: Bytes and time of it with everything recomputed.
+      heuristics: Numbers that decide.
+    """
+    # Where that is no candidate, saving everything is recomputing everything.
+    found = [c for c in costs if SAVE_ALL in c.candidates]
+    differences = [(c.unit.num_layers, *c.difference(SAVE_ALL)) for c in found]
+    more_bytes = sum(n * size for n, size, _ in differences)
+    more_us = sum(n * time_us for n, _, time_us in differences)
+    (all_bytes, all_us), (size, time_us) = saved, recomputed
+    found_us, found_bytes = all_us - time_us, all_bytes - size
+    off = heuristics.off_difference
+    off_us = abs(found_us - more_us) - off * max(abs(found_us), abs(more_us))
+    # Less than the costs say is right where the peak is elsewhere.
+    off_bytes = found_bytes - (1 + off) * more_bytes
+    most = heuristics.off_whole
+    return off_us <= most * time_us and off_bytes <= most * size
+
+
+def corrections(
+    costs: Sequence[LayerCosts], bytes_of_all: int, predict: Callable[..., float]
+) -> dict[str, float]:
+    """Sets the constant of all costs right by one whole program.
+
+    Args:
+      costs: Of all units, none of them set right yet.
+      bytes_of_all: What the program takes with all layers recomputing everything.
+      predict: What the costs say it takes, with such corrections.
+    """
+    kept = sum(c.unit.num_layers * c.reference.kept_bytes for c in costs)
+    found = {
+        c.unit.name: (
+            bytes_of_all - kept - c.reference.base_bytes if c.is_isolated else 0.0
+        )
+        for c in costs
+    }
+    off = bytes_of_all - predict(found)
+    return {unit: correction + off for unit, correction in found.items()}
