@@ -45,6 +45,8 @@ class Largest:
       budget_bytes: What a size had to stay within, on each device.
       trials: What was compiled, by size.
       measurement: Of the largest that fits; None where none does.
+      is_cut_short: Whether as many were compiled as are at most, so that a larger one
+        may fit.
 
     Example:
       >>> import revremat as rr
@@ -57,6 +59,7 @@ class Largest:
     budget_bytes: int
     trials: tuple[Trial, ...]
     measurement: Measurement | None
+    is_cut_short: bool = False
 
 
 def largest(
@@ -72,7 +75,7 @@ def largest(
     Memory is not monotone: a larger size may take less, because the compiler chooses
     other kernels or another order. So after bisection the two next larger sizes are
     compiled as well, and the search goes on from there if one of them fits. Beyond
-    those nothing is promised.
+    those nothing is promised, and sixty are compiled at most.
 
     Args:
       make: The problem of a size, such as a batch.
@@ -115,12 +118,14 @@ def largest(
         )
     found: dict[int, Trial] = {}
     best: tuple[int, Measurement] | None = None
+    is_cut_short = False
 
     def fits(count: int) -> bool:
-        nonlocal best
+        nonlocal best, is_cut_short
         if count in found:
             return found[count].fits
         if len(found) >= _MOST_TRIALS:
+            is_cut_short = True
             return False
         problem = make(count * unit)
         function, specs = problem.make_step()
@@ -147,13 +152,10 @@ def largest(
         beyond = [n for n in range(high + 1, high + 1 + _NEIGHBOURS) if fits(n)]
         if not beyond:
             break
-        low, high = beyond[-1], beyond[-1] + 1
-        while fits(high):
-            low, high = high, high + 1
+        low, high = _bracket(fits, beyond[-1])
     trials = tuple(found[n] for n in sorted(found))
-    if best is None:
-        return Largest(0, unit, limit, trials, None)
-    return Largest(best[0] * unit, unit, limit, trials, best[1])
+    size, measurement = (0, None) if best is None else (best[0] * unit, best[1])
+    return Largest(size, unit, limit, trials, measurement, is_cut_short)
 
 
 def _bracket(fits: Callable[[int], bool], count: int) -> tuple[int, int]:

@@ -362,6 +362,10 @@ def test_sizes_that_were_tried_come_before_the_report_of_the_largest(
     code, _, err = run(capsys, *words)
     assert code == 2
     assert "no rows fits 2.00 KiB on cpu:1, not even 4" in err
+    cut = Largest(8, 1, 8704, TRIALS, None, is_cut_short=True)
+    monkeypatch.setattr(_report, "largest", lambda make, **how: cut)
+    _, out, _ = run(capsys, *words)
+    assert "rows=8 is the largest of 4 that were compiled and fits 8.50 KiB" in out
 
 
 TRIALS = (

@@ -2,8 +2,17 @@
 
 import pytest
 
+from revremat._frontier import Frontier, Point
 from revremat._report.page import _frontier
-from revremat._report.page._frontier import HEIGHT, WIDTH, _Axis, _labels
+from revremat._report.page._frontier import (
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    WIDTH,
+    _Axis,
+    _labels,
+    chart,
+)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +80,14 @@ def test_the_baseline_and_presets_carry_their_names(kind, name):
     dot = _frontier._dot(point, 1.0, 2.0, True)
     assert (dot["label"], dot["title"]) == (name, "n: 2.00 KiB, 1.50 ms")
     assert dot["kind"] == kind.replace(" ", "-")
+
+
+@pytest.mark.parametrize(
+    ("usable", "is_drawn"),
+    [(80, False), (140, True), (203, True), (300, True), (310, False)],
+)
+def test_the_memory_is_drawn_where_programs_are_near_it(usable, is_drawn):
+    points = (Point("a", "baseline", 200, 9.0), Point("b", "preset", 205, 5.0))
+    place = chart(Frontier("a", "h100:1", usable, points, 2))["usable"]
+    assert (place is not None) == is_drawn
+    assert place is None or LEFT <= place <= WIDTH - RIGHT

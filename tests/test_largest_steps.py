@@ -142,11 +142,21 @@ def test_what_the_compiler_itself_refuses_does_not_fit(monkeypatch):
 
 
 def test_no_more_than_sixty_are_compiled(monkeypatch):
-    """Where each next one fits, which no bisection sees."""
-    few = Sizes(lambda rows: 1 if rows not in (14, 15) else 1000)
+    """Where every third that is asked for does not fit, which no bisection sees."""
+    few = Sizes(lambda rows: 1 if len(few.asked) % 3 else 1000)
     monkeypatch.setattr(_largest, "measure", few)
     found = rr.largest(make, start=7, target="cpu:1", budget=500)
     assert len(few.asked) == len(found.trials) == 60
+    assert found.is_cut_short
+
+
+@pytest.mark.parametrize("start", [8, 500, 999, 1000, 1001])
+def test_one_that_does_not_fit_hides_none_of_the_larger_ones(monkeypatch, start):
+    sizes = Sizes(lambda rows: 5000 if rows == 1000 else rows)
+    monkeypatch.setattr(_largest, "measure", sizes)
+    found = rr.largest(make, start=start, target="cpu:1", budget=4000)
+    assert (found.size, found.is_cut_short) == (4000, False)
+    assert len(sizes.asked) <= 40
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,26 @@ def shown(text, name):
     return [int(n) for n in re.findall(rf'data-{name}="(-?\d+)"', text)]
 
 
+@pytest.mark.parametrize(("measured", "told"), [(True, "measured"), (False, "estim")])
+def test_a_page_says_whether_its_step_was_run(tmp_path, measured, told):
+    assert f"a step, {told}" in page(changed(measured=measured), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ([], "the list is empty: a page needs a measurement"),
+        (rr.Plan((), program=""), "made of measurements, and this is a Plan: write"),
+        (rr.Frontier("a", "cpu:1", 9, (), 0), "the frontier has no program"),
+    ],
+    ids=["nothing", "plan", "empty frontier"],
+)
+def test_what_no_page_is_made_of_is_told_in_a_sentence(tmp_path, result, told):
+    with pytest.raises(rr.UserError, match=told):
+        rr.write(result, tmp_path / "m.html")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "noun",
     [

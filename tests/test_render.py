@@ -60,7 +60,7 @@ h100:8   NVIDIA H100 80GB HBM3   yes    11.2 GiB   2.00 GiB    65.8 GiB   43.2 m
 a100:8   NVIDIA A100-SXM4-80GB   NO     11.2 GiB   2.00 GiB   -12.2 GiB   43.2 ms   4.20 ms
 
 - bytes are per device; headroom is what the step and the reserve leave of it
-- exposed: how long of an estimated step the device only waits for others
+- exposed: how long of a step the device only waits, for others or its host
 """
 
 
@@ -72,6 +72,28 @@ def test_a_table_of_targets():
     small = changed(target="a100:8", device="NVIDIA A100-SXM4-80GB", device_bytes=GIB)
     assert rr.render([MEASUREMENT, small]) == TABLE
     assert rr.render((MEASUREMENT, small)) == TABLE
+
+
+def test_a_table_has_what_is_waited_for_hosts_too():
+    waits = dataclasses.replace(MEASUREMENT.time, exposed_transfer_us=1e5)
+    text = rr.render([dataclasses.replace(MEASUREMENT, time=waits)])
+    assert waits.exposed_us == 1e5 + MEASUREMENT.time.exposed_collective_us
+    assert " 104 ms" in text
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ([], "the list is empty: a table needs a measurement"),
+        (
+            [MEASUREMENT, rr.Plan((), program="")],
+            "a table is made of measurements, and this is a Plan",
+        ),
+    ],
+)
+def test_a_table_is_of_measurements(result, told):
+    with pytest.raises(rr.UserError, match=told):
+        rr.render(result)
 
 
 def test_what_does_not_fit_says_by_how_much():

@@ -85,6 +85,21 @@ def test_what_grew_most_comes_first_and_what_fell_last():
     assert "estimated step   64.8 ms    43.2 ms    -33.3 %" in text
 
 
+@pytest.mark.parametrize(
+    ("pair", "told"),
+    [
+        ((True, True), "measured step  "),
+        ((False, True), "estimated and measured step  "),
+        ((True, False), "measured and estimated step  "),
+    ],
+)
+def test_a_diff_says_whether_steps_were_run(pair, told):
+    steps = [changed(measured=one) for one in pair]
+    data = diff(*steps)
+    assert data["step_measured"] == list(pair)
+    assert told in diff_text(data)
+
+
 def test_of_a_diff_every_part_is_told_that_is_in_either():
     data = diff(MEASUREMENT, GROWN)
     assert data["headroom_bytes"] == [m.headroom_bytes for m in (MEASUREMENT, GROWN)]

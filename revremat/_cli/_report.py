@@ -245,7 +245,10 @@ class Report:
             raise UserError(
                 f"no {name} fits {limit} on {target}, not even {found.trials[0].size}"
             )
-        say(f"{name}={found.size} is the largest that fits {limit} on {target}\n")
+        told = "is the largest that fits"
+        if found.is_cut_short:
+            told = f"is the largest of {len(found.trials)} that were compiled and fits"
+        say(f"{name}={found.size} {told} {limit} on {target}\n")
         return {**overrides, name: found.size}
 
     def _rules(self) -> dict[str, str]:

@@ -16,7 +16,8 @@ class Collective:
         gives and gets.
       count: How many there are in one iteration of the loops around them; without a
         loop, in the step.
-      iterations: How often those loops run in a step; 1 without one.
+      iterations: How often those loops run in a step; 1 without one. Of branches that
+        data decide the longest counts, as in the step's time: in the others it is 0.
       us: How long one is estimated to take.
       group: The devices of the first group that exchange data, by their place in the
         mesh.

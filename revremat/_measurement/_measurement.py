@@ -345,6 +345,11 @@ class Time:
     measured: bool = False
     undecided_us: float = 0.0
 
+    @property
+    def exposed_us(self) -> float:
+        """How long of a step the device only waits: for others, and for its host."""
+        return self.exposed_collective_us + self.exposed_transfer_us
+
 
 @dataclass(frozen=True)
 class Measurement(InNotebooks):

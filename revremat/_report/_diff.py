@@ -48,6 +48,7 @@ def diff(
             name: [getattr(m.memory, f"{name}_bytes") for m in pair] for name in _TOTALS
         },
         "step_us": [m.time.step_us for m in pair],
+        "step_measured": [m.time.measured for m in pair],
         "headroom_bytes": [m.headroom_bytes for m in pair],
         "categories": [
             {"key": list(key), "bytes": [a, b]} for key, a, b in rows if a or b
@@ -62,7 +63,8 @@ def diff_text(data: dict) -> str:
             table.add_row(name, format_bytes(a), format_bytes(b), _change(b - a))
     a, b = data["step_us"]
     change = f"{100 * (b / a - 1):+.1f} %" if a else ""
-    table.add_row("estimated step", format_us(a), format_us(b), change)
+    how = {"measured" if one else "estimated": None for one in data["step_measured"]}
+    table.add_row(f"{' and '.join(how)} step", format_us(a), format_us(b), change)
     categories = new_table("alive at the peak", "before", "after", "change")
     changed = [c for c in data["categories"] if c["bytes"][0] != c["bytes"][1]]
     for row in changed:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from revremat._format import format_bytes, format_us
 from revremat._measurement import PHASES, Buffer, Collective, Measurement
+from revremat._report._kinds import check_measurements
 from revremat._report._text import WIDTH, line, new_table, note, print_result
 from revremat._report._what_if import print_what_if
 
@@ -88,6 +89,7 @@ def _(result: Measurement, console: Console) -> None:
 @print_result.register(list)
 @print_result.register(tuple)
 def _(result: Sequence[Measurement], console: Console) -> None:
+    check_measurements(result, "a table")
     programs = dict.fromkeys(m.program for m in result)
     line(console, ", ".join(programs), f"on {len(result)} targets")
     console.print()
@@ -102,14 +104,14 @@ def _(result: Sequence[Measurement], console: Console) -> None:
             format_bytes(m.reserve_bytes),
             format_bytes(m.headroom_bytes),
             format_us(m.time.step_us),
-            format_us(m.time.exposed_collective_us),
+            format_us(m.time.exposed_us),
             style="" if m.fits else "red",
         )
     console.print(table)
     console.print()
     for one in (
         "bytes are per device; headroom is what the step and the reserve leave of it",
-        "exposed: how long of an estimated step the device only waits for others",
+        "exposed: how long of a step the device only waits, for others or its host",
     ):
         note(console, one)
 

@@ -13,15 +13,16 @@ def write(result: Any, path: str | Path) -> Path:
     """Writes a result to `*.html`, `*.json` or `*.txt`, whole or not at all.
 
     Args:
-      result: A `Measurement`, or a list of them; as text or JSON, any other of our
-        results, too.
+      result: A `Measurement`, a list of them, or a `Frontier`; as text or JSON, any
+        other of our results, too.
       path: Where; the suffix says how.
 
     Returns:
       The path.
 
     Raises:
-      UserError: Another suffix, or a place that cannot be written.
+      UserError: Another suffix, what has no such form, or a place that cannot be
+        written.
 
     Example:
       >>> import os, tempfile, jax.numpy as jnp, revremat as rr

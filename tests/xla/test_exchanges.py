@@ -2,8 +2,8 @@
 
 import pytest
 
-from revremat.xla import collectives_of
-from tests.xla.modules import Program, machine
+from revremat.xla import collectives_of, estimate
+from tests.xla.modules import S32, Program, machine
 
 ALL = [{"replica_ids": [0, 1, 2, 3]}]
 
@@ -53,3 +53,25 @@ def test_arguments_that_are_gathered_are_named(phase):
     made = program.entry.add("tanh", (1, 8), layer, op_name=op_name)
     program.entry.add("all-gather", (4, 8), made, op_name=op_name, replica_groups=ALL)
     assert [one.argument for one in found(program)] == ["w['up']", ""]
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_of_branches_that_data_decide_the_longest_counts(longer):
+    """As in the step's time; what the others exchange is listed, 0 times."""
+    program = Program()
+    branches = []
+    for number in range(2):
+        branch = program.computation(f"branch{number}")
+        x = branch.add("parameter", (1000,))
+        branch.kernel(50.0 if number == longer else 1.0)
+        op_name = f"jit(f)/{'ab'[number]}/psum"
+        branch.add("all-reduce", (1000,), x, op_name=op_name, replica_groups=ALL)
+        branches.append(branch)
+    chooser = program.entry.add("parameter", (), dtype=S32)
+    x = program.entry.add("parameter", (1000,))
+    program.entry.add("conditional", (1000,), chooser, x, x, calls=branches)
+    module, target = program.module(), machine(4)
+    told = {one.scope: one.times for one in found(program)}
+    assert told == {"a": int(longer == 0), "b": int(longer == 1)}
+    taken_us = sum(one.times * one.us for one in collectives_of(module, target))
+    assert taken_us == pytest.approx(estimate(module, target).collective_us, abs=1e-3)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -11,7 +12,7 @@ from jax.sharding import AxisType
 import revremat as rr
 from revremat import xla
 from revremat.xla.target import _platforms, _targets
-from revremat.xla.target._cards import MEASURABLE
+from revremat.xla.target._cards import MEASURABLE, load_card
 
 GIB = 2**30
 
@@ -41,6 +42,51 @@ def test_every_form_names_devices(spec, short, platform, hosts, per_host):
     assert target.num_devices == hosts * per_host
     assert rr.target(short) == target
     assert rr.target(target) is target
+
+
+def local_on(monkeypatch, kind):
+    device = SimpleNamespace(platform="gpu", process_index=0, device_kind=kind)
+    monkeypatch.setattr(jax, "devices", lambda *_: [device])
+    return rr.target("local")
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("TPU v4", "v4"),
+        ("TPU v5e", "v5e"),
+        ("TPU v5 lite", "v5e"),
+        ("TPU v5", "v5p"),
+        ("TPU v6 lite", "v6e"),
+    ],
+)
+def test_a_device_is_known_by_what_its_driver_calls_it(monkeypatch, kind, key):
+    assert local_on(monkeypatch, kind).card == load_card(key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "facts about 'NVIDIA A100-SXM4-80GB' alone"),
+        ("NVIDIA A100-PCIE-80GB", "write 'a100:1' for that, and a budget in bytes"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "'NVIDIA A100-SXM4-80GB' alone"),
+        ("Tesla V100-SXM2-32GB", "'Tesla V100-SXM2-16GB' alone"),
+        ("NVIDIA H100 PCIe", "'NVIDIA H100 80GB HBM3' alone"),
+        ("NVIDIA H100 NVL", "'NVIDIA H100 80GB HBM3' alone"),
+        ("NVIDIA H200 NVL", "'NVIDIA H200 141GB HBM3e' alone"),
+        ("TPU v4 lite", "'TPU v4' alone"),
+        ("NVIDIA L4", "'NVIDIA L4', a device revremat has no facts about"),
+    ],
+)
+def test_a_card_of_another_size_or_form_is_not_taken_for_one(monkeypatch, kind, told):
+    with pytest.raises(rr.UserError, match=re.escape(told)):
+        local_on(monkeypatch, kind)
 
 
 def test_local_is_this_machine():

@@ -7,9 +7,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from revremat._errors import UserError
 from revremat._format import format_bytes, format_us
 from revremat._frontier import Frontier
 from revremat._measurement import PHASES, Measurement
+from revremat._report._kinds import check_measurements
 from revremat._report.page._embedded import drawable, embedded
 from revremat._report.page._frontier import chart
 from revremat._report.page._what_if import what_if
@@ -30,8 +32,13 @@ def page(measurements: Measurement | Sequence[Measurement] | Frontier) -> str:
 
     Returns:
       The text of the file.
+
+    Raises:
+      UserError: There is nothing to draw, or something else.
     """
     if isinstance(measurements, Frontier):
+        if not measurements.points:
+            raise UserError("the frontier has no program: there is nothing to draw")
         return (
             _environment()
             .from_string(_template("frontier.html"))
@@ -43,6 +50,7 @@ def page(measurements: Measurement | Sequence[Measurement] | Frontier) -> str:
         )
     if isinstance(measurements, Measurement):
         measurements = [measurements]
+    check_measurements(measurements, "a page")
     programs = list(dict.fromkeys(m.program for m in measurements))
     return (
         _environment()

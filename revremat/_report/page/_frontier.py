@@ -10,6 +10,8 @@ WIDTH, HEIGHT = 1000, 460
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 18, 52
 _STEPS = (1, 2, 2.5, 5, 10)
 _LABEL_GAP = 17
+_FAR = 1.5
+"""Times the largest program, or below the smallest, the memory is not drawn."""
 
 
 def chart(frontier: Frontier) -> dict[str, Any]:
@@ -17,8 +19,9 @@ def chart(frontier: Frontier) -> dict[str, Any]:
     sizes = [p.bytes for p in frontier.points]
     times = [p.step_us for p in frontier.points]
     usable = frontier.usable_bytes
-    near = usable if usable <= 1.5 * max(sizes) else max(sizes)
-    x = _Axis(min(sizes), max(*sizes, near), 1024.0, LEFT, WIDTH - RIGHT)
+    is_near = min(sizes) / _FAR <= usable <= _FAR * max(sizes)
+    drawn = [*sizes, usable] if is_near else sizes
+    x = _Axis(min(drawn), max(drawn), 1024.0, LEFT, WIDTH - RIGHT)
     y = _Axis(min(times), max(times), 1000.0, HEIGHT - BOTTOM, TOP)
     best = frontier.best
     steps = []
@@ -38,7 +41,7 @@ def chart(frontier: Frontier) -> dict[str, Any]:
         "labels": _labels([d for d in dots if d["label"]]),
         "x_ticks": [(x(v), format_bytes(v)) for v in x.ticks(7)],
         "y_ticks": [(y(v), format_us(v)) for v in y.ticks(5)],
-        "usable": x(usable) if usable == near else None,
+        "usable": x(usable) if is_near else None,
         "rows": [{"point": p, "best": p in best} for p in reversed(frontier.points)],
     }
 

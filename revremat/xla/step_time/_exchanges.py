@@ -16,6 +16,7 @@ from revremat.xla.step_time._collectives import (
     groups_of,
     kind_of,
 )
+from revremat.xla.step_time._step_time import Clock
 from revremat.xla.target._targets import Target
 
 _LAYER = re.compile(r"\d+")
@@ -44,7 +45,8 @@ def collectives_of(
     """
     origins = origins or Origins(module)
     counts: dict[Collective, int] = {}
-    for i, iterations in _scheduled(module, module.entry, 1):
+    clock = Clock(module, target)
+    for i, iterations in _scheduled(clock, module.entry, 1):
         kind = kind_of(i, module)
         if not kind:
             continue
@@ -58,7 +60,7 @@ def collectives_of(
             phase=made.phase,
             scope=_LAYER.sub("*", made.scope),
             bytes=max(_received(inner), sum(size_of(o.shape) for o in given)),
-            iterations=round(iterations),
+            iterations=round(iterations) or int(iterations > 0),
             us=round(collective_us(i, module, target), 3),
             group=tuple(groups[0]) if groups else (),
             argument=arguments.pop() if len(arguments) == 1 else "",
@@ -78,13 +80,23 @@ def _received(i: Any) -> int:
 
 
 def _scheduled(
-    module: Module, computation: Computation, iterations: float
+    clock: Clock, computation: Computation, iterations: float
 ) -> Iterator[tuple[Any, float]]:
-    """Every instruction that is run by itself, and how often."""
+    """Every instruction that is run by itself, and how often.
+
+    Branches of a conditional whose time does not count are run 0 times.
+    """
+    module = clock.module
     for i in computation.instructions:
         yield i, iterations
         if i.opcode not in CALLS:
             continue
-        trips = trip_count(i, module) if i.opcode == "while" else 1
-        for called in module.called(i):
-            yield from _scheduled(module, called, iterations * trips)
+        if i.opcode == "conditional":
+            counting, _ = clock.branches(i)
+            shares = {one.id: share for one, share in counting}
+            called = [(one, shares.get(one.id, 0.0)) for one in module.called(i)]
+        else:
+            trips = trip_count(i, module) if i.opcode == "while" else 1
+            called = [(one, trips) for one in module.called(i)]
+        for one, times in called:
+            yield from _scheduled(clock, one, iterations * times)

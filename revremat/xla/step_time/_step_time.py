@@ -313,25 +313,35 @@ class Clock:
                 body.then(self.run(computation))
             total.then(body, trip_count(i, self.module))
         elif i.opcode == "conditional":
-            self._branch(i, [self.run(c) for c in called], total)
+            self._branch(i, total)
         else:
             for computation in called:
                 total.then(self.run(computation))
         return total
 
-    def _branch(self, i: Any, branches: list[_Pass], total: _Pass) -> None:
-        """As often as each is taken; the longest where data decide."""
-        if not branches:
-            return
-        all_us = [branch.sums.step for branch in branches]
+    def _branch(self, i: Any, total: _Pass) -> None:
+        """As often as each is taken."""
+        branches, is_decided = self.branches(i)
+        for branch, share in branches:
+            total.then(self.run(branch), share)
+        if not is_decided:
+            all_us = [self.run(c).sums.step for c in self.module.called(i)]
+            total.sums.undecided += max(all_us) - min(all_us)
+
+    def branches(self, i: Any) -> tuple[list[tuple[Computation, float]], bool]:
+        """Those of a conditional that count, and the part of its runs that each has.
+
+        Returns:
+          They, and whether that is known; where data decide, the longest counts alone.
+        """
+        called = self.module.called(i)
+        if not called:
+            return [], True
+        all_us = [self.run(computation).sums.step for computation in called]
         shares = shares_of(i, self.module, self.target.num_devices, all_us)
         if shares is None:
-            total.then(branches[all_us.index(max(all_us))])
-            total.sums.undecided += max(all_us) - min(all_us)
-            return
-        for branch, share in zip(branches, shares, strict=True):
-            if share:
-                total.then(branch, share)
+            return [(called[all_us.index(max(all_us))], 1.0)], False
+        return [(c, s) for c, s in zip(called, shares, strict=True) if s], True
 
     def cost(self, i: Any) -> InstructionCost:
         """What an instruction costs that runs by itself."""

@@ -258,16 +258,49 @@ def _local() -> Target:
     first = devices[0]
     if first.platform == "cpu":
         return Target("local", load_card("cpu"), 1, len(devices), present=True)
-    kind = first.device_kind
+    card = _card_of(first.device_kind)
+    hosts = max(1, len({d.process_index for d in devices}))
+    return Target("local", card, hosts, len(devices) // hosts, present=True)
+
+
+def _card_of(kind: str) -> Card:
+    """The card of a device, by what its driver calls it.
+
+    Raises:
+      UserError: It is none, a part of one, or one of another size or form.
+    """
+    if key := _DRIVERS_NAMES.get(kind):
+        return load_card(key)
+    words = _words(kind)
     for key in (*GPU_CARDS, *TPU_CARDS):
         card = load_card(key)
-        if card.name == kind or f" {key} " in f" {kind.lower().replace('-', ' ')} ":
-            hosts = max(1, len({d.process_index for d in devices}))
-            return Target("local", card, hosts, len(devices) // hosts, present=True)
+        if card.name == kind:
+            return card
+        if key not in words:
+            continue
+        size, known = (
+            {word for word in some if word.endswith("gb")}
+            for some in (words, _words(card.name))
+        )
+        if not _OTHER_FORMS & words and (size <= known or not known):
+            return card
+        raise UserError(
+            f"this machine has {kind!r}, and of its kind revremat has facts about "
+            f"{card.name!r} alone: write '{key}:1' for that, and a budget in bytes"
+        )
     raise UserError(
         f"this machine has {kind!r}, a device revremat has no facts about: "
         "write a known target, as in 'h100:8'"
     )
+
+
+_DRIVERS_NAMES = {"TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e"}
+_OTHER_FORMS = {"lite", "mig", "nvl", "pcie"}
+"""Parts of a card, and forms with another memory and another speed."""
+
+
+def _words(kind: str) -> set[str]:
+    return set(kind.lower().replace("-", " ").split())
 
 
 @functools.lru_cache(maxsize=64)
