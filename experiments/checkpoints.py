@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
 from experiments.event_loops import loops_that_end_their_tasks
+from experiments.files import Hold
 from revremat import UserError
 
 
@@ -35,15 +36,17 @@ class Checkpoints:
       keep: How many of the newest are kept.
 
     Raises:
-      UserError: If the folder cannot be made or read.
+      UserError: If the folder cannot be made or read, or another run is at work in it.
     """
 
     def __init__(self, folder: Path, keep: int):
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._folder = folder
+        self._hold = None
         with _one_sentence(f"cannot open the checkpoints in {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
             if jax.process_index() == 0:
+                self._hold = Hold(folder)
                 _remove_unfinished(folder)
             self._checkpointer = ocp.training.Checkpointer(
                 str(folder.absolute()),
@@ -140,9 +143,20 @@ class Checkpoints:
             with contextlib.suppress(Exception):
                 self._checkpointer.close()
             self._sweep()
+            if self._hold is not None:
+                self._hold.close()
             # After a failed save the library's threads write on for a moment; this
             # runs when they have ended.
-            atexit.register(self._sweep)
+            atexit.register(self._sweep_at_exit)
+
+    def _sweep_at_exit(self) -> None:
+        """Unless another run is at work in the folder by now."""
+        if jax.process_index() != 0:
+            return
+        with contextlib.suppress(OSError):
+            hold = Hold(self._folder)
+            self._sweep()
+            hold.close()
 
     def _sweep(self) -> None:
         if jax.process_index() != 0:

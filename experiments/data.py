@@ -12,6 +12,7 @@ import re
 import sys
 import sysconfig
 import tarfile
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,7 +208,16 @@ def valid_batches(
     num_batches: int,
     rows: Sequence[int] | None = None,
 ) -> list[Example]:
-    """The first whole batches of the held-out split, always the same."""
+    """The first whole batches of the held-out split, always the same.
+
+    Raises:
+      UserError: It has none.
+    """
+    if num_batches and len(examples) < batch_size:
+        raise UserError(
+            f"data.batch_size is {batch_size} and only {len(examples)} examples are "
+            "held out; make the batch smaller, or write --train.valid-batches 0"
+        )
     rows = range(batch_size) if rows is None else rows
     num_batches = min(num_batches, len(examples) // batch_size)
     return [
@@ -253,7 +263,7 @@ def _plays(path: Path | None) -> list[bytes]:
                 members.sort(key=lambda member: Path(member.name).name)
                 files = [archive.extractfile(member) for member in members]
                 texts = [file.read() for file in files if file is not None]
-        except (tarfile.TarError, OSError, EOFError) as error:
+        except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
             reason = str(error).split("\n")[0].rstrip(":")
             raise UserError(
                 f"cannot read {path}: {reason}; download it anew"
@@ -313,7 +323,7 @@ def read_idx(file: Path) -> np.ndarray:
         rank = raw[3]
         shape = np.frombuffer(raw, dtype=">u4", count=rank, offset=4)
         return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)
-    except (OSError, EOFError, IndexError, ValueError) as error:
+    except (OSError, EOFError, IndexError, ValueError, zlib.error) as error:
         raise UserError(f"cannot read {file}: {error}; install it anew") from error
 
 

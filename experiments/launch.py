@@ -98,7 +98,7 @@ def gpus_of_each(
     if listed is None:
         gpus = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
     else:
-        gpus = len([name for name in listed.split(",") if name.strip()])
+        gpus = len([*itertools.takewhile(_is_device, listed.split(","))])
     on_cpu = environment.get("JAX_PLATFORMS") == "cpu" or any(
         part.startswith("cpu") for part in _values(args, "--train.target")
     )
@@ -170,7 +170,7 @@ def run(count: int, args: list[str], own: list[dict[str, str]]) -> int:
     for child in children:
         child.reader = threading.Thread(target=child.read, daemon=True)
         child.reader.start()
-    told: set[str] = set()
+    told: dict[str, int] = {}
     # All are asked each time: the one that has died is rarely the first.
     while None in (codes := [child.process.poll() for child in children]):
         if any(codes):
@@ -236,13 +236,23 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _pass_on(children: list[Child], until: float, told: set[str]) -> None:
-    """Print what was said before a time; what several say, once."""
-    for child in children:
+def _is_device(name: str) -> bool:
+    """CUDA counts the names in its list up to the first that is none."""
+    return bool(re.fullmatch(r"\s*(\d+|(GPU|MIG)-.+)\s*", name))
+
+
+def _pass_on(children: list[Child], until: float, told: dict[str, int]) -> None:
+    """Print what was said before a time; what several say, once.
+
+    Args:
+      children: The processes.
+      until: The time.
+      told: From a line to the first that said it, whose further ones are new.
+    """
+    for number, child in enumerate(children):
         while child.lines and child.lines[0][0] <= until:
             _, line = child.lines.pop(0)
-            if line not in told:
-                told.add(line)
+            if told.setdefault(line, number) == number:
                 sys.stderr.write(line)
     sys.stderr.flush()
 

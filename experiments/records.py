@@ -51,12 +51,28 @@ class Metrics:
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; none if there is no file."""
+    """The whole lines of a metrics file; none if there is no file.
+
+    Raises:
+      UserError: A line is damaged.
+    """
     if not file.exists():
         return []
-    lines = file.read_text(encoding="utf-8").split("\n")
+    lines = file.read_bytes().split(b"\n")
     # What follows the last newline is half a line, or nothing.
-    return [json.loads(line) for line in lines[:-1]]
+    return [_row(line, f"{file}, line {n}") for n, line in enumerate(lines[:-1], 1)]
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if type(row["step"]) is not int:
+            raise ValueError(row)
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            f"{where} is damaged: remove that line, or choose another --train.dir"
+        ) from None
+    return row
 
 
 def same_run(

@@ -16,6 +16,8 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
+_MOST_BYTES = 2**63 - 1
+"""XLA counts them in 64 bits, with a sign."""
 
 
 def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
@@ -45,6 +47,7 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
     match = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z%]*)\s*", str(text))
     number, unit = (float(match[1]), match[2].lower()) if match else (1.0, "?")
     share = usable_bytes if unit == "%" else None
+    size = number * _UNITS.get(unit, 1) if share is None else share * number / 100
     wrong = ""
     if share is None and unit not in _UNITS:
         wrong = "has no unit" if unit == "" else "is no number of bytes"
@@ -52,12 +55,14 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
         wrong = "is not above zero"
     elif share is not None and number > 100:
         wrong = "is more than there is"
+    elif not 1 <= size <= _MOST_BYTES:
+        wrong = "is less than a byte" if size < 1 else "is beyond 64 bits"
     if wrong:
         raise UserError(
             f"{text!r} {wrong}: write one like '60GiB', '512MiB' or '75%' (of the "
             "usable memory)"
         )
-    return int(number * _UNITS[unit] if share is None else share * number / 100)
+    return int(size)
 
 
 def format_bytes(number: int | float) -> str:

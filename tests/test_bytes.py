@@ -46,6 +46,8 @@ def test_what_may_be_written(text, number):
         *((text, "has no unit") for text in ("60", 2.5, "-3")),
         *((text, "is not above zero") for text in ("-1GiB", "0GiB", "0%")),
         ("101%", "is more than there is"),
+        *((text, "is less than a byte") for text in ("0.4B", "0.01%")),
+        *((text, "is beyond 64 bits") for text in ("9" * 30 + "GiB", "8" * 20 + "B")),
     ],
 )
 def test_anything_else_is_told_what_to_write(text, wrong):

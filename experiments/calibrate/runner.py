@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +175,7 @@ class _Workplace:
         for folder, name in ((self.tuning, TUNING), (self.hlo, HLO)):
             folder.mkdir()
             with (
-                contextlib.suppress(OSError, tarfile.TarError),
+                contextlib.suppress(OSError, EOFError, tarfile.TarError, zlib.error),
                 tarfile.open(self.options.out / name) as tar,
             ):
                 tar.extractall(folder, filter="data")

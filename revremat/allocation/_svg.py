@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 
 from revremat._io._files import write_text
+from revremat._printable import printable
 from revremat.allocation._problem import AllocationProblem
 from revremat.allocation._solution import Allocation
 
@@ -54,9 +55,9 @@ def draw(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         'font-family="sans-serif" font-size="10" role="img">',
-        f"<title>{html.escape(title)}</title>",
+        f"<title>{html.escape(printable(title))}</title>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        f'<text x="{_LEFT}" y="24" font-size="14">{html.escape(title)}: '
+        f'<text x="{_LEFT}" y="24" font-size="14">{html.escape(printable(title))}: '
         f"{format_bytes(allocation.makespan_bytes)}, {excess} % above the lower bound, "
         f"{len(problem.buffers)} buffers</text>",
         '<g stroke="#333" stroke-width="0.3">',
@@ -67,7 +68,7 @@ def draw(
             continue
         left, right = x(buffer.lower), x(buffer.upper)
         high, low = y(offset + buffer.size_bytes), y(offset)
-        name = html.escape(buffer.id)
+        name = html.escape(printable(buffer.id))
         parts.append(
             f'<rect x="{left}" y="{high}" width="{round(right - left, 2)}" '
             f'height="{round(low - high, 2)}" '

@@ -136,6 +136,7 @@ def ring_attention(
     if layout.is_manual():
         return _attend(q, k, v, ring)
     spec = layout.spec(q, *_NAMES)
+    layout.spec(k, *_NAMES)  # keys may be of another length, that has to divide, too
     attend = partial(_attend, ring=ring)
     mapped = jax.shard_map(
         attend,

@@ -68,3 +68,20 @@ def test_reads_that_wait_when_another_fails_end_without_a_word(
         if isinstance(thread, threading.Timer):
             thread.join()
     assert uncaught == []
+
+
+def test_two_runs_are_not_at_work_in_one_folder(tmp_path):
+    first = Checkpoints(tmp_path, keep=1)
+    half = tmp_path / "100.orbax-checkpoint-tmp"
+    half.mkdir()
+    with pytest.raises(UserError, match=r"another run is at work.*wait for its end"):
+        Checkpoints(tmp_path, keep=1)
+    assert half.exists()
+    first.close()
+    assert not half.exists()
+    second = Checkpoints(tmp_path, keep=1)
+    assert second.steps == []
+    half.mkdir()
+    first._sweep_at_exit()
+    assert half.exists()
+    second.close()

@@ -197,3 +197,21 @@ def test_held_out_batches_are_whole_and_always_the_same():
     examples = [{"x": np.array(i)} for i in range(7)]
     batches = data.valid_batches(examples, 3, 10)
     assert [batch["x"].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_held_out_part_without_a_batch_is_refused():
+    examples = [{"x": np.zeros(2)}] * 3
+    with pytest.raises(UserError, match=r"only 3 examples are held out.*valid-batches"):
+        data.valid_batches(examples, 4, 1)
+    assert data.valid_batches(examples, 4, 0) == []
+
+
+@pytest.mark.parametrize("at", range(12, 90, 6))
+def test_idx_files_that_are_damaged_anywhere_are_one_sentence(tmp_path, at):
+    raw = bytes([0, 0, 8, 1, 0, 0, 0, 90]) + np.random.default_rng(0).bytes(90)
+    packed = bytearray(gzip.compress(raw))
+    packed[at] ^= 0xFF
+    file = tmp_path / "labels.gz"
+    file.write_bytes(packed)
+    with pytest.raises(UserError, match=r"cannot read .*labels.gz: .*install it anew"):
+        data.read_idx(file)

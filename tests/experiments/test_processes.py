@@ -1,6 +1,8 @@
 """Processes: what is told of them, which rows each reads, and what is refused."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -216,6 +218,9 @@ EIGHT = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
         (1, "gpt", EIGHT, [None]),
         (2, "gpt", {}, [None, None]),
         (2, "gpt", {"CUDA_VISIBLE_DEVICES": ""}, [None, None]),
+        (2, "gpt", {"CUDA_VISIBLE_DEVICES": "-1"}, [None, None]),
+        (2, "gpt", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, [None, None]),
+        (2, "gpt", {"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, ["0", "1"]),
         (3, "gpt --train.target cpu:3", EIGHT, [None] * 3),
         (3, "gpt --train.target=cpu:3", EIGHT, [None] * 3),
         (3, "gpt", EIGHT | {"JAX_PLATFORMS": "cpu"}, [None] * 3),
@@ -226,6 +231,17 @@ def test_the_launcher_gives_each_process_its_share_of_the_gpus(
 ):
     found = launch.gpus_of_each(count, line.split(), environment, tmp_path)
     assert [own.get("JAX_LOCAL_DEVICE_IDS") for own in found] == ids
+
+
+def test_what_several_processes_say_is_told_once_and_what_one_repeats_again(capsys):
+    said = "Traceback", "  ^^^^", "  ^^^^", "no room"
+    children: Any = [
+        SimpleNamespace(lines=[(0.0, f"{line}\n") for line in few])
+        for few in (said, (*said, "of the second"))
+    ]
+    launch._pass_on(children, 1.0, {})
+    told = capsys.readouterr().err.splitlines()
+    assert told == [*said, "of the second"]
 
 
 def test_gpus_are_counted_by_the_driver(tmp_path):

@@ -225,6 +225,15 @@ def test_half_a_line_and_lines_after_the_checkpoint_are_dropped(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("line", ["\0\0\0", "[1]", "{}", '{"step": "x"}', "7"])
+def test_a_damaged_line_of_metrics_is_one_sentence(tmp_path, line):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl, line 2 is damaged: remove"):
+        records.Metrics(file, last_step=3)
+    assert len(file.read_text().splitlines()) == 3
+
+
 def cut_short(checkpoint: Path) -> None:
     largest = max(checkpoint.rglob("d/*"), key=lambda file: file.stat().st_size)
     os.truncate(largest, 100)
@@ -308,7 +317,7 @@ def test_an_unfinished_checkpoint_is_swept_away(trainer, uninterrupted, tmp_path
     checkpoints = folder / "checkpoints"
     (checkpoints / "60").rename(checkpoints / "60.orbax-checkpoint-tmp")
     assert load_newest(folder, trainer.args) == 55
-    assert [path.name for path in checkpoints.iterdir()] == ["55"]
+    assert {path.name for path in checkpoints.iterdir()} == {"55", ".lock"}
 
 
 @pytest.mark.slow
