@@ -359,6 +359,13 @@ def serialized_hlo(text: str) -> bytes:
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
+def how_it_runs(eqn: JaxprEqn) -> str:
+    """What an equation's surroundings say of it: its kind of core, notes for XLA."""
+    ctx = eqn.ctx
+    told = ctx.compute_type, ctx.xla_metadata, ctx.threefry_partitionable
+    return repr(told)
+
+
 def compile_settings(lowered: Any) -> list[str]:
     """All that JAX adds to a compile beside the module: options and devices.
 

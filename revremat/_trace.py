@@ -14,10 +14,10 @@ from revremat._sources import loops_told, source_line
 from revremat.program._fusion import read_whole
 from revremat.program._loss import TracedLoss, trace_loss
 from revremat.program._undecided import undecided
-from revremat.program.engine._keep import Layer, cannot_recompute
+from revremat.program.engine._keep import Layer
 from revremat.program.ir import _costs
 from revremat.program.ir._exchanged import CONSTRAINTS, num_sharing, sent_bytes
-from revremat.program.ir._ops import Op
+from revremat.program.ir._ops import Op, cannot_recompute
 from revremat.program.ir._ops import Value as ProgramValue
 from revremat.program.ir._placement import (
     Cut,

@@ -56,7 +56,8 @@ def block(
     layer of its unit, with an action of its own.
 
     Args:
-      f: A function of arrays, or pytrees of arrays; it may close over arrays.
+      f: A function of arrays, or pytrees of arrays; it may close over arrays, which are
+        read, as by `jax.jit`, at the first call with arguments of such shapes.
       name: What plans call it.
       inverse: For `f(params, x, *rest) -> y` with `y` shaped as `x`:
         `inverse(params, y, *rest) -> x`, which makes INVERT available.
@@ -89,10 +90,16 @@ def mark_block(
 ) -> Callable[..., Any]:
     """`block` without a look at the name; with `has_ys`, `f` returns `(y, more)`."""
 
-    def marked(*args: Any) -> Any:
-        out = f(*args)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and (inverse is not None or split is not None):
+            raise UserError(
+                f"rr.block: {name!r} has an inverse or can be split, so it is called "
+                f"by position; {', '.join(kwargs)} was given by name"
+            )
+        out = f(*args, **kwargs)
         if inverse is not None:
-            _write_inverse(inverse, name, out[0] if has_ys else out, args)
+            y = out[0] if has_ys else out
+            _write_inverse(inverse, name, y, args, len(jax.tree.leaves(out)))
         if split is not None:
             write_chunks(f, name, split, args)
         return out
@@ -102,7 +109,11 @@ def mark_block(
 
 
 def _write_inverse(
-    inverse: Callable[..., Any], name: str, y: Any, args: tuple[Any, ...]
+    inverse: Callable[..., Any],
+    name: str,
+    y: Any,
+    args: tuple[Any, ...],
+    num_outputs: int,
 ) -> None:
     """Call the inverse, as dead code, for `INVERT` to find."""
     if len(args) < 2:
@@ -127,7 +138,8 @@ def _write_inverse(
         return found
 
     after, count = len(jax.tree.leaves(rest)), len(jax.tree.leaves(x))
-    undo.__name__ = undo.__qualname__ = inverse_label(after + count, count)
+    label = inverse_label(after + count, count, num_outputs)
+    undo.__name__ = undo.__qualname__ = label
     jax.jit(undo)(*jax.tree.map(jax.lax.stop_gradient, (params, y, *rest)))
 
 

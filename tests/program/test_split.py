@@ -103,3 +103,50 @@ def test_chunks_are_parts_in_order(axis, number):
 def test_axes_that_no_chunk_can_be_cut_along(split, said):
     with pytest.raises(rr.UserError, match=said):
         ways(6, split)
+
+
+def squares(w, x):
+    return (jnp.tanh(x @ w) ** 2).sum()
+
+
+def over_batch(block):
+    return lambda w, x: jax.vmap(lambda x: block(w, x))(jnp.stack([x, 2 * x])).sum()
+
+
+def over_weights(block):
+    return lambda w, x: jax.vmap(lambda w: block(w, x))(jnp.stack([w, 2 * w])).sum()
+
+
+def with_tangents(block):
+    def loss(w, x):
+        out, tangent = jax.jvp(lambda w: block(w, x), (w,), (jnp.ones_like(w),))
+        return out + tangent**2
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("transformed", "can_be_split"),
+    [(over_batch, True), (over_weights, True), (with_tangents, False)],
+)
+def test_what_a_transformation_made_of_a_block_is_split_as_such_or_not(
+    transformed, can_be_split
+):
+    loss = transformed(rr.block(squares, "squares", split=(None, 0)))
+    w, x = jnp.eye(4) / 2, jnp.linspace(-1.0, 1.0, 32).reshape(8, 4)
+    graph = rr.trace(loss, w, x)
+    assert bool(graph["squares"].splits) == can_be_split
+    if not can_be_split:
+        return
+    plan = graph.plan({"squares": rr.RECOMPUTE(chunks=2)})
+    found = jax.value_and_grad(rr.apply(loss, plan))(w, x)
+    for a, b in zip(found, jax.value_and_grad(loss)(w, x), strict=True):
+        assert jnp.allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_by_name_are_for_blocks_without_marks():
+    double = lambda x, factor=2.0: (x * factor).sum()
+    assert rr.block(double, "double")(jnp.ones(2), factor=3.0) == 6
+    marked = rr.block(double, "double", split=(0,))
+    with pytest.raises(rr.UserError, match=r"called by position; factor was given"):
+        marked(jnp.ones(2), factor=3.0)

@@ -13,23 +13,11 @@ from revremat._errors import UserError
 from revremat._primitives import is_intensive
 from revremat._resolve import Flow
 from revremat.program.ir._inverse import undone
-from revremat.program.ir._ops import Atom, Op, Program, Value
+from revremat.program.ir._ops import Atom, Op, Program, Value, cannot_recompute
 from revremat.program.ir._passes import Linearized
 from revremat.program.ir._placement import shardings_of_kept
 
 INPUT = "input"
-
-
-def cannot_recompute(op: Op) -> str | None:
-    """Why running an operation twice would not give the same, or None if it would."""
-    if op.kind == "rng_uniform":
-        return "draws from the device's own random state"
-    if effects := _compat.side_effects(op.eqn):
-        names = ", ".join(sorted(type(e).__name__ for e in effects))
-        return f"{op.kind} has side effects ({names})"
-    if op.eqn.params.get("has_side_effect"):
-        return f"{op.kind} has side effects"
-    return None
 
 
 @dataclass(frozen=True, eq=False)

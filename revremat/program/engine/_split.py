@@ -76,11 +76,7 @@ def write_chunks(
         def on_chunk(*args: Any) -> Any:
             return f(*args)
 
-        written = ",".join(
-            "x" if axis is None else str(axis % jnp.ndim(leaf))
-            for leaf, axis in zip(leaves, axes, strict=True)
-        )
-        on_chunk.__name__ = on_chunk.__qualname__ = f"{CHUNK_PREFIX}{n}.{written}"
+        on_chunk.__name__ = on_chunk.__qualname__ = f"{CHUNK_PREFIX}{n}"
         jax.jit(on_chunk)(*treedef.unflatten(chunk))
 
 
@@ -115,17 +111,47 @@ def block_chunks(op: Op) -> dict[int, Chunked]:
     for call in inner.ops:
         if not call.called.startswith(CHUNK_PREFIX):
             continue
-        number, written = call.called.removeprefix(CHUNK_PREFIX).split(".")
-        own = [None if a == "x" else int(a) for a in written.split(",")]
-        hoisted = len(call.inputs) - len(own)
+        number = int(call.called.removeprefix(CHUNK_PREFIX))
         sources = [_source(inner, atom, position) for atom in call.inputs]
-        if None in sources:
-            continue
         body = flatten(as_closed(call.eqn.params["jaxpr"]), keep_names=True)
-        found[int(number)] = Chunked(
-            body, tuple(s for s in sources if s is not None), (*[None] * hoisted, *own)
-        )
+        way = _way(inner, body, sources, number)
+        if way is not None:
+            found[number] = way
     return found
+
+
+def _way(
+    inner: Program, body: Program, sources: Sequence[int | Constant | None], number: int
+) -> Chunked | None:
+    """A way to split a block; None where a transformation has made it none.
+
+    `vmap` gives arrays more axes, and `jvp` a block more outputs, so axes are those
+    along which a chunk is shorter than what it is cut from.
+    """
+    given = [out.aval for out in inner.outputs]
+    if [(a.shape, a.dtype) for a in given] != [
+        (out.aval.shape, out.aval.dtype) for out in body.outputs
+    ]:
+        return None
+    known: list[int | Constant] = []
+    axes: list[int | None] = []
+    for source, chunk in zip(sources, body.inputs, strict=True):
+        if source is None:
+            return None
+        known.append(source)
+        whole = (
+            source.aval if isinstance(source, Constant) else inner.inputs[source].aval
+        )
+        pairs = list(zip(whole.shape, chunk.aval.shape, strict=False))
+        cut = [k for k, (long, short) in enumerate(pairs) if long != short]
+        if len(whole.shape) != len(chunk.aval.shape) or len(cut) > 1:
+            return None
+        if cut and pairs[cut[0]][0] != number * pairs[cut[0]][1]:
+            return None
+        axes.append(cut[0] if cut else None)
+    if all(axis is None for axis in axes):
+        return None
+    return Chunked(body, tuple(known), tuple(axes))
 
 
 def _source(

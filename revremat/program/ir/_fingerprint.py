@@ -9,6 +9,7 @@ an optimizer makes of it is not, as long as the same is computed.
 
 import enum
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -40,6 +41,8 @@ IGNORED = {
     *("out_shardings", "donated_invars", "keep_unused", "debug_info", "prevent_cse"),
     *("policy", "in_layouts", "out_layouts", "compiler_options_kvs", "ft_in", "ft_out"),
 }
+_WHERE = {"mesh", "sharding", "out_sharding", "in_shardings", "out_shardings"}
+"""Of those, where arrays lie: another mesh is no other program, another layer it is."""
 
 
 def fingerprint(program: Program, marked: Sequence[bool] = (), more: str = "") -> str:
@@ -137,7 +140,8 @@ class _How:
     """How much of what a text cannot say is told apart.
 
     Attributes:
-      exact: Python functions by identity, arrays by their numbers.
+      exact: Python functions by identity, arrays by their numbers, where they lie, and
+        all else that JAX knows of by whether it is equal.
       derivatives: Derivatives of functions that have their own, by what they compute.
     """
 
@@ -156,10 +160,8 @@ def _params(op: Op, how: _How) -> str:
     params, own = op.eqn.params, op.kind.startswith(OWN_DERIVATIVE)
     if not own and not any(map(_holds_more, params.values())):
         return _plain_params(_ById(op.eqn), how)
-    found = []
-    for key in sorted(params):
-        if key in IGNORED:
-            continue
+    found = [_compat.how_it_runs(op.eqn)] if how.exact else []
+    for key in _counting(params, how):
         # New objects each time a function is traced: what counts is what they compute.
         opaque = own and not _is_program(params[key])
         found.append(f"{key}={_param(params[key], STABLE if opaque else how)}")
@@ -208,7 +210,25 @@ def _param(value: Any, how: _How) -> str:
     name = type(value).__name__
     if how.exact and isinstance(value, np.ndarray | jax.Array):
         return name + _digest(value)
-    return f"{name}@{id(value)}" if how.exact and callable(value) else name
+    if not how.exact:
+        return name
+    return f"{name}@{id(value) if callable(value) else _number(value)}"
+
+
+def _number(value: Any) -> int:
+    """Equal for what is equal, as JAX's own caches see it."""
+    try:
+        return _numbered(value)
+    except TypeError:  # it cannot be hashed
+        return id(value)
+
+
+@lru_cache(maxsize=4096)
+def _numbered(value: Any) -> int:
+    return next(_NUMBERS)
+
+
+_NUMBERS = itertools.count()
 
 
 def _digest(value: Any) -> str:
@@ -234,8 +254,14 @@ class _ById:
 @lru_cache(maxsize=2**14)
 def _plain_params(key: _ById, how: _How) -> str:
     params = key.eqn.params
-    listed = (name for name in sorted(params) if name not in IGNORED)
-    return ";".join(f"{name}={_param(params[name], how)}" for name in listed)
+    runs = [_compat.how_it_runs(key.eqn)] if how.exact else []
+    listed = (f"{k}={_param(params[k], how)}" for k in _counting(params, how))
+    return ";".join([*runs, *listed])
+
+
+def _counting(params: dict[str, Any], how: _How) -> list[str]:
+    ignored = IGNORED - _WHERE if how.exact else IGNORED
+    return [key for key in sorted(params) if key not in ignored]
 
 
 def _cotangent(out: Any) -> Any:

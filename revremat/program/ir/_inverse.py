@@ -29,16 +29,23 @@ from revremat.program.ir._ops import (
 )
 
 
-def inverse_label(offset: int, count: int) -> str:
-    """What to call an inverse: it gives `count` inputs, `offset` before the last."""
-    return f"{INVERSE_PREFIX}{offset}.{count}"
+def inverse_label(offset: int, count: int, num_outputs: int) -> str:
+    """What to call an inverse.
+
+    Args:
+      offset: How many inputs before the block's last the first is that it gives.
+      count: How many it gives.
+      num_outputs: Of the block.
+    """
+    return f"{INVERSE_PREFIX}{offset}.{count}.{num_outputs}"
 
 
 def block_inverse(op: Op) -> tuple[tuple[int, ...], Program] | None:
     """The inverse of a block, and at which of the block's inputs its results stand.
 
     The program takes what the block takes, with the block's outputs at those positions.
-    None if the block has no inverse.
+    None if the block has no inverse, or a transformation made another block of it that
+    has none: where tangents came in, or `vmap` gave its outputs more axes than inputs.
     """
     if not op.is_block:
         return None
@@ -46,18 +53,29 @@ def block_inverse(op: Op) -> tuple[tuple[int, ...], Program] | None:
     calls = [inside for inside in inner.ops if inside.is_inverse]
     if len(calls) != 1:
         return None
-    offset, count = map(int, calls[0].called.removeprefix(INVERSE_PREFIX).split("."))
+    label = calls[0].called.removeprefix(INVERSE_PREFIX)
+    offset, count, num_outputs = map(int, label.split("."))
+    if len(inner.outputs) > num_outputs:
+        return None
     first = len(inner.inputs) - offset
     positions = tuple(range(first, first + count))
     outputs = [out for out in inner.outputs[:count] if isinstance(out, Value)]
     before, used = needed(inner.ops, calls[0].inputs, outputs)
     if len(outputs) != count or used & {inner.inputs[k] for k in positions}:
         return None
+    carried = [inner.inputs[k] for k in positions]
+    if not _same_avals(carried, outputs) or not _same_avals(carried, calls[0].outputs):
+        return None
     fresh = [Value(v.aval) for v in inner.inputs]
     env: dict[Any, Any] = dict(zip(inner.inputs, fresh, strict=True))
     env.update({out: fresh[k] for out, k in zip(outputs, positions, strict=True)})
     ops = substitute((*before, calls[0]), env)
     return positions, Program(tuple(fresh), ops, ops[-1].outputs)
+
+
+def _same_avals(some: Sequence[Value], others: Sequence[Value]) -> bool:
+    described = ([(v.aval.shape, v.aval.dtype) for v in one] for one in (some, others))
+    return next(described) == next(described)
 
 
 def scan_inverse(

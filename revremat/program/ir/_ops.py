@@ -356,9 +356,21 @@ def deduplicate(program: Program) -> Program:
     return Program(program.inputs, tuple(ops), outputs, names)
 
 
+def cannot_recompute(op: Op) -> str | None:
+    """Why running an operation twice would not give the same, or None if it would."""
+    if op.kind == "rng_uniform":
+        return "draws from the device's own random state"
+    if effects := _compat.side_effects(op.eqn):
+        names = ", ".join(sorted(type(e).__name__ for e in effects))
+        return f"{op.kind} has side effects ({names})"
+    if op.eqn.params.get("has_side_effect"):
+        return f"{op.kind} has side effects"
+    return None
+
+
 def same_result(op: Op, inputs: tuple[Atom, ...]) -> Any:
     """Equal for operations that are bound to give equal results; None if unsure."""
-    if _compat.side_effects(op.eqn):
+    if cannot_recompute(op):
         return None
     parts: list[Any] = [op.kind]
     for atom in inputs:

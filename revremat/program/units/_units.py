@@ -4,16 +4,17 @@ A scan is a unit by itself. Equal blocks, equal repeats and equal checkpointed r
 are one unit, whose layers they are in program order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from revremat import _compat
 from revremat._action import Facts
 from revremat._primitives import CALLS
 from revremat.program.engine._keep import Layer
 from revremat.program.ir._fingerprint import ALIKE, describe, fingerprint, input_order
-from revremat.program.ir._ops import Program, Value
+from revremat.program.ir._ops import Op, Program, Value
 from revremat.program.units._sites import REPEATED, SEGMENT, Site, Survey, whole
 
 
@@ -178,6 +179,8 @@ def _chain(program: Program, sites: Sequence[Site]) -> tuple[int, ...]:
         return ()
     inside = {v for site in sites[:-1] for v in site.outputs}
     covered = {op for site in sites for op in site.ops}
+    if _would_reorder(program, covered):
+        return ()
     elsewhere = {
         atom for op in program.ops if op not in covered for atom in op.inputs
     } | set(program.outputs)
@@ -188,6 +191,13 @@ def _chain(program: Program, sites: Sequence[Site]) -> tuple[int, ...]:
                 counts[atom] = counts.get(atom, 0) + 1
     once = all(n == 1 for n in counts.values())
     return positions if once and elsewhere.isdisjoint(inside) else ()
+
+
+def _would_reorder(program: Program, covered: Collection[Op]) -> bool:
+    """Whether layers with side effects stand around others: a chain runs at its end."""
+    effectful = [op for op in program.ops if _compat.side_effects(op.eqn)]
+    places = [k for k, op in enumerate(effectful) if op in covered]
+    return bool(places) and places[-1] - places[0] >= len(places)
 
 
 def _link(before: Site, after: Site) -> tuple[int, ...]:
