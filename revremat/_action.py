@@ -99,7 +99,17 @@ class Action:
         unroll: bool | int | None = None,
         slots: int | None = None,
     ) -> "Action":
-        """This action, with these values treated otherwise (names are sorted)."""
+        """This action, with these values treated otherwise (names are sorted).
+
+        Raises:
+          UserError: Names are no list of names, or a number is none.
+        """
+        for key, given in (("save", save), ("offload", offload), ("ahead", ahead)):
+            if isinstance(given, str):
+                raise UserError(
+                    f"{key}={given!r} is a text, which would be one name for each of "
+                    f"its letters: write {key}=[{given!r}]"
+                )
         return replace(
             self,
             save=tuple(sorted({*self.save, *save})),
@@ -368,6 +378,25 @@ def check_names(
     """
     for reason in _misnamed(action, names, listed):
         raise UserError(f"{unit} cannot take {action!r}: {reason}.")
+
+
+def for_each(actions: Any, count: int) -> tuple[Action, ...]:
+    """One action for each of so many layers, as people give them: one, or a list.
+
+    Raises:
+      UserError: Something in it is no action.
+    """
+    if isinstance(actions, Action):
+        return (actions,) * count
+    is_list = isinstance(actions, Iterable) and not isinstance(actions, str)
+    given: tuple[Any, ...] = tuple(actions) if is_list else (actions,)
+    for one in given:
+        if not isinstance(one, Action):
+            raise UserError(
+                f"{one!r:.60} is no action: write rr.SAVE, rr.RECOMPUTE, rr.OFFLOAD or "
+                "rr.INVERT, or a list of one for each layer"
+            )
+    return given
 
 
 def check_actions(

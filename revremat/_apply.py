@@ -35,6 +35,9 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
       if the program is another than the one the plan was made for, or if what it would
       keep differs from what the plan says.
 
+    Raises:
+      UserError: The loss is no function, or the plan no `Plan`.
+
     The logger `revremat` says so in a line each where another JAX made the plan, and
     where the plan is for XLA's own remat pass. No function can turn that on: compile
     the step with `plan.compiler_options`, or within `plan.compiling()`.
@@ -48,6 +51,16 @@ def apply(loss: Callable[..., Any], plan: Plan) -> Callable[..., Any]:
       >>> bool(jnp.allclose(*gradients))
       True
     """
+    if not isinstance(plan, Plan):
+        raise UserError(
+            f"rr.apply: {plan!r:.60} is no plan: write what rr.search returns, or "
+            "rr.load(...) for the file of one"
+        )
+    if not callable(loss):
+        raise UserError(
+            f"rr.apply: a {type(loss).__name__} is no loss: write the function, such "
+            "as problem.loss"
+        )
     for note in filter(None, (plan.version_note, plan.remat_pass_note)):
         _log.warning("%s", note)
     return apply_quietly(loss, plan)

@@ -10,7 +10,14 @@ from itertools import groupby
 from typing import Any
 
 from revremat import _resolve
-from revremat._action import SAVE, Action, Facts, check_actions, check_names
+from revremat._action import (
+    SAVE,
+    Action,
+    Facts,
+    check_actions,
+    check_names,
+    for_each,
+)
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._io._json import parse_json, renamed_keys, schema_of
@@ -508,9 +515,8 @@ class Graph(InNotebooks):
         """
         units = []
         for name, given in actions.items():
-            if isinstance(given, Action):
-                given = (given,) * self[name].num_layers
-            units.append(self[name].plan(tuple(given), self.facts(name, actions)))
+            taken = for_each(given, self[name].num_layers)
+            units.append(self[name].plan(taken, self.facts(name, actions)))
         check_nested(units, {unit.name: unit for unit in self.units})
         return Plan(
             units=tuple(units),

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 import revremat as rr
 from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, UserError
-from revremat._action import KINDS, Action, Facts, check_actions, read_action
+from revremat._action import (
+    KINDS,
+    Action,
+    Facts,
+    check_actions,
+    for_each,
+    read_action,
+)
 from revremat.policies import Pool, candidates, sent_to_host
 from tests.policies.units import drawn_units
 
@@ -412,3 +419,27 @@ def test_what_is_taken_has_the_same_gradient(loss, actions):
     found, expected = (jax.grad(f, argnums=(0, 1))(*args) for f in (planned, loss))
     for one, other in zip(found, expected, strict=True):
         assert jnp.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("key", ["save", "offload", "ahead"])
+def test_a_text_is_no_list_of_names(key):
+    with pytest.raises(UserError, match=rf"{key}='up' is a text.*write {key}=\['up'\]"):
+        RECOMPUTE(**{key: "up"})
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (SAVE, (SAVE, SAVE)),
+        ([SAVE, RECOMPUTE], (SAVE, RECOMPUTE)),
+        (iter([RECOMPUTE]), (RECOMPUTE,)),
+    ],
+)
+def test_one_action_is_for_all_layers_and_a_list_for_each(given, found):
+    assert for_each(given, 2) == found
+
+
+@pytest.mark.parametrize("given", ["SAVE", 3, None, [SAVE, "RECOMPUTE"]])
+def test_what_is_no_action_is_told_what_to_write(given):
+    with pytest.raises(UserError, match=r"is no action: write rr.SAVE, rr.RECOMPUTE"):
+        for_each(given, 2)

@@ -561,3 +561,16 @@ def test_a_module_stack_is_made_by_any_function_of_its_random_numbers():
     model = Stack(make, LAYERS, rngs=nnx.Rngs(0))
     assert model.layers.kernel.shape == (LAYERS, WIDTH, WIDTH)
     assert model(jnp.ones((BATCH, WIDTH))).shape == (BATCH, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        (lambda loss, plan: (loss, "plan.json"), "'plan.json' is no plan: write what"),
+        (lambda loss, plan: (loss, None), "None is no plan"),
+        (lambda loss, plan: (rr.Problem(loss, ()), plan), "a Problem is no loss"),
+    ],
+)
+def test_what_cannot_be_applied_is_told_what_to_write(of, told):
+    with pytest.raises(rr.UserError, match=told):
+        rr.apply(*of(lambda x: x.sum(), rr.Plan((), program="")))

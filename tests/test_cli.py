@@ -532,6 +532,15 @@ def test_a_reader_that_goes_away_is_no_error(folder):
     process.stderr.close()
 
 
+def test_a_check_that_fails_says_so_though_nobody_reads_it(folder):
+    words = ["report", "program.py:problem", "--target", "cpu:1"]
+    assert command(folder, *words, "--lock", "m.lock")[0] == 0
+    process = start(folder, *words, "--set", "width=128", "--check", "m.lock")
+    process.stdout.close()
+    process.stderr.close()
+    assert process.wait(timeout=300) == 1
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

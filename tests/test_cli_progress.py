@@ -1,14 +1,16 @@
 """What commands show while they work: lines where there is no terminal."""
 
+import contextlib
 import io
 import re
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import revremat as rr
-from revremat._cli import _main, _progress, main
+from revremat._cli import _main, _pipes, _progress, main
 from revremat._cli._progress import progress
 
 PROGRAM = """
@@ -110,14 +112,24 @@ def test_on_a_terminal_there_is_a_bar_that_goes_in_the_end(monkeypatch):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(monkeypatch):
-    def gone(self):
+    """What it would have read is lost, and the command ends as it would have."""
+
+    def gone(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(_main.Targets, "run", gone)
-    duplicated = []
-    monkeypatch.setattr(_main.os, "dup2", lambda *one: duplicated.append(one))
-    assert main(["targets"]) == 0
-    assert [onto for _, onto in duplicated] == [sys.stdout.fileno()]
+    def run(self):
+        print("a long table")
+        sys.stdout.flush()
+        return 1
+
+    duplicated, number = [], sys.stdout.fileno()
+    closed = SimpleNamespace(write=gone, flush=gone, fileno=lambda: number)
+    monkeypatch.setattr(_main.Targets, "run", run)
+    monkeypatch.setattr(_pipes.os, "dup2", lambda *one: duplicated.append(one))
+    with contextlib.redirect_stdout(closed):  # pyright: ignore
+        assert main(["targets"]) == 1
+        assert sys.stdout is closed
+    assert {onto for _, onto in duplicated} == {number}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from revremat._cli._allocate import Allocate
 from revremat._cli._diff import Diff
 from revremat._cli._exit import FAILED, MISTAKE
 from revremat._cli._export import Export
+from revremat._cli._pipes import readers_may_leave
 from revremat._cli._program import ProgramError
 from revremat._cli._refusals import refusals_are_sentences
 from revremat._cli._report import Report
@@ -55,14 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
       The exit code: 0, 1 when a check failed or the user's program raised, 2 for a
       mistake in what was written.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    with readers_may_leave():
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _main(words: list[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", _XLA_LOG_LEVEL)
     if words == ["--version"]:
         print(f"revremat {installed_version()}")
         return 0
     if not words:  # how to begin says more than that a command is missing
         with contextlib.suppress(SystemExit):
-            main(["--help"])
+            _main(["--help"])
         return MISTAKE
     try:
         if words[0] not in _KINDS and not words[0].startswith("-"):
@@ -79,10 +84,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         say(f"revremat: {error}", error=True)
         return FAILED if isinstance(error, ProgramError) else MISTAKE
-    except BrokenPipeError:  # the reader has seen enough
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         print("revremat: interrupted", file=sys.stderr)
         return 130

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from revremat._action import Action
+from revremat._action import Action, for_each
 from revremat._errors import UserError
 from revremat.program._rewrite import act
 from revremat.program.engine._split import write_chunks
@@ -218,8 +218,7 @@ def stack(
     if actions is None:
         out, ys = scan(x, weights)
     else:
-        given = (actions,) * length if isinstance(actions, Action) else tuple(actions)
-        out, ys = act(scan, given, f"rr.{name}")(x, weights)
+        out, ys = act(scan, for_each(actions, length), f"rr.{name}")(x, weights)
     return (out, ys) if has_ys else out
 
 

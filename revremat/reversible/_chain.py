@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from revremat._action import INVERT, RECOMPUTE, SAVE, Action
+from revremat._action import INVERT, RECOMPUTE, SAVE, Action, for_each
 from revremat._errors import UserError
 from revremat.program._api import mark_block
 from revremat.program.arrays._avals import instantiate, is_differentiable
@@ -197,7 +197,7 @@ def check_nested(who: str, block: Any) -> None:
 
 
 def _kinds(actions: Action | Sequence[Action], count: int) -> tuple[str, ...]:
-    given = (actions,) * count if isinstance(actions, Action) else tuple(actions)
+    given = for_each(actions, count)
     if len(given) != count:
         raise UserError(
             f"a chain of {count} couplings was given {len(given)} actions; give one "
