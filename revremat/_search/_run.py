@@ -17,7 +17,11 @@ from revremat._search.passes._gradient_barrier import (
 )
 from revremat._search.passes._hedge import hedge
 from revremat._search.passes._local_search import local_search
-from revremat._search.passes._nested import nested, nested_first
+from revremat._search.passes._nested import (
+    nested,
+    nested_first,
+    recompute_around,
+)
 from revremat._search.passes._on_paper import (
     best_on_paper,
     better_in_loops,
@@ -71,6 +75,7 @@ COSTS: tuple[Pass, ...] = (
 DECIDE: tuple[Pass, ...] = (
     plain_and_on_paper,  # one word of plain JAX: whatever is found has to beat it
     settle,  # then nothing more need be asked
+    recompute_around,  # two words of plain JAX, where loops have others inside
     best_on_paper,  # a quick plan: where unrolling gains, all best plans have it
     better_in_loops,  # one program, and only if it promises more
     plain_unroll,  # too large, and the remat pass may make it fit

@@ -106,7 +106,10 @@ def state_of(
             f"{state.num_needed} or more"
         )
     if most_compiles is None:
-        numbers = state.num_needed, len(another_of(state))
+        # One program more where loops have others inside.
+        around = any(unit.enclosing for unit in graph.units)
+        needed = state.num_needed + around
+        numbers = needed, len(another_of(state))
         runs = timed and state.space.chain is None
         loops = sum(unroll and c.can_unroll for c in state.costs.values())
         how = {"runs": runs, "num_unrolled": loops}
@@ -116,7 +119,7 @@ def state_of(
         if effort == "quick" and state.space.chain is None:
             limits["most_to_choose"] = heuristics.most_to_choose(*numbers, **how)
             if loops and not timed:
-                few = state.num_needed + heuristics.more_on_paper
+                few = needed + heuristics.more_on_paper
                 limits["most_on_paper"] = few
         state = state.but(space=dataclasses.replace(state.space, **limits))
     return state

@@ -6,10 +6,15 @@ from typing import Any
 import pytest
 
 import revremat as rr
+from revremat import RECOMPUTE, SAVE
 from revremat._search import Heuristics
 from revremat._search._state import OutOfCompiles
-from revremat._search.passes._nested import nested, nested_first
-from tests.search.world import Cost, World, unit_of
+from revremat._search.passes._nested import (
+    nested,
+    nested_first,
+    recompute_around,
+)
+from tests.search.world import Cost, World, measured, unit_of
 
 FEW = rr.SAVE(unroll=4)
 BASELINE_US = 2 * 16 * 50.0
@@ -101,3 +106,45 @@ def test_where_compiles_end_what_is_known_inside_counts():
     with pytest.raises(OutOfCompiles) as out:
         nested_first(searched([]))(cut, ask)
     assert out.value.state.units == state.units
+
+
+@pytest.mark.parametrize(
+    ("fixed", "inside"), [({}, SAVE(unroll=True)), ({"unroll": False}, SAVE)], ids=str
+)
+def test_soon_what_is_around_recomputes_and_loops_inside_keep_all(fixed, inside):
+    state, _, _ = around(20.0, **fixed)
+    inner = state.nested[False]
+    assert inner is not None
+    recomputing = dataclasses.replace(inner.space, enclosing=state.units)
+    nested = {False: None, True: inner.but(space=recomputing)}
+    asked = []
+
+    def ask(state, requests):
+        asked.extend(requests)
+        for request in requests:
+            state = state.with_measured(request, measured(9, 1.0))
+        return state
+
+    found = recompute_around(state.but(nested=nested), ask)
+    (request,) = asked
+    assert dict(request.key.actions) == {
+        "layers": (RECOMPUTE,) * 16,
+        "loops": (inside,) * 16,
+    }
+    assert found.best.time_us == 1.0
+    assert found.units == state.units
+    asked.clear()
+    assert recompute_around(recomputing_state(found), ask).num_compiles
+    assert not asked
+
+
+def recomputing_state(state):
+    """As inside of a loop that recomputes."""
+    return state.but(space=dataclasses.replace(state.space, enclosing=state.units))
+
+
+def test_where_no_loop_has_others_inside_nothing_is_asked():
+    world = World()
+    state, ask = world.state(1000)
+    assert recompute_around(state, ask) is state
+    assert not world.asked

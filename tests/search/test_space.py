@@ -207,9 +207,10 @@ def test_passes_come_in_an_order_that_has_reasons():
         "profile layers",
         "calibrate",
     ]
-    assert names[:11] == [
+    assert names[:12] == [
         "plain and on paper",
         "settle",
+        "recompute around",
         "best on paper",
         "better in loops",
         "plain unroll",

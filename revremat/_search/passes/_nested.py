@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from itertools import product
 
-from revremat._action import Action
+from revremat._action import SAVE, Action
 from revremat._errors import UserError
 from revremat._graph import Unit
 from revremat._search._keys import Request
@@ -74,6 +74,37 @@ def nested_first(search: Pass) -> Pass:
     return inside_first
 
 
+def recompute_around(state: State, ask: Ask) -> State:
+    """Loops around others recompute everything, and those inside keep all.
+
+    A word each of plain JAX: `jax.checkpoint` around a microbatch, and its layers
+    unrolled. The program comes early, for a quick search has no others of what is
+    inside.
+    """
+    enclosing = _enclosing(state)
+    if not enclosing or state.space.enclosing:
+        return state
+    inner = _inner(state, enclosing)
+    if inner is None or not all(unit.is_loop for unit in enclosing):
+        return state
+    taken = {u.name: SAVE(unroll=_can_unroll(inner, u)) for u in inner.units}
+    actions = {u.name: (taken[u.name],) * u.num_layers for u in inner.units}
+    key = inner.key_of(actions, gradient_barrier=False)
+    unrolls = any(action.unroll for action in taken.values())
+    label = "recompute all, nested: save all" + " (unrolled)" * unrolls
+    return _merged(state, _asked(state, inner, ask, [Request(key, label)]))
+
+
+def _enclosing(state: State) -> list[Unit]:
+    """Units that have others inside."""
+    outer = {unit.enclosing for unit in state.space.graph.units}
+    return [unit for unit in state.units if unit.name in outer]
+
+
+def _can_unroll(state: State, unit: Unit) -> bool:
+    return state.space.unroll and state.costs[unit.name].can_unroll
+
+
 def _by_few(state: State, inner: State) -> dict[str, tuple[Action, ...]]:
     """Several layers to an iteration, of all loops inside whose layers are short."""
     found, heuristics = {}, state.space.heuristics
@@ -106,8 +137,7 @@ def _both(state: State, ask: Ask, search: Pass) -> tuple[State, float]:
       What is known then, and the time that no assignment there can beat; 0 where that
       is not known, infinite where there is none to gain by.
     """
-    outer = {unit.enclosing for unit in state.space.graph.units}
-    enclosing = [unit for unit in state.units if unit.name in outer]
+    enclosing = _enclosing(state)
     if not enclosing:
         return state, math.inf
     inner = _inner(state, enclosing)
