@@ -98,6 +98,7 @@ def mark_block(
             )
         out = f(*args, **kwargs)
         if inverse is not None:
+            out = _apart_from(args, out)
             y = out[0] if has_ys else out
             _write_inverse(inverse, name, y, args, len(jax.tree.leaves(out)))
         if split is not None:
@@ -106,6 +107,16 @@ def mark_block(
 
     marked.__name__ = marked.__qualname__ = BLOCK_PREFIX + name
     return functools.wraps(f, assigned=("__doc__",), updated=())(jax.jit(marked))
+
+
+def _apart_from(args: Any, out: Any) -> Any:
+    """Outputs that are inputs as values of their own, or JAX hands them past a block.
+
+    Its inverse would not find them then.
+    """
+    given = set(map(id, jax.tree.leaves(args)))
+    own = lambda leaf: jax.lax.optimization_barrier(leaf) if id(leaf) in given else leaf
+    return jax.tree.map(own, out)
 
 
 def _write_inverse(

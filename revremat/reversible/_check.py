@@ -90,7 +90,8 @@ def check_inverse(
 
     Args:
       coupling: It returns what it takes, shape and dtype.
-      params: Of the coupling; floating arrays are cast to each dtype.
+      params: Of the coupling; floating arrays are cast to each dtype, complex ones to
+        the one whose parts they are, of 32 bits at least.
       x: What goes in, cast likewise.
       rest: What has no gradient; not cast.
       dtypes: To try; a coupling in exact mode has streams of 32 bits or more.
@@ -175,7 +176,7 @@ def _gradient(
         else:
             y = chain([repeat], [params], x, [rest])
             y = y[0] if repeat.has_aux else y
-        squares = [(a.astype(jnp.float64) ** 2).sum() for a in jax.tree.leaves(y)]
+        squares = [_squares(_double(a)) for a in jax.tree.leaves(y)]
         return jnp.sum(jnp.stack(squares))
 
     return jax.jit(jax.grad(loss, argnums=(0, 1)))(stacked, x)
@@ -193,6 +194,8 @@ def _repeated(
 def _cast(tree: Any, dtype: str) -> Any:
     def cast(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            return leaf.astype(jnp.result_type(dtype, jnp.complex64))
         inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
         return leaf.astype(dtype) if inexact else leaf
 
@@ -203,7 +206,15 @@ def _error(found: Any, expected: Any) -> float:
     """The Euclidean norm of the difference, over that of what is expected."""
     differences = norms = 0.0
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        a, b = a.astype(jnp.float64), b.astype(jnp.float64)
-        differences += float(((a - b) ** 2).sum())
-        norms += float((b**2).sum())
+        differences += float(_squares(_double(a) - _double(b)))
+        norms += float(_squares(_double(b)))
     return math.sqrt(differences / norms) if norms else math.sqrt(differences)
+
+
+def _double(a: jax.Array) -> jax.Array:
+    is_complex = jnp.issubdtype(a.dtype, jnp.complexfloating)
+    return a.astype(jnp.complex128 if is_complex else jnp.float64)
+
+
+def _squares(a: jax.Array) -> jax.Array:
+    return (a.real**2 + a.imag**2).sum()

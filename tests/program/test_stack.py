@@ -363,3 +363,44 @@ def test_inverting_works_beside_any_value_kept_in_either_place():
             plan = graph.plan({"stack": rr.INVERT(**{where: [name]})})
             found = jax.grad(rr.apply(loss, plan))(w, x)
             np.testing.assert_allclose(found, expected, rtol=1e-9, err_msg=name)
+
+
+def swap(w, c):
+    return c[1], c[0] + jnp.tanh(c[1] @ w)
+
+
+def swap_back(w, c):
+    return c[1] - jnp.tanh(c[0] @ w), c[0]
+
+
+def beside_a_position(w, c):
+    return c[0], c[1] + jnp.tanh(c[0] * w.sum())
+
+
+def away_from_it(w, c):
+    return c[0], c[1] - jnp.tanh(c[0] * w.sum())
+
+
+@pytest.mark.parametrize(
+    ("layer", "inverse", "first"),
+    [
+        (swap, swap_back, jnp.ones((BATCH, WIDTH))),
+        (beside_a_position, away_from_it, jnp.float32(0.1)),
+        (beside_a_position, away_from_it, jnp.int32(3)),
+    ],
+    ids=["coupling", "position", "number"],
+)
+def test_layers_that_hand_something_on_unchanged_have_an_inverse(layer, inverse, first):
+    numbers = lambda *shape: jnp.asarray(np.sin(np.arange(np.prod(shape))), "float32")
+    w = numbers(LAYERS, WIDTH, WIDTH).reshape(LAYERS, WIDTH, WIDTH) / 2
+    x = numbers(BATCH, WIDTH).reshape(BATCH, WIDTH)
+
+    def loss(w, x, actions=None):
+        out = rr.stack(layer, w, (first, x), inverse=inverse, actions=actions)
+        return jnp.sum(jnp.sin(out[1]) * out[0])
+
+    assert rr.trace(loss, w, x)["stack"].invertible
+    plain = jax.grad(loss, argnums=(0, 1))(w, x)
+    undone = jax.grad(partial(loss, actions=INVERT), argnums=(0, 1))(w, x)
+    for found, expected in zip(undone, plain, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -84,3 +84,20 @@ def test_a_wrong_inverse_is_reported(undo, message):
     wrong = Custom(lambda p, x, rest: x + 2 * p, undo)
     with pytest.raises(rr.UserError, match=message):
         check_inverse(wrong, 1.0, jnp.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("undo", "is_right"),
+    [(lambda p, y, _: y / p, True), (lambda p, y, _: jnp.conj(y) / p, False)],
+)
+def test_imaginary_parts_count(undo, is_right):
+    turn = Custom(lambda p, x, _: p * x, undo)
+    given = jnp.array(0.6 + 0.8j), jnp.array([1.0 + 2.0j, 3.0 - 1.0j])
+    how = {"depths": [2], "dtypes": ["float64"]}
+    if not is_right:
+        with pytest.raises(rr.UserError, match=r"the inverse is off by .* in float64"):
+            check_inverse(turn, *given, **how)
+        return
+    (row,) = check_inverse(turn, *given, **how).rows
+    assert row.round_trip < 1e-14
+    assert row.gradient < 1e-14
