@@ -1,6 +1,7 @@
 """Whose source files are whose."""
 
 import contextlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from functools import cache
@@ -59,7 +60,7 @@ def loops_told(label: str) -> Iterator[None]:
 @cache
 def is_users(file: str) -> bool:
     """Whether a source file is the user's: not installed, and not revremat's."""
-    return not any(file.startswith(folder) for folder in _installed())
+    return not file.startswith(_installed())
 
 
 _BEGINNINGS = ("xla/compile/_compile.py", "program/_loss.py")
@@ -74,7 +75,9 @@ def begins_program(file: str) -> bool:
 
 @cache
 def _installed() -> tuple[str, ...]:
+    """How files begin that are no user's."""
     paths = sysconfig.get_paths()
     own = str(Path(__file__).resolve().parent)
     places = {paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return (*(str(Path(p).resolve()) for p in places), *places, own, "<")
+    folders = (*(str(Path(p).resolve()) for p in places), *places, own)
+    return (*(folder + os.sep for folder in folders), "<")

@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 
 import revremat as rr
+from revremat._sources import is_users
 
 HERE = Path(__file__)
 W = jax.ShapeDtypeStruct((4, 8, 8), jnp.float32)
@@ -95,3 +96,17 @@ def test_a_library_s_loss_is_not_called_where_it_is_traced():
     assert all("test_source_lines" in op.source for op in unit.operations)
     (unit,) = rr.trace(optax.tree_utils.tree_norm, X).units
     assert not any("called at" in op.source for op in unit.operations)
+
+
+@pytest.mark.parametrize(
+    ("file", "is_theirs"),
+    [
+        (f"{Path(rr.__file__).parent}/_trace.py", False),
+        (f"{Path(rr.__file__).parent}_train.py", True),
+        (nn.__file__, False),
+        ("<stdin>", False),
+        (str(HERE), True),
+    ],
+)
+def test_files_beside_an_installed_folder_are_the_users(file, is_theirs):
+    assert is_users(file) == is_theirs

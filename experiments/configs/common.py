@@ -89,7 +89,7 @@ class Experiment[Model]:
 
     Attributes:
       name: Of the run and its folder.
-      model: `GPTConfig` or `ViTConfig`.
+      model: The configuration of a model, such as `GPTConfig`.
       data: What is trained on.
       optim: How parameters move.
       train: How long, how often, where to.

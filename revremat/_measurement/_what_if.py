@@ -14,8 +14,7 @@ class Residual:
       bytes: What they take at the peak.
       saves_bytes: By how much the highest moment falls without them. A compile of the
         program without them falls by no more than that and what becomes of
-          fragmentation: it
-        has to make the values again.
+        fragmentation: it has to make the values again.
     """
 
     scope: str

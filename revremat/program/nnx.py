@@ -13,9 +13,8 @@ class Stack(nnx.Module):
     """Equal layers one after the other, as one module with stacked parameters.
 
     Dropout draws the same numbers when a layer is recomputed as it did the first time,
-    and running statistics move once: a layer's state before the call is an input of
-      its,
-    and the state after the call is taken from the forward pass alone.
+    and running statistics move once: a layer's state before the call is one of its
+    inputs, and the state after the call is taken from the forward pass alone.
 
     Args:
       make_layer: `make_layer(rngs) -> module`, where `module(x) -> x`.
