@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import revremat as rr
-from revremat.xla.compile import _compile, _disk, _scratch
+from revremat.xla.compile import _disk, _lowered, _scratch
 from revremat.xla.memory._totals import totals
 from revremat.xla.target import _cards
 from tests.xla.programs import spec
@@ -378,11 +378,11 @@ def test_jax_settings_are_left_as_they_were():
 
 def test_a_compile_for_a_gpu_that_is_elsewhere_makes_no_kernels(monkeypatch):
     """And says of memory and schedule what one to its end says."""
-    ended, stats = [], _compile._stats
-    monkeypatch.setattr(_compile, "_stats", lambda c: ended.append(c) or stats(c))
+    ended, stats = [], _lowered._stats
+    monkeypatch.setattr(_lowered, "_stats", lambda c: ended.append(c) or stats(c))
     early = ask(target="h100:1", cache=False)
     assert not ended
-    monkeypatch.setattr(_compile, "no_kernels", lambda folder: {})
+    monkeypatch.setattr(_lowered, "no_kernels", lambda folder: {})
     whole = ask(target="h100:1", cache=False)
     assert len(ended) == 1
     assert early.memory == whole.memory
