@@ -114,7 +114,7 @@ def test_no_slower_than_checkpointed_layers_within_a_loop(spare):
     budget = int(spare * checkpointed.memory.total_bytes)
     found = rr.fit(over_microbatches, *specs(), budget=budget, target="h100:1")
     assert found.plan.fits
-    assert [unit.name for unit in found.plan.units] == ["scan_0/scan_0"]
+    assert found.plan.units[-1].name == "scan_0/scan_0"
     # A loop that zeroes its gradients' buffers inside another does it every time.
     assert found.measurement.time.step_us <= 1.01 * checkpointed.time.step_us
     rng = np.random.default_rng(0)

@@ -239,6 +239,8 @@ def _may_gain(inner: State, tried: Sequence[Row], known: Row | None) -> bool:
     taken = set(best.plan.actions) if best.plan else set()
     units = {unit.name for unit in inner.units}
     is_inside = bool(taken) and enclosing <= taken <= enclosing | units
+    # Unrolled layers inside beat what loops promise, with others around they may too.
+    is_inside |= not enclosing and not taken.isdisjoint(units)
     misses = best.bytes > budget
     return misses or is_inside or _promised_us(rows, budget) < best.time_us
 
