@@ -9,8 +9,8 @@ from typing import Any
 from revremat._compat import jax_version
 from revremat._errors import UserError
 from revremat._plan import Plan, UnitPlan, check_nested
+from revremat.program._decision import Decision
 from revremat.program._loss import TracedLoss, trace_loss
-from revremat.program._rewrite import Decision
 from revremat.program.units._units import FoundUnit
 
 _log = logging.getLogger("revremat")

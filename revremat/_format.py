@@ -1,7 +1,8 @@
 """Bytes as people write and read them."""
 
-import numbers
+import operator
 import re
+from typing import Any
 
 from revremat._errors import UserError
 
@@ -38,8 +39,8 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
     >>> parse_bytes("50%", usable_bytes=1000)
     500
     """
-    if isinstance(text, numbers.Integral) and not isinstance(text, bool):
-        if (size := int(text)) <= 0:
+    if (size := _integer(text)) is not None:
+        if size <= 0:
             raise UserError(
                 f"a budget of {size} bytes is not above zero: write a positive one"
             )
@@ -63,6 +64,16 @@ def parse_bytes(text: int | str, *, usable_bytes: int | None = None) -> int:
             "usable memory)"
         )
     return int(size)
+
+
+def _integer(number: Any) -> int | None:
+    """An int of Python's, NumPy's or JAX's; None for all else."""
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)
+    except TypeError:
+        return None
 
 
 def format_bytes(number: int | float) -> str:

@@ -66,7 +66,7 @@ _PRIMITIVES = (
     ("exact, discontinuous", "eq ne lt le gt ge sign"),
     ("exact, discontinuous, zero derivative", "floor ceil round"),
     ("zero derivative", "nextafter"),
-    ("keeps result", "tanh exp exp2 sqrt rsqrt cbrt logistic"),
+    ("keeps result", "tan tanh exp exp2 sqrt rsqrt cbrt logistic erf_inv"),
 )
 
 

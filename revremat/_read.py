@@ -8,7 +8,7 @@ from revremat import xla
 from revremat._errors import UserError
 from revremat._format import format_bytes
 from revremat._measure import read_artifact
-from revremat._measurement import Measurement
+from revremat._measurement import Measurement, categories
 from revremat.xla import Target
 
 _FOREIGN = (
@@ -64,6 +64,7 @@ def read(
       >>> m.memory.total_bytes  # doctest: +SKIP
     """
     wanted = xla.target(target)
+    categories(rules or {})
     file, aside = xla.find_dump(path, module)
     try:
         artifact = xla.read_dump(file)

@@ -2,6 +2,7 @@
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -31,6 +32,8 @@ from revremat._format import format_bytes, format_us, parse_bytes
         ("75%", 750),
         ("100 %", 1000),
         ("12.5%", 125),
+        (np.int64(7), 7),
+        (jnp.int32(7), 7),
     ],
 )
 def test_what_may_be_written(text, number):

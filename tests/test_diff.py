@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import revremat as rr
 from revremat import Memory
 from revremat._cli import main
 from revremat._report._diff import diff
@@ -44,8 +45,27 @@ def test_rules_are_categories_and_the_first_that_is_found_counts():
     assert sums["weights"] == 3 * GIB
     assert sums["layers"] == memory.where(scope="layer/mlp").bytes
     assert sum(sums.values()) == memory.where().bytes
-    with pytest.raises(ValueError, match="is no regular expression"):
-        memory.by_rule({"bad": "("})
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"bad": "("}, r"the rule of 'bad', '\(', is no regular expression"),
+        ({"scan": 1}, "the rule of 'scan', 1, is no regular expression"),
+        ("attn", "rules='attn' is no table"),
+        (["attn"], r"rules=\['attn'\] is no table"),
+    ],
+)
+def test_rules_that_are_none_are_told_before_anything_is_compiled(rules, says):
+    memory: Memory = MEASUREMENT.memory
+    with pytest.raises(rr.UserError, match=says):
+        memory.by_rule(rules)
+    compiled: list[int] = []
+    with pytest.raises(rr.UserError, match=says):
+        rr.measure(lambda: compiled.append(1), target="cpu:1", rules=rules)
+    assert not compiled
+    with pytest.raises(rr.UserError, match=says):
+        rr.read(__file__, target="cpu:1", rules=rules)
 
 
 def test_the_command_tells_what_grew(files, tmp_path, capsys):

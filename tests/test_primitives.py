@@ -76,6 +76,23 @@ def test_jax_calls_them_so(f, kinds):
     assert eqns[-1].primitive.name in kinds
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        *(jax.lax.cbrt, jax.lax.cos, jax.lax.erf, jax.lax.erf_inv, jax.lax.exp),
+        *(jax.lax.exp2, jax.lax.expm1, jax.lax.log, jax.lax.log1p, jax.lax.logistic),
+        *(jax.lax.rsqrt, jax.lax.sin, jax.lax.sqrt, jax.lax.square, jax.lax.tan),
+        *(jax.lax.tanh, jax.lax.asin, jax.lax.atan, jax.lax.digamma),
+    ],
+)
+def test_whose_derivative_is_computed_from_their_result(f):
+    x = jnp.full((3,), 0.5)
+    eqns = jax.make_jaxpr(lambda x, t: jax.jvp(f, (x,), (t,)))(x, x).eqns
+    made = next(eqn for eqn in eqns if eqn.primitive.name == f.__name__)
+    is_used = any(made.outvars[0] in eqn.invars for eqn in eqns)
+    assert is_used == (f.__name__ in _primitives.KEEPS_RESULT)
+
+
 def test_devices_exchange_data_by_these():
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     for f in (

@@ -12,7 +12,7 @@ from revremat._errors import DoesNotFit, UserError
 from revremat._format import format_bytes, parse_bytes
 from revremat._measure._read import read_artifact
 from revremat._measure._steps import Step, name_of, remat_pass_of
-from revremat._measurement import Measurement
+from revremat._measurement import Measurement, categories
 from revremat._problem import Problem
 from revremat.xla import Artifact, Target
 
@@ -60,7 +60,8 @@ def measure(
       A `Measurement`: bytes per device, the buffers alive at the peak, and time.
 
     Raises:
-      UserError: The arguments do not suit the target, or wheels are missing.
+      UserError: The arguments do not suit the target, a rule is no regular
+        expression, or wheels are missing.
 
     Example:
       >>> import jax, jax.numpy as jnp, revremat as rr
@@ -73,6 +74,7 @@ def measure(
       1310720
     """
     wanted = xla.target(target)
+    categories(rules or {})  # what is wrong with them is told before the compile
     layout = step.layout if isinstance(step, Problem) else None
     if isinstance(step, Problem | Step):
         if specs or donate:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from revremat._errors import UserError
 from revremat._format import format_bytes, format_us
 from revremat._io._json import parse_json, renamed_keys, schema_of
 from revremat._io._notebook import InNotebooks
@@ -40,14 +41,23 @@ def categories(rules: Mapping[str, str]) -> Callable[[str, str, str, str], str]:
         `phase/scope/op source`; the first that is found counts, else it is `other`.
 
     Raises:
-      ValueError: A rule is no regular expression.
+      UserError: They are no such table, or a rule is no regular expression.
     """
-    try:
-        compiled = {name: re.compile(rule) for name, rule in rules.items()}
-    except re.error as error:
-        raise ValueError(
-            f"{error.pattern!r} is no regular expression: {error.msg}"
-        ) from None
+    if not isinstance(rules, Mapping):
+        raise UserError(
+            f"rules={rules!r:.60} is no table: write a regular expression for each "
+            "category, as in rules={'attention': 'attn'}"
+        )
+    compiled = {}
+    for name, rule in rules.items():
+        try:
+            compiled[name] = re.compile(rule)
+        except (re.error, TypeError) as error:
+            raise UserError(
+                f"the rule of {name!r}, {rule!r}, is no regular expression ({error}): "
+                "write one, as in 'attn', with a backslash before characters that "
+                "mean themselves"
+            ) from None
 
     @functools.cache
     def category_of(phase: str, scope: str, op: str, source: str) -> str:
@@ -281,7 +291,7 @@ class Memory:
           Bytes of every category, those without a buffer included; `other` is the rest.
 
         Raises:
-          ValueError: A rule is no regular expression.
+          UserError: A rule is no regular expression.
 
         >>> attention = Buffer(8, (2,), "float32", "forward", "layer/attn", "exp")
         >>> Memory(0, 0, 0, 8, buffers=(attention,)).by_rule({"attention": "attn"})

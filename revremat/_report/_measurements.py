@@ -9,7 +9,7 @@ from rich.text import Text
 
 from revremat._format import format_bytes, format_us
 from revremat._measurement import PHASES, Buffer, Collective, Measurement
-from revremat._report._kinds import check_measurements
+from revremat._report._checks import check_measurements
 from revremat._report._text import WIDTH, line, new_table, note, print_result
 from revremat._report._what_if import print_what_if
 

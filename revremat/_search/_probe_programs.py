@@ -11,9 +11,9 @@ from revremat._apply import rewritten
 from revremat._graph import Graph, Unit
 from revremat._search._heuristics import Heuristics
 from revremat._search._probes import DEPTHS
+from revremat.program._decision import Decision
 from revremat.program._isolated import isolated_unit
 from revremat.program._loss import TracedLoss
-from revremat.program._rewrite import Decision
 from revremat.program.ir._costs import num_operations
 from revremat.program.ir._ops import Value
 from revremat.program.units._sites import Site

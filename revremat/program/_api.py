@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from revremat._action import Action, for_each
 from revremat._errors import UserError
-from revremat.program._rewrite import act
+from revremat.program._by_hand import act
 from revremat.program.engine._split import write_chunks
 from revremat.program.ir._inverse import inverse_label
 from revremat.program.ir._ops import BLOCK_PREFIX

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from revremat._action import RECOMPUTE
 from revremat.program._api import block
-from revremat.program._rewrite import act
+from revremat.program._by_hand import act
 
 
 def cross_entropy(
@@ -41,8 +41,8 @@ def cross_entropy(
     total = block(_total, "head", split=(1, None, 1))
     if chunks is not None:
         total = act(total, (RECOMPUTE(chunks=chunks),), "rr.cross_entropy")
-    count = jnp.maximum((labels >= 0).sum(), 1)
-    return total(hidden, table, labels) / count
+    losses, count = total(hidden, table, labels), jnp.maximum((labels >= 0).sum(), 1)
+    return losses / count.astype(losses.dtype)
 
 
 def _total(
@@ -50,7 +50,8 @@ def _total(
     table_DV: Float[Array, "D V"],
     labels_BT: Int[Array, "B T"],
 ) -> Float[Array, ""]:
-    dtype = jnp.promote_types(jnp.result_type(hidden_BTD, table_DV), jnp.float32)
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(hidden_BTD, table_DV, jnp.float32)
     logits_BTV = jnp.einsum(
         "btd,dv->btv", hidden_BTD, table_DV, preferred_element_type=dtype
     )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from revremat.program._rewrite import Decision, Step, steps_of
+from revremat.program._decision import Decision, Step, steps_of
 from revremat.program.arrays._avals import is_floating
 from revremat.program.ir._ops import Value
 from revremat.program.units._sites import Site

@@ -14,8 +14,9 @@ from revremat._compat import is_ref, trace_absent_kernels
 from revremat._errors import UserError, arguments_told
 from revremat._problem import check_sizes, check_value
 from revremat._sources import source_line
+from revremat.program._decision import Decision
 from revremat.program._fixed_units import FoundActions, actions_in
-from revremat.program._rewrite import Decision, rewrite
+from revremat.program._rewrite import rewrite
 from revremat.program.arrays._avals import is_differentiable
 from revremat.program.ir._costs import every_op
 from revremat.program.ir._fingerprint import describe, fingerprint

@@ -78,11 +78,32 @@ def test_what_is_evaluated(name):
 
 
 def test_what_outer_dimensions_decide_is_evaluated_outside():
-    # One row's scale for all of the row, and one column's for each element.
+    # One row's scale for all of the row.
     by_row = evaluations(lambda x, s: x * (s * 2.0)[:, None], X, spec(ROWS))
     assert (by_row.loads, by_row.operations) == (32 + 8, 32 + 8)
-    by_column = evaluations(lambda x, s: x * (s * 2.0)[None], X, spec(WIDTH))
-    assert (by_column.loads, by_column.operations) == (64, 64)
+
+
+@pytest.mark.parametrize(("width", "times"), [(64, 1), (65, ROWS)])
+def test_of_short_rows_what_the_loop_around_does_not_decide_is_evaluated_once(
+    width, times
+):
+    size = ROWS * width
+    found = evaluations(
+        lambda x, s: x * jnp.cos(s * 2.0)[None], spec(ROWS, width), spec(width)
+    )
+    assert (found.loads, found.operations) == (
+        size + times * width,
+        size + times * width,
+    )
+    assert found.functions == {"cosine": times * width}
+
+
+def test_of_short_rows_only_what_loops_outside_decide_is_evaluated_in_them():
+    # Angles by position and by place in a head, for all heads.
+    found = evaluations(
+        lambda x, s: x * jnp.sin(s)[:, None], spec(8, 4, 16), spec(8, 16)
+    )
+    assert found.functions == {"sine": 8 * 16}
 
 
 def test_functions_are_counted_as_often_as_they_are_computed():

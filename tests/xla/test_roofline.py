@@ -225,6 +225,44 @@ def test_an_operand_that_crowds_its_sets_does_so_beside_one_that_does_not():
     assert {a.lines_bytes for a in found} == {2 * 200 * 64.0}
 
 
+@pytest.mark.parametrize(
+    ("along", "found"),
+    [
+        # One of them after the other: each fourth of the result walks over one.
+        (0, (Access(4 * 64 * 256.0 / 4, 256 * 64.0, 16),) * 4),
+        # All of them in each row.
+        (1, (Access(4 * 64 * 256.0, 4 * 4 * 256 * 64.0, 64),) * 4),
+    ],
+)
+def test_what_is_put_together_walks_over_one_operand_at_a_time(along, found):
+    parts, rows, width = 4, 64, 256
+    whole = [rows, width]
+    whole[along] *= parts
+    program = Program()
+    inner = program.computation("fused")
+    shapes = [tuple(whole)] + [(width, rows)] * parts
+    inside = [
+        inner.add("parameter", s, parameter_number=n) for n, s in enumerate(shapes)
+    ]
+    inner.add("constant", ())
+    turned = [
+        inner.add("transpose", (rows, width), one, dimensions=[1, 0])
+        for one in inside[1:]
+    ]
+    together = inner.add("concatenate", shapes[0], *turned, dimensions=[along])
+    inner.add("subtract", shapes[0], inside[0], together)
+    arguments = [
+        program.entry.add("parameter", s, parameter_number=n)
+        for n, s in enumerate(shapes)
+    ]
+    call = program.entry.add(
+        "fusion", shapes[0], *arguments, calls=[inner], fusion_kind="kLoop"
+    )
+    for i in (*inner.proto.instructions, call, *arguments):
+        i.shape.layout.minor_to_major[:] = [1, 0]
+    assert cost_of(call, program.module()).strided == found
+
+
 def test_several_arrays_read_so_are_read_along_their_rows_and_written_across():
     found = fusion([1, 0], turned=2)
     # 64 writes in a row, 256 numbers (16 lines) apart.

@@ -110,6 +110,7 @@ def test_local_is_this_machine():
         ("h100:2x4x8", "names no number of devices"),
         ("h100:8:8", "names no number of devices"),
         ("cpu:2x4", "names no number of devices"),
+        ("local:2", "'local:2' names no part of this machine: .*'cpu:2'"),
         ("h100:12", "more devices than a host holds.*'h100:2x8'"),
         ("v5e:16", "names no slice.*'v5e:4x4'"),
         ("v5e", "names no slice"),

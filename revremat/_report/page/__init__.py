@@ -11,7 +11,7 @@ from revremat._errors import UserError
 from revremat._format import format_bytes, format_us
 from revremat._frontier import Frontier
 from revremat._measurement import PHASES, Measurement
-from revremat._report._kinds import check_measurements
+from revremat._report._checks import check_measurements
 from revremat._report.page._embedded import drawable, embedded
 from revremat._report.page._frontier import chart
 from revremat._report.page._what_if import what_if

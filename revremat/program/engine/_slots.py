@@ -78,7 +78,7 @@ def backward(engine: Engine, segment: Segment, consts, xs, slots, back, state):
         into, stop = lax.dynamic_index_in_dim(again, place, keepdims=False)
         index = engine.index(segment, 0, j)
         carry, _ = _layer.advance(engine.layer, NOTHING, given(slots, slot, index))
-        return put(slots, carry, into), into, place + (j + 1 == stop)
+        return put(slots, carry, into), into, jnp.where(j + 1 == stop, place + 1, place)
 
     def step(all_of_it, where):
         state, slots, place = all_of_it

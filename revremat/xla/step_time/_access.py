@@ -6,12 +6,15 @@ next element of the rows is in the same lines, if a cache still has them. Rows a
 multiple of many lines apart, though, share few of a cache's sets, and so do operands
 that lie so far apart: the fewer sets the lines come and go in, the longer each takes.
 
+What is put together of several arrays is computed one after the other, unless along the
+innermost dimension: then only one of them is walked over at a time.
+
 Where that pays, LLVM turns the loops around, and steps over the result's rows instead:
 with several such operands, if there is none that only an outer loop moves along.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -52,6 +55,36 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A part of the result, in which its own operands are walked over.
+
+    Attributes:
+      dimension: Along which the result is put together.
+      start: Of the part there.
+      size: Of it.
+      whole: Of the result.
+    """
+
+    dimension: int
+    start: int
+    size: int
+    whole: int
+
+
+@dataclass(frozen=True)
+class Walked:
+    """How an operand is walked over.
+
+    Attributes:
+      stride: Bytes from one read to the next.
+      piece: In which that is; None where all over the result.
+    """
+
+    stride: int
+    piece: Piece | None = None
+
+
+@dataclass(frozen=True)
 class Steps:
     """What a loop fusion does that steps over rows.
 
@@ -87,8 +120,9 @@ def steps_over_rows(i: Any, module: Module) -> Steps:
     fastest = _fastest(root.shape)
     if fastest is None:
         return Steps()
-    found: dict[int, int] = {}
-    _walk(root, fastest, module, found, set())
+    walked: dict[int, Walked] = {}
+    _walk(root, fastest, module, walked, set())
+    found = {k: one.stride for k, one in walked.items()}
     # The bitcast around the root may have joined dimensions that are walked as one.
     outside = i.shape if root.shape.element_type == i.shape.element_type else root.shape
     joined = _fastest(outside)
@@ -103,7 +137,26 @@ def steps_over_rows(i: Any, module: Module) -> Steps:
         pitch = length * (size_of(root.shape) // elements_of(root.shape))
         return Steps(writes=(Access(elements, rows * LINE_BYTES, sets_of(pitch)),))
     further = _further_strides(root, length, module)
-    return Steps(reads=_reads(i, elements, length, found, module, further))
+    reads: list[Access] = []
+    for share, strides in _at_a_time(walked):
+        reads += _reads(i, share * elements, length, strides, module, further)
+    return Steps(reads=tuple(reads))
+
+
+def _at_a_time(walked: Mapping[int, Walked]) -> Iterator[tuple[float, dict[int, int]]]:
+    """Operands that are walked over together, and the share of the result made so."""
+    left = 1.0
+    for piece in dict.fromkeys(one.piece for one in walked.values()):
+        if piece is not None:
+            share = piece.size / piece.whole
+            left -= share
+            together = None, piece
+            yield (
+                share,
+                {k: one.stride for k, one in walked.items() if one.piece in together},
+            )
+    if left > 0 and (rest := {k: w.stride for k, w in walked.items() if not w.piece}):
+        yield left, rest
 
 
 def _further_strides(root: Any, length: int, module: Module) -> dict[int, list[int]]:
@@ -123,10 +176,10 @@ def _further_strides(root: Any, length: int, module: Module) -> dict[int, list[i
         if walked >= length:
             break
         walked *= root.shape.dimensions[d]
-        strides: dict[int, int] = {}
-        _walk(root, d, module, strides, set())
-        for k, stride in strides.items():
-            further[k].append(stride)
+        found: dict[int, Walked] = {}
+        _walk(root, d, module, found, set())
+        for k, one in found.items():
+            further[k].append(one.stride)
     return further
 
 
@@ -203,9 +256,14 @@ def _stride(shape: Any, dimension: int) -> int:
 
 
 def _walk(
-    i: Any, d: int, module: Module, found: dict[int, int], seen: set[tuple[int, int]]
+    i: Any,
+    d: int,
+    module: Module,
+    found: dict[int, Walked],
+    seen: set[tuple[int, int]],
+    piece: Piece | None = None,
 ) -> None:
-    """Follows dimension `d` of a value to the fusion's operands."""
+    """Follows dimension `d` of a value, in a piece of it, to the fusion's operands."""
     while True:
         if (i.id, d) in seen:
             return
@@ -217,7 +275,7 @@ def _walk(
                 if stride > 1:
                     width = size_of(i.shape) // max(1, elements_of(i.shape))
                     if elements_of(i.shape) > i.shape.dimensions[d] > 1:
-                        found[i.id] = stride * width
+                        found[i.id] = Walked(stride * width, piece)
                 return
             case "broadcast":
                 if d not in i.dimensions:
@@ -230,14 +288,28 @@ def _walk(
                 if inner is None:
                     return
                 i, d = operands[0], inner
+            case "concatenate" if piece is None and list(i.dimensions) != [d]:
+                for operand, one in zip(operands, _pieces(i, operands), strict=True):
+                    _walk(operand, d, module, found, seen, one)
+                return
             case _ if i.opcode in SAME_RANK or _elementwise(i, operands):
                 rank = len(i.shape.dimensions)
                 for operand in operands:
                     if len(operand.shape.dimensions) == rank:
-                        _walk(operand, d, module, found, seen)
+                        _walk(operand, d, module, found, seen, piece)
                 return
             case _:
                 return
+
+
+def _pieces(i: Any, operands: list[Any]) -> Iterator[Piece]:
+    """Where a concatenation has each of its operands."""
+    (along,) = i.dimensions
+    start, whole = 0, i.shape.dimensions[along]
+    for operand in operands:
+        size = operand.shape.dimensions[along]
+        yield Piece(along, start, size, whole)
+        start += size
 
 
 def _elementwise(i: Any, operands: list[Any]) -> bool:

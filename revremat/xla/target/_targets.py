@@ -216,6 +216,11 @@ def target(spec: "str | Target") -> Target:
     if text == "local":
         return _local()
     key, _, counts = text.partition(":")
+    if key == "local":
+        raise UserError(
+            f"{spec!r} names no part of this machine: write 'local' for all of it, or "
+            "a kind and a number, as in 'cpu:2' or 'h100:2'"
+        )
     card = load_card(key)
     if card.platform == "tpu":
         return _tpu(key, counts, card)
