@@ -67,6 +67,33 @@ def conv_blocks(size: int, sgd: _Sgd) -> rr.Problem:
     return sgd(loss, (params, images))
 
 
+def bottlenecks(size: int, sgd: _Sgd) -> rr.Problem:
+    """Residual blocks that narrow, convolve and widen (He et al. 2016)."""
+    features, side, batch, depth = ((16, 8, 2, 2), (64, 16, 8, 4), (512, 28, 64, 8))[
+        size
+    ]
+    dtype = jnp.bfloat16 if size == 2 else jnp.float32
+    narrow = features // 4
+
+    def block(x, kernels):
+        into, across, out_of = kernels
+        with jax.named_scope("block"):
+            inner = rr.name(_convolve(x, into), "narrow")
+            inner = _convolve(jax.nn.relu(_rms_norm(inner)), across)
+            inner = jax.nn.relu(_rms_norm(rr.name(inner, "across")))
+            return jax.nn.relu(x + rr.name(_convolve(inner, out_of), "wide")), None
+
+    def loss(params, images):
+        return _mean_square(jax.lax.scan(block, images, params)[0])
+
+    params = (
+        _spec(depth, 1, 1, features, narrow),
+        _spec(depth, 3, 3, narrow, narrow),
+        _spec(depth, 1, 1, narrow, features),
+    )
+    return sgd(loss, (params, _spec(batch, side, side, features, dtype=dtype)))
+
+
 def ssm(size: int, sgd: _Sgd) -> rr.Problem:
     """Diagonal state-space layers by `associative_scan` (Gu and Dao 2023)."""
     rows, length, width, states, depth = (
@@ -199,6 +226,7 @@ def gqa(size: int, sgd: _Sgd) -> rr.Problem:
 
 PROGRAMS: dict[str, Callable[[int, _Sgd], rr.Problem]] = {
     "conv_blocks": conv_blocks,
+    "bottlenecks": bottlenecks,
     "ssm": ssm,
     "moe": moe,
     "gqa": gqa,

@@ -35,6 +35,8 @@ class Policy:
 def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
     """So many policies of a program: presets, sets of names, and splits of the layers.
 
+    All but save all and recompute all have their layers unrolled, as plans mostly do.
+
     Args:
       problem: A program of layers. Its largest unit decides which policies there are;
         others do the same, or save all where they have no such set of names.
@@ -73,6 +75,12 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
                 its = {c.name: c.action for c in candidates(other, most=number + 4)}
                 called = (names[id(action)] for action in actions)
                 plan[other.name] = tuple(its.get(c, its["save all"]) for c in called)
+        if unit.is_loop and name not in ("save all", "recompute all"):
+            name = f"{name}, unrolled"
+            for loop in graph.units:
+                if loop.is_loop and loop.name in plan:
+                    unrolled = (action(unroll=True) for action in plan[loop.name])
+                    plan[loop.name] = tuple(unrolled)
         loss = rr.apply(problem.loss, graph.plan(plan))
         step, specs = problem.make_step(loss)
         found.append(Policy(name, step, specs, problem.donate))

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 _WARM_UPS = 2
-"""Runs that do not count at first; of several programs, one comes before each turn."""
+"""Runs of a program alone that do not count."""
 _FEWEST_RUNS, _MOST_RUNS = 4, 40
 _IN_A_ROW = 2
-"""Runs of a program that count, before it is the next one's turn."""
+"""Runs of a program before it is the next one's turn. The first of them finds another's
+data in the caches, as no training step does: it is not among the fastest."""
 _SECONDS = 0.06
 """Of each program, in runs that count: with those that do not, they take no longer than
 the compile of a small one."""
@@ -74,16 +75,13 @@ def step_us(steps: Sequence[Runnable], seconds: float = _SECONDS) -> list[float]
       seconds: Of each, beyond a few runs that are always made.
     """
     runs = [step.start() for step in steps]
-    in_turn = len(runs) > 1
-    for run in runs:
-        for _ in range(_WARM_UPS - in_turn):
-            run()
+    if len(runs) == 1:  # of several, the first run of each turn is as good as none
+        for _ in range(_WARM_UPS):
+            runs[0]()
     found: list[list[float]] = [[] for _ in runs]
     while any(map(lambda took: _goes_on(took, seconds), found)):
         for run, took in zip(runs, found, strict=True):
             if _goes_on(took, seconds):
-                if in_turn:
-                    run()  # finds another's data in the caches, as no training step
                 took += [run() for _ in range(_IN_A_ROW)]
     return [_mean_of_fastest(took) for took in found]
 
