@@ -334,7 +334,7 @@ MISTAKES = {
     "no rule": (["program.py:problem", "--rule", "attn"], "--rule 'attn' is no rule"),
     "a broken rule": (
         ["program.py:problem", "--target", "cpu:1", "--rule", "a=("],
-        "--rule: '(' is no regular expression",
+        "--rule: the rule of 'a', '(', is no regular expression",
     ),
     "no plan": (
         ["program.py:problem", "--target", "cpu:1", "--plan", "absent.json"],
