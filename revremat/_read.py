@@ -64,7 +64,7 @@ def read(
       >>> m.memory.total_bytes  # doctest: +SKIP
     """
     wanted = xla.target(target)
-    categories(rules or {})
+    categories(rules or {})  # or the file would be blamed for them
     file, aside = xla.find_dump(path, module)
     try:
         artifact = xla.read_dump(file)

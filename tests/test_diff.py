@@ -56,7 +56,7 @@ def test_rules_are_categories_and_the_first_that_is_found_counts():
         (["attn"], r"rules=\['attn'\] is no table"),
     ],
 )
-def test_rules_that_are_none_are_told_before_anything_is_compiled(rules, says):
+def test_rules_that_are_none_are_refused_before_anything_is_compiled(rules, says):
     memory: Memory = MEASUREMENT.memory
     with pytest.raises(rr.UserError, match=says):
         memory.by_rule(rules)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import revremat as rr
-from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE
+from revremat import INVERT, OFFLOAD, RECOMPUTE, SAVE, layers
+from revremat.reversible import to_grid
 
 LAYERS = 8
 
@@ -74,3 +75,20 @@ def test_a_head_has_its_loss(dtype, chunks):
     assert found.dtype == jnp.float32
     assert float(found) == pytest.approx(np.log(8))
     assert gradient.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        (lambda x: layers.softmax(x), jnp.bfloat16),
+        (lambda x: layers.rms_norm(x, jnp.ones(4)), jnp.bfloat16),
+        (lambda x: layers.layer_norm(x, jnp.ones(4), jnp.zeros(4)), jnp.bfloat16),
+        (to_grid, jnp.float32),
+    ],
+    ids=["softmax", "rms_norm", "layer_norm", "to_grid"],
+)
+def test_what_calculates_in_float32_takes_half_precision(function, wanted):
+    x = jnp.ones((3, 4), jnp.bfloat16)
+    assert function(x).dtype == wanted
+    gradient = jax.grad(lambda x: function(x).astype(jnp.float32).sum())(x)
+    assert gradient.dtype == jnp.bfloat16

@@ -76,7 +76,7 @@ def policies(problem: rr.Problem, number: int = 10) -> list[Policy]:
                 called = (names[id(action)] for action in actions)
                 plan[other.name] = tuple(its.get(c, its["save all"]) for c in called)
         if unit.is_loop and name not in ("save all", "recompute all"):
-            name = f"{name}, unrolled"
+            name = f"{name} (unrolled)"
             for loop in graph.units:
                 if loop.is_loop and loop.name in plan:
                     unrolled = (action(unroll=True) for action in plan[loop.name])

@@ -16,8 +16,7 @@ _IN_A_ROW = 2
 """Runs of a program before it is the next one's turn. The first of them finds another's
 data in the caches, as no training step does: it is not among the fastest."""
 _SECONDS = 0.06
-"""Of each program, in runs that count: with those that do not, they take no longer than
-the compile of a small one."""
+"""Of each program: no longer than the compile of a small one takes."""
 _SHARE = 4
 """Of the runs that are the fastest: whatever else a machine does only adds."""
 _RANDOM = 65_537

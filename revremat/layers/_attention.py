@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
 from revremat.layers._dropout import dropout
+from revremat.program.arrays._avals import promoted
 
 
 def softmax(
@@ -47,7 +48,7 @@ def softmax(
 
 
 def _computed(x, where, scale, name):
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32)) * scale
+    wide = x.astype(promoted(x.dtype, jnp.float32)) * scale
     if where is not None:
         wide = jnp.where(where, wide, jnp.finfo(wide.dtype).min)
     y = jax.nn.softmax(wide, axis=-1)
@@ -66,7 +67,7 @@ def _forward(x, where, scale, name):
 
 
 def _backward(scale, name, y, g):
-    dtype = jnp.promote_types(y.dtype, jnp.float32)
+    dtype = promoted(y.dtype, jnp.float32)
     wide, g = y.astype(dtype), g.astype(dtype)
     dx = scale * wide * (g - jnp.sum(wide * g, axis=-1, keepdims=True))
     return dx.astype(y.dtype), None

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from revremat.layers._keeping import keep_arguments
+from revremat.program.arrays._avals import promoted
 
 
 def layer_norm(x: Any, scale: Any, bias: Any, *, epsilon: float = 1e-5) -> Any:
@@ -87,4 +88,4 @@ def _rms_norm(x: Any, scale: Any, *, epsilon: float) -> Any:
 
 
 def _wide(x: Any) -> Any:
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(promoted(x.dtype, jnp.float32))

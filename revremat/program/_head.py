@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 from revremat._action import RECOMPUTE
 from revremat.program._api import block
 from revremat.program._by_hand import act
+from revremat.program.arrays._avals import promoted
 
 
 def cross_entropy(
@@ -50,8 +51,7 @@ def _total(
     table_DV: Float[Array, "D V"],
     labels_BT: Int[Array, "B T"],
 ) -> Float[Array, ""]:
-    with jax.numpy_dtype_promotion("standard"):
-        dtype = jnp.result_type(hidden_BTD, table_DV, jnp.float32)
+    dtype = promoted(hidden_BTD, table_DV, jnp.float32)
     logits_BTV = jnp.einsum(
         "btd,dv->btv", hidden_BTD, table_DV, preferred_element_type=dtype
     )

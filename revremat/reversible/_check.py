@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from revremat._errors import UserError
+from revremat.program.arrays._avals import promoted
 from revremat.reversible._chain import Repeat, chain
 from revremat.reversible._coupling import Coupling, described
 
@@ -195,7 +196,7 @@ def _cast(tree: Any, dtype: str) -> Any:
     def cast(leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
         if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-            return leaf.astype(jnp.result_type(dtype, jnp.complex64))
+            return leaf.astype(promoted(dtype, jnp.complex64))
         inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
         return leaf.astype(dtype) if inexact else leaf
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from revremat._errors import UserError
+from revremat.program.arrays._avals import promoted
 from revremat.reversible._chain import Repeat, Sequential
 from revremat.reversible._coupling import Coupling, Halves, Parallel, Step, Steps
 from revremat.reversible._couplings import Rearrange
@@ -51,7 +52,7 @@ def to_grid(x: Any, step: float = STEP) -> Any:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _to_grid(x: Float[Array, "*shape"], step: float) -> Float[Array, "*shape"]:
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = x.astype(promoted(x.dtype, jnp.float32))
     rounded = jnp.round(x / step) * step
     return jnp.where(jnp.abs(rounded) < _limit(step), rounded, jnp.nan)
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from revremat import _compat
 from revremat._errors import UserError
+from revremat.program.arrays._avals import promoted
 from revremat.sharding._layout import Layout
 from revremat.sharding._ring_blocks import Blocks
 from revremat.sharding._ring_kernels import RingKernel
@@ -222,7 +223,7 @@ def _attend(q_BLHK: Any, k_BLHK: Any, v_BLHK: Any, ring: Ring) -> Any:
 
 def _forward(q_BLHK, k_BLHK, v_BLHK, ring):
     q_P, *kv = (_parted(x, ring.parts) for x in (q_BLHK, k_BLHK, v_BLHK))
-    wide = jnp.promote_types(q_P.dtype, jnp.float32)
+    wide = promoted(q_P.dtype, jnp.float32)
     parts, batch, length, heads, _ = q_P.shape
     nothing = jnp.full((parts, batch, heads, length), jnp.finfo(wide).min, wide)
     start = _compat.varying_like((jnp.zeros(q_P.shape, wide), nothing), q_P)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from revremat import _compat
+from revremat.program.arrays._avals import promoted
 
 
 class _Sums(NamedTuple):
@@ -33,7 +34,7 @@ class Blocks:
 
     def forward(self, q, k, v, *, causal, scale):
         """As `RingKernel.forward`, in float32 at least."""
-        wide = jnp.promote_types(q.dtype, jnp.float32)
+        wide = promoted(q.dtype, jnp.float32)
         batch, length, heads, _ = q.shape
         rows = batch, heads, length
         start = _Sums(
@@ -102,7 +103,7 @@ def _with_keys(sums, q, start, k, v, *, causal, scale):
 
 def _scores(q, k, start, *, causal, scale):
     """Of queries and some keys, and which of them are seen."""
-    wide = jnp.promote_types(q.dtype, jnp.float32)
+    wide = promoted(q.dtype, jnp.float32)
     scores = jnp.einsum("blhk,bmhk->bhlm", q, k, preferred_element_type=wide)
     scores *= scale
     if not causal:

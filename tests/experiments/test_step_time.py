@@ -80,6 +80,8 @@ def test_programs_have_so_many_policies(name):
     names = [policy.name for policy in found]
     assert len(set(names)) == 10
     assert names[:2] == ["save all", "recompute all"]
+    unit = max(rr.trace(problem).units, key=lambda u: u.num_layers)
+    assert [n.endswith("(unrolled)") for n in names[2:]] == [unit.is_loop] * 8
 
 
 @pytest.mark.parametrize("name", step_time_programs.NAMES)

@@ -226,28 +226,30 @@ def test_an_operand_that_crowds_its_sets_does_so_beside_one_that_does_not():
 
 
 @pytest.mark.parametrize(
-    ("along", "found"),
+    ("along", "arrays", "found"),
     [
         # One of them after the other: each fourth of the result walks over one.
-        (0, (Access(4 * 64 * 256.0 / 4, 256 * 64.0, 16),) * 4),
+        (0, 4, (Access(4 * 64 * 256.0 / 4, 256 * 64.0, 16),) * 4),
         # All of them in each row.
-        (1, (Access(4 * 64 * 256.0, 4 * 4 * 256 * 64.0, 64),) * 4),
+        (1, 4, (Access(4 * 64 * 256.0, 4 * 4 * 256 * 64.0, 64),) * 4),
+        # The same one in all fourths.
+        (0, 1, (Access(4 * 64 * 256.0, 256 * 64.0, 16),)),
     ],
 )
-def test_what_is_put_together_walks_over_one_operand_at_a_time(along, found):
+def test_what_is_put_together_walks_over_one_operand_at_a_time(along, arrays, found):
     parts, rows, width = 4, 64, 256
     whole = [rows, width]
     whole[along] *= parts
     program = Program()
     inner = program.computation("fused")
-    shapes = [tuple(whole)] + [(width, rows)] * parts
+    shapes = [tuple(whole)] + [(width, rows)] * arrays
     inside = [
         inner.add("parameter", s, parameter_number=n) for n, s in enumerate(shapes)
     ]
     inner.add("constant", ())
     turned = [
         inner.add("transpose", (rows, width), one, dimensions=[1, 0])
-        for one in inside[1:]
+        for one in inside[1:] * (parts // arrays)
     ]
     together = inner.add("concatenate", shapes[0], *turned, dimensions=[along])
     inner.add("subtract", shapes[0], inside[0], together)

@@ -61,3 +61,17 @@ def add(a: Any, b: Any) -> Any:
 def instantiate(cotangent: Any) -> Any:
     """A cotangent as an array, where it may be a symbolic zero."""
     return zeros(cotangent.aval) if isinstance(cotangent, SymbolicZero) else cotangent
+
+
+def promoted(*given: Any) -> Any:
+    """The dtype that JAX's standard promotion gives, whichever one is set.
+
+    Args:
+      *given: Arrays or dtypes.
+
+    >>> with jax.numpy_dtype_promotion("strict"):
+    ...     promoted(jnp.bfloat16, jnp.float32)
+    dtype('float32')
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(*given)

@@ -6,8 +6,8 @@ next element of the rows is in the same lines, if a cache still has them. Rows a
 multiple of many lines apart, though, share few of a cache's sets, and so do operands
 that lie so far apart: the fewer sets the lines come and go in, the longer each takes.
 
-What is put together of several arrays is computed one after the other, unless along the
-innermost dimension: then only one of them is walked over at a time.
+Of arrays that are put together along an outer dimension, one is walked over after the
+other. Along the innermost one, every row walks over them all.
 
 Where that pays, LLVM turns the loops around, and steps over the result's rows instead:
 with several such operands, if there is none that only an outer loop moves along.
@@ -260,14 +260,14 @@ def _walk(
     d: int,
     module: Module,
     found: dict[int, Walked],
-    seen: set[tuple[int, int]],
+    seen: set[tuple[int, int, Piece | None]],
     piece: Piece | None = None,
 ) -> None:
     """Follows dimension `d` of a value, in a piece of it, to the fusion's operands."""
     while True:
-        if (i.id, d) in seen:
+        if (i.id, d, piece) in seen:
             return
-        seen.add((i.id, d))
+        seen.add((i.id, d, piece))
         operands = module.operands(i)
         match i.opcode:
             case "parameter":
@@ -275,7 +275,10 @@ def _walk(
                 if stride > 1:
                     width = size_of(i.shape) // max(1, elements_of(i.shape))
                     if elements_of(i.shape) > i.shape.dimensions[d] > 1:
-                        found[i.id] = Walked(stride * width, piece)
+                        before = found.get(i.id)
+                        is_elsewhere = before is not None and before.piece != piece
+                        within = None if is_elsewhere else piece
+                        found[i.id] = Walked(stride * width, within)
                 return
             case "broadcast":
                 if d not in i.dimensions:
