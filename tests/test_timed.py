@@ -13,6 +13,7 @@ import revremat as rr
 from revremat import xla
 from revremat._measure import Runnable, step_us
 from revremat._measure._stopwatch import _value
+from revremat._search import run_step
 from revremat._search._timed import TimedOracle
 
 
@@ -206,3 +207,25 @@ def test_that_it_was_measured_is_written_and_read_back():
         found, time=dataclasses.replace(found.time, step_us=5.0, measured=True)
     )
     assert rr.Measurement.from_json(ran.to_json()) == ran
+
+
+def test_one_step_is_run_with_the_arrays_that_it_was_given():
+    seen = []
+
+    def step(x):
+        jax.debug.callback(lambda one: seen.append(float(one)), x[0])
+        return jnp.tanh(x)
+
+    found = run_step(rr.Step(step, (jnp.full(8, 3.0),)), target=rr.target("cpu:1"))
+    jax.effects_barrier()
+    assert found.time.measured
+    assert found.time.step_us > 0
+    assert set(seen) == {3.0}
+    assert found.memory.argument_bytes == 32
+
+
+def test_a_step_that_does_not_compile_says_so():
+    with pytest.raises(TypeError, match="dot_general"):
+        run_step(
+            rr.Step(lambda x: x @ x, (jnp.ones((2, 3)),)), target=rr.target("cpu:1")
+        )

@@ -10,7 +10,7 @@ from typing import Any
 
 import revremat as rr
 from experiments.bench.baselines import BASELINES, Baseline, Comparison
-from experiments.bench.plain_jax import Loops, has_loops, written
+from experiments.bench.plain_jax import Loops, num_layers, ways, written
 from experiments.bench.searching import Actions, Row, Searching
 from revremat import Unit, format_bytes, policies, xla
 from revremat.policies import PRESETS, Candidate, UnitOptions, preset
@@ -72,7 +72,8 @@ def comparison_of(search: Searching) -> Comparison:
         compile,
         presets,
         write,
-        has_loops(problem.loss, problem.specs),
+        tuple(ways(problem.loss, problem.specs)),
+        num_layers(problem.loss, problem.specs),
         lambda size: xla.remat_pass_percent(search.target, int(size), fixed),
     )
 
@@ -236,7 +237,8 @@ def comparison(
     no_more = searched.no_more_memory()
     compiles, seconds = {"search": search.done}, {"search": searched.seconds}
     comparison = comparison_of(search)
-    plain = comparison.write(Loops("unrolled"), None) if comparison.has_loops else None
+    way = Loops("unrolled")
+    plain = comparison.write(way, None) if way in comparison.ways else None
 
     def figures(done: Sequence[Baseline], is_complete: bool) -> dict[str, Any]:
         return {

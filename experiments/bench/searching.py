@@ -29,6 +29,7 @@ class Searching:
       target: Where it would run.
       progress: Called before each compile; whatever it raises ends the search.
       unroll: Whether layers of loops may be unrolled.
+      timed: Whether what is compiled is run, on this machine.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class Searching:
         target: rr.Target,
         progress: Callable[[str, int, int], None] | None = None,
         unroll: bool = True,
+        timed: bool = False,
     ):
         self.problem, self.target, self.progress = problem, target, progress
-        self.written = 0
+        self.written, self.timed = 0, timed
         self.state, self.ask = _search.begin(
-            problem, target, unroll=unroll, progress=progress
+            problem, target, unroll=unroll, timed=timed, progress=progress
         )
 
     @property
@@ -113,7 +115,8 @@ class Searching:
         one = rr.Step(step, tuple(specs), self.problem.donate, name, plan)
         try:
             self.written += 1
-            return Row(name, None, rr.measure(one, target=self.target))
+            measure = _search.run_step if self.timed else rr.measure
+            return Row(name, None, measure(one, target=self.target))
         except (rr.UserError, jax.errors.JaxRuntimeError):
             return None
 

@@ -1,20 +1,23 @@
-"""Plans chosen by running them, beside everything that anybody may write instead.
+"""Plans chosen by running them, beside everything that anybody may do instead.
 
-    python -m experiments.bench.timed [--programs vit_l_384 recurrence]
+    python -m experiments.bench.timed [--programs vit_l_384]
 
 Of each program, in sizes for one core, within one budget: half of the way, by ratio,
 from what its baseline takes to what it takes with everything recomputed. A first
 process searches, without running anything and with `timed=True`, both from an empty
-cache. Fresh ones run the plan in turn with each of JAX's presets that fits, on the
-loop, with 4 and 16 layers to an iteration, unrolled and as a Python loop, all of it in
-plain JAX; where there is no loop, around every layer. One thread's own time counts, and
-of every program the fastest steps, as in `experiments/bench/step_time.py`. Of several
-processes it is the median: where memory lies in one of them makes the same program up
-to 8 % slower. Writes
+cache. A second one asks the baselines of `experiments/bench/versus.py` for the same
+budget, and runs what they propose, too: JAX's presets in plain JAX (on the loop, with 4
+and 16 layers to an iteration, unrolled and as a Python loop), splits of the layers
+between two presets, PyTorch's memory budget and the others. Fresh ones run the plan in
+turn with the fastest of those. What is the same program as the plan is not run twice.
+One thread's own time counts, and of every program the fastest steps, as in
+`experiments/bench/step_time.py`. Of several processes it is the median: where memory
+lies in one of them makes the same program up to 8 % slower. Writes
 `experiments/results/timed.json` after each program; those that are there are not run
 again.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -32,28 +35,33 @@ import tyro
 
 import revremat as rr
 from experiments.bench import step_time
-from experiments.bench.plain_jax import FORMS, POLICIES, Loops, has_loops, written
+from experiments.bench.baselines import BASELINES, PlainJax, PlainSplits, RematPass
+from experiments.bench.comparison import comparison_of
+from experiments.bench.plain_jax import Loops, written
 from experiments.bench.programs import PROGRAMS, refusal, values
 from experiments.bench.programs._entry import Size
+from experiments.bench.searching import Row, Searching
 from experiments.bench.step_time_programs import Policy
 from experiments.files import write_whole
 from revremat import format_bytes, format_us
-from revremat.policies import PRESETS, preset
 
 RESULT = Path(__file__).parents[1] / "results" / "timed.json"
 ON_CPU = (
-    "recurrence",
-    "tiny_matmuls",
     "elementwise_chain",
     "norm_chain",
     "softmax_chain",
-    "physics_rollout",
-    "kinetics",
+    "tiny_matmuls",
     "mixer_l_16",
-    "vit_l_384",
-    "gpt2_xl",
+    "moe",
 )
+"""Others take longer: a GPT's presets in every form are half an hour of compiles."""
 _PLAN = "the plan"
+_PLAIN = ("no remat", PlainJax.name, PlainSplits.name, RematPass.name)
+"""What anybody may do with JAX alone; the others are plans that revremat runs."""
+_NEAR, _MOST_RACED = 1.15, 4
+"""Of what baselines proposed the fastest are raced, those in plain JAX and the others:
+what took no more than so many times what the fastest of them did, and no more of each
+than four."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ class Options:
     """What is run.
 
     Attributes:
-      programs: Which; by default ten.
+      programs: Which; by default six, in about half an hour.
       size: Of each.
       rounds: How often each is run at the end, in each process.
       processes: In how many processes, one after the other.
@@ -79,7 +87,7 @@ class Options:
     again: bool = False
     out: Path = RESULT
     markdown: bool = False
-    part: Literal["all", "search", "race"] = "all"
+    part: Literal["all", "search", "baselines", "race"] = "all"
     folder: Path = Path()
 
 
@@ -92,10 +100,12 @@ def main(options: Options) -> int:
         print(markdown(_read(options.out)["programs"]))
         return 0
     if options.part != "all":
+        step_time.keep_freed_memory()  # before there are threads, with their own heaps
+        step_time.start_with_one_thread()
         (name,) = options.programs
         problem = PROGRAMS[name].make(rr.target("cpu:1"), options.size)
-        part = _search if options.part == "search" else _race
-        part(problem, options)
+        parts = {"search": _search, "baselines": _baselines, "race": _race}
+        parts[options.part](_with_values(problem), options)
         return 0
     if options.processes < 1:
         print(f"--processes {options.processes}: write one or more")
@@ -108,6 +118,7 @@ def main(options: Options) -> int:
         with tempfile.TemporaryDirectory() as folder:
             raced = Path(folder) / "race.json"
             _run("search", name, options, folder)
+            _run("baselines", name, options, folder)
             races = []
             for _ in range(options.processes):
                 raced.unlink(missing_ok=True)
@@ -126,6 +137,13 @@ def main(options: Options) -> int:
     return 0
 
 
+def _with_values(problem: rr.Problem) -> rr.Problem:
+    """The same, with numbers as a training step has them for whatever is run."""
+    made = values(problem.make_step()[1])
+    step_of = lambda loss: (problem.make_step(loss)[0], made)
+    return dataclasses.replace(problem, step=step_of)
+
+
 def median(races: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The same programs as each process raced them, with the median of their times.
 
@@ -141,11 +159,17 @@ def median(races: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return found
 
 
+_OF_A_DEVICE = {"family": "cpu family", "model": "model"}
+
+
 def _device() -> str:
+    """The processor: of some clouds' machines the name alone says little."""
+    found = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "cpu"
+        what, _, value = line.partition(":")
+        found.setdefault(what.strip(), value.strip())
+    about = [f"{what} {found[of]}" for what, of in _OF_A_DEVICE.items() if of in found]
+    return ", ".join([found.get("model name", "cpu"), *about])
 
 
 def _known(file: Path, about: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +200,6 @@ def _run(part: str, name: str, options: Options, folder: str) -> None:
 
 def _search(problem: rr.Problem, options: Options) -> None:
     """Finds a plan, and writes down how long that took both ways."""
-    _as_raced()
     target = rr.target("cpu:1")
     budget = _budget(problem, target)
     found: dict[str, Any] = {"budget_bytes": budget}
@@ -205,89 +228,130 @@ def _budget(problem: rr.Problem, target: rr.Target) -> int:
     return int(math.sqrt(ends[0] * min(ends)))
 
 
-def _as_raced() -> None:
-    """What a search runs is run as it is in the race."""
-    step_time.start_with_one_thread()
-    step_time.keep_freed_memory()
+# ---- The others ----------------------------------------------------------------------
+
+
+def _baselines(problem: rr.Problem, options: Options) -> None:
+    """Asks every baseline, by what its proposals take here, and keeps the fastest."""
+    budget = _read(options.folder / "search.json")["budget_bytes"]
+    search = Searching(problem, rr.target("cpu:1"), timed=True)
+    search.prepare()
+    asked: dict[str, Loops | None] = {}
+    bare = comparison_of(search)
+
+    def write(loops: Loops | None, limit: int | None) -> Row | None:
+        row = bare.write(loops, limit)
+        if row is not None:
+            asked[row.name] = loops
+        return row
+
+    comparison = dataclasses.replace(bare, write=write)
+    found: dict[str, tuple[float, dict[str, Any]]] = {}
+    for kind in (*BASELINES, PlainSplits):
+        baseline = kind(comparison)
+        baseline.ask(budget)
+        for row in baseline.rows:
+            if row.bytes <= budget and row.name not in found:
+                loops = asked.get(row.name)
+                told = {"name": row.name, "by": baseline.name, "loops": None}
+                told["plan"] = None if row.plan is None else row.plan.to_json()
+                if loops is not None:
+                    told["loops"] = dataclasses.asdict(loops)
+                found[row.name] = row.time_us, told
+        print(f"{search.done} compiles: {baseline.name}", file=sys.stderr, flush=True)
+    near = []
+    for is_plain in (True, False):
+        some = [one for one in found.values() if (one[1]["by"] in _PLAIN) == is_plain]
+        some.sort(key=lambda one: one[0])
+        near += [one for us, one in some[:_MOST_RACED] if us <= _NEAR * some[0][0]]
+    told = {"compiles": search.done, "proposals": near}
+    write_whole(options.folder / "baselines.json", json.dumps(told))
+
+
+def _loss_of(problem: rr.Problem, proposal: dict[str, Any]) -> Any:
+    """What a baseline proposed: a plan of layers, or loops written in plain JAX."""
+    if proposal["plan"] is not None:
+        return rr.apply(problem.loss, rr.Plan.from_json(proposal["plan"]))
+    if proposal["loops"] is not None:
+        return written(problem.loss, Loops(**proposal["loops"]))
+    return problem.loss
 
 
 # ---- The race ------------------------------------------------------------------------
 
 
 def _race(problem: rr.Problem, options: Options) -> None:
-    """Runs the plan in turn with whatever fits, on one thread by its own time."""
+    """Runs the plan in turn with the others, on one thread by its own time."""
     plan = rr.Plan.from_json((options.folder / "plan.json").read_text())
+    proposals = _read(options.folder / "baselines.json")["proposals"]
     budget = _read(options.folder / "search.json")["budget_bytes"]
-    losses = {_PLAN: rr.apply(problem.loss, plan), "baseline": problem.loss}
-    if has_loops(problem.loss, problem.specs):
-        for form in FORMS:
-            for policy in POLICIES:
-                loops = Loops(form, policy)
-                losses[str(loops)] = written(problem.loss, loops)
-    else:
-        losses |= _uniform(problem)
-    _as_raced()
     jax.config.update("jax_compiler_enable_remat_pass", False)
-    policies, sizes = [], []
-    for name, loss in losses.items():
+    losses = [(_PLAN, "", rr.apply(problem.loss, plan))]
+    losses += [(one["name"], one["by"], _loss_of(problem, one)) for one in proposals]
+    programs: dict[str, tuple[Policy, dict[str, Any]]] = {}
+    for name, by, loss in losses:
         step, specs = problem.make_step(loss)
-        one = rr.Step(step, tuple(specs), problem.donate, name)
-        try:
-            size = rr.measure(one, target="cpu:1").memory.total_bytes
-        except (rr.UserError, jax.errors.JaxRuntimeError):
-            continue
-        if size <= budget:
-            policies.append(Policy(name, step, specs, problem.donate))
-            sizes.append(size)
+        lowered = jax.jit(step, donate_argnums=problem.donate).lower(*specs)
+        policy = Policy(name, step, specs, problem.donate)
+        about = {"name": name, "by": [by], "also": []}
+        _, first = programs.setdefault(lowered.as_text(), (policy, about))
+        if first is not about:
+            first["also"].append(name)
+            first["by"].append(by)
+    policies = [policy for policy, _ in programs.values()]
+    given = lambda specs: specs  # they are numbers already
     rows = step_time.race(
-        policies, options.rounds, options.folder / "race", fill=values, one_thread=True
+        policies, options.rounds, options.folder / "race", fill=given, one_thread=True
     )
-    raced = [
-        {"name": row["policy"], "bytes": size, "measured_us": row["measured_us"]}
-        for row, size in zip(rows, sizes, strict=True)
-    ]
+    raced = []
+    for row, (policy, about) in zip(rows, programs.values(), strict=True):
+        one = rr.Step(policy.step, tuple(policy.specs), policy.donate, policy.name)
+        size = rr.measure(one, target="cpu:1").memory.total_bytes
+        assert size <= budget, f"{policy.name} takes {size} bytes"
+        raced.append({**about, "bytes": size, "measured_us": row["measured_us"]})
     write_whole(options.folder / "race.json", json.dumps({"raced": raced}))
-
-
-def _uniform(problem: rr.Problem) -> dict[str, Any]:
-    """Each of JAX's presets around every layer of a program that has no loop."""
-    graph = rr.trace(problem)
-    found = {}
-    for name in PRESETS:
-        actions = {u.name: preset(u, name).action for u in graph.units}
-        found[f"{name}, each layer"] = rr.apply(problem.loss, graph.plan(actions))
-    return found
 
 
 # ---- What is told --------------------------------------------------------------------
 
 
 def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """The plan against the fastest of the others, and one search against the other."""
-    by_name = {one["name"]: one["measured_us"] for one in found["raced"]}
-    plan_us = by_name.pop(_PLAN, math.inf)
-    best = min(by_name, key=lambda name: by_name[name], default=None)
+    """The plan against the fastest of the others, and one search against the other.
+
+    Where a baseline proposed the same program, that is the fastest of the others unless
+    another one is faster.
+    """
+    plan_us = next(
+        (one["measured_us"] for one in found["raced"] if one["name"] == _PLAN), math.inf
+    )
+    told = {}
+    for what, is_meant in (("plain", _PLAIN.__contains__), ("other", lambda by: True)):
+        times = {
+            name: one["measured_us"]
+            for one in found["raced"]
+            for name, by in zip([one["name"], *one["also"]], one["by"], strict=True)
+            if name != _PLAN and is_meant(by)
+        }
+        best = min(times, key=lambda name: times[name], default=None)
+        told[f"fastest_{what}"] = best
+        told[f"over_{what}"] = None if best is None else times[best] / plan_us
     timed, estimated = found["timed_search"], found["estimated_search"]
-    seconds = "processor_seconds"
-    return {
-        "fastest_other": best,
-        "gain": None if best is None else by_name[best] / plan_us,
-        "search_ratio": timed[seconds] / max(estimated[seconds], 1e-9),
-    }
+    ratio = timed["seconds"] / max(estimated["seconds"], 1e-9)
+    return {**told, "search_ratio": ratio}
 
 
 def table(name: str, found: dict[str, Any]) -> str:
     """One program."""
     lines = [f"{name}, within {format_bytes(found['budget_bytes'])}"]
-    for one in sorted(found["raced"], key=lambda one: one["measured_us"])[:6]:
+    for one in sorted(found["raced"], key=lambda one: one["measured_us"]):
         lines.append(
             f"{format_us(one['measured_us']):>12} {format_bytes(one['bytes']):>12}  "
-            f"{one['name']}"
+            f"{'; also '.join([one['name'], *one['also']])}"
         )
     timed, estimated = found["timed_search"], found["estimated_search"]
     lines.append(
-        f"searched in {timed['processor_seconds']} s of processor time, timed; in "
-        f"{estimated['processor_seconds']} s by estimates: {'; '.join(timed['plan'])}"
+        f"searched in {timed['seconds']} s, timed; in {estimated['seconds']} s by "
+        f"estimates: {'; '.join(timed['plan'])}"
     )
     return "\n".join(lines)
 
@@ -295,25 +359,29 @@ def table(name: str, found: dict[str, Any]) -> str:
 def markdown(programs: dict[str, Any]) -> str:
     """The table of the documents."""
     lines = [
-        "| program | budget | plan | fastest of the others | plan takes | gain | "
+        "| program | budget | plan | takes | over plain JAX | over everything | "
         "search, timed | search, estimated |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, found in programs.items():
         told = summary(found)
         plan_us = {one["name"]: one["measured_us"] for one in found["raced"]}[_PLAN]
-        searches = (
-            f"{found[f'{kind}_search']['processor_seconds']:.0f} s"
-            for kind in ("timed", "estimated")
+        gains = (
+            "nothing fits"
+            if told[f"fastest_{what}"] is None
+            else f"{told[f'over_{what}']:.3f} ({told[f'fastest_{what}']})"
+            for what in ("plain", "other")
         )
         cells = [
             name,
             format_bytes(found["budget_bytes"]),
             "; ".join(found["timed_search"]["plan"]),
-            told["fastest_other"] or "none fits",
             format_us(plan_us),
-            "" if told["gain"] is None else f"{told['gain']:.3f}",
-            *searches,
+            *gains,
+            *(
+                f"{found[f'{kind}_search']['seconds']:.0f} s"
+                for kind in ("timed", "estimated")
+            ),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -322,18 +390,23 @@ def markdown(programs: dict[str, Any]) -> str:
 def verdict(programs: dict[str, Any]) -> str:
     """How many gain, and whether any is slower than what it is held against."""
     found = {name: summary(one) for name, one in programs.items()}
-    gains = {n: s["gain"] for n, s in found.items() if s["gain"] is not None}
-    lines = [
-        f"{name}: {gain:.3f} over {found[name]['fastest_other']}; the search took "
-        f"{found[name]['search_ratio']:.2f} times as long"
-        for name, gain in gains.items()
-    ]
-    ahead = sum(gain >= 1.03 for gain in gains.values())
-    behind = sum(gain < 0.98 for gain in gains.values())
-    lines.append(
-        f"{ahead} of {len(gains)} are 3 % faster or more than anything else that fits; "
-        f"{behind} are more than 2 % slower"
-    )
+    lines = []
+    for name, told in found.items():
+        gains = (
+            f"{told[f'over_{what}']:.3f} over {told[f'fastest_{what}']}"
+            for what in ("plain", "other")
+            if told[f"fastest_{what}"] is not None
+        )
+        ratio = f"the search took {told['search_ratio']:.2f} times as long"
+        lines.append(f"{name}: {'; '.join([*gains, ratio])}")
+    for what, against in (("plain", "plain JAX"), ("other", "everything")):
+        gains = [told[f"over_{what}"] or math.inf for told in found.values()]
+        ahead = sum(gain >= 1.03 for gain in gains)
+        behind = sum(gain < 0.98 for gain in gains)
+        lines.append(
+            f"against {against} that fits {ahead} of {len(gains)} are 3 % faster or "
+            f"more, and {behind} more than 2 % slower"
+        )
     return "\n".join(lines)
 
 

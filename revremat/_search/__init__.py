@@ -38,5 +38,6 @@ from revremat._search._run import run_all as run_all
 from revremat._search._space import Space as Space
 from revremat._search._state import State as State
 from revremat._search._state import best_of as best_of
+from revremat._search._timed import run_step as run_step
 from revremat._search.passes._ask import refine as refine
 from revremat._search.passes._ask import try_assignments as try_assignments

@@ -42,6 +42,9 @@ class Heuristics:
       fewest_candidates: Candidates of a unit with which a search begins: recompute all,
         save all, and one between. So ten compiles give a plan. One more between follows
         them: without it quick plans of a GPT of 6 layers took 3.3 % longer.
+      most_whole: Layers up to which a layer's cost is told by programs that have all of
+        them. Where a stopwatch tells times it takes more: what a shortened program
+        keeps may still lie in a cache.
       most_brief_tightenings: Choices compiled while not all costs are known.
       most_tightenings: Choices compiled until one fits; errors shrink by half and more
         each time.
@@ -55,10 +58,13 @@ class Heuristics:
       near_time: Expected time over the best one up to which a runner-up may still win:
         whole programs differ from their layers' sum by about 2 %.
       near_timed: Measured time over the fastest's up to which a program is timed once
-        more at the end: one that was timed once may be off by a tenth.
+        more at the end: while others use the memory, a step may take a third longer.
       num_uniform: Plans of one action for all layers that are measured before any
         choice by costs. Estimates of layers add up to programs; measured times do so
         less.
+      num_drops: Sets by arithmetic alone that fit, of each unit of such a search.
+      num_choices: Compiles that such a search leaves, of those it is allowed, for
+        choices by costs of unrolled layers.
       timing_error: Share of a step by which times that were measured on a machine are
         off: a change that promises less cannot be told from none.
       negligible_budget: Share of the budget that is not worth a compile.
@@ -122,9 +128,10 @@ class Heuristics:
     more_each_unrolled: int = 4
     more_normal: int = 18
     more_timed: int = 6
-    more_timed_unrolled: int = 4
+    more_timed_unrolled: int = 3
     most_candidates: int = 12
     fewest_candidates: int = 3
+    most_whole: int = 8
     most_brief_tightenings: int = 2
     most_tightenings: int = 5
     far_off: float = 1.1
@@ -132,8 +139,10 @@ class Heuristics:
     num_runners_up: int = 2
     near_bytes: float = 1.02
     near_time: float = 1.02
-    near_timed: float = 1.15
+    near_timed: float = 1.4
     num_uniform: int = 0
+    num_drops: int = 2
+    num_choices: int = 3
     timing_error: float = 0.02
     negligible_budget: float = 0.003
     least_gain_local: float = 1e-3
@@ -171,7 +180,7 @@ class Heuristics:
         """The same where a stopwatch tells times, which are off by some percent."""
         names = "least_gain_local", "least_gain_column", "least_gain_settled"
         gains = {name: max(getattr(self, name), self.timing_error) for name in names}
-        return replace(self, num_uniform=3, **gains)
+        return replace(self, num_uniform=3, most_whole=16, **gains)
 
     @property
     def is_measured(self) -> bool:

@@ -25,7 +25,7 @@ from revremat._graph import Unit
 from revremat._search._heuristics import Heuristics
 from revremat._search._other_lengths import OtherLength, other_lengths
 from revremat._search._peeled import PeeledCosts, can_peel
-from revremat._search._probes import DEPTHS, Probe, cuts, first_cuts, is_loop
+from revremat._search._probes import Probe, cuts, first_cuts, is_loop
 from revremat.policies import (
     Candidate,
     Counts,
@@ -121,7 +121,7 @@ class LayerCosts:
     @cached_property
     def probed(self) -> Mapping[str, Candidate]:
         """What was offered by name, without those that do not compile."""
-        fails = lambda c: any(map(self.has_failed, cuts(self.unit, c.action)))
+        fails = lambda c: any(map(self.has_failed, self._cuts(c.action)))
         return {
             c.name: c for c in self.offered if c.name == RECOMPUTE_ALL or not fails(c)
         }
@@ -131,7 +131,7 @@ class LayerCosts:
         """The same, and segments of other lengths, whose costs those of one tell."""
 
         def is_known(candidate: Candidate) -> bool:
-            few = cuts(self.unit, candidate.action)
+            few = self._cuts(candidate.action)
             needed = few if candidate.action.segment_length > 1 else few[-1:]
             return all(self.probe(actions) is not None for actions in needed)
 
@@ -167,11 +167,14 @@ class LayerCosts:
             return None
         return name
 
+    def _cuts(self, action: Action) -> list[tuple[Action, ...]]:
+        return cuts(self.unit, action, self.heuristics.most_whole)
+
     def _deep(self, name: str) -> Probe | None:
-        return self.probe(cuts(self.unit, self.candidates[name].action)[-1])
+        return self.probe(self._cuts(self.candidates[name].action)[-1])
 
     def _shallow(self, name: str) -> Probe | None:
-        return self.probe(cuts(self.unit, self.candidates[name].action)[0])
+        return self.probe(self._cuts(self.candidates[name].action)[0])
 
     def _sources(self, name: str) -> list[str]:
         """Whose probes tell what a candidate costs."""
@@ -188,9 +191,10 @@ class LayerCosts:
     @property
     def first_probes(self) -> list[tuple[Action, ...]]:
         """One cut for each candidate, two for one that all others are held to."""
-        reference = cuts(self.unit, self._first_reference.action)
+        reference = self._cuts(self._first_reference.action)
         found = [reference[0]] if len(reference) > 1 else []
-        return [*found, *first_cuts(self.unit, self.probed.values())]
+        more = first_cuts(self.unit, self.probed.values(), self.heuristics.most_whole)
+        return [*found, *more]
 
     @property
     def _first_reference(self) -> Candidate:
@@ -203,7 +207,9 @@ class LayerCosts:
         few = self.offered[: self.heuristics.fewest_candidates]
         sets = [c for c in few if c.action.kind == "recompute" and not c.action.on_host]
         sets = [c for c in sets if c.action.layers_per_iteration == 1]
-        is_short = self.unit.skippable and self.unit.num_layers <= DEPTHS[1]
+        is_short = (
+            self.unit.skippable and self.unit.num_layers <= self.heuristics.most_whole
+        )
         return sets[-1] if is_short else self.probed[RECOMPUTE_ALL]
 
     def second_probes(self, names: Iterable[str]) -> list[tuple[Action, ...]]:
@@ -212,7 +218,7 @@ class LayerCosts:
             return []
         sources = [self._sources(n) for n in names if n in self.candidates]
         return [
-            cuts(self.unit, self.candidates[name].action)[0]
+            self._cuts(self.candidates[name].action)[0]
             for name in dict.fromkeys(itertools.chain(*sources))
             if self._shallow(name) is None
         ]
@@ -228,21 +234,27 @@ class LayerCosts:
             and num_operations <= limits.most_unrolled_operations
         )
 
-    def not_unrolled(self) -> "list[Unrolled]":
+    def not_unrolled(self, more: Iterable[Candidate] = ()) -> "list[Unrolled]":
         """The candidates unrolled, those that are not yet.
 
         What a layer of a loop keeps is copied into a stack of all layers' and out of it
         again, so what is fastest in a loop need not be so without one.
+
+        Args:
+          more: Candidates that are not offered in the loop.
         """
         if not self.can_unroll:
             return []
         joint = Joint(self.unit, stacked=False)
+        by_action: dict[Action, Candidate] = {}
+        for one in (*self.candidates.values(), *more):
+            by_action.setdefault(one.action, one)
         found = [
             unrolled(candidate, joint=joint)
-            for name, candidate in self.candidates.items()
+            for candidate in by_action.values()
             if candidate.action.can_unroll
             and not candidate.action.unroll
-            and name not in self.dominated
+            and candidate.name not in self.dominated
         ]
         return [one for one in found if one.action not in self.known_actions]
 
@@ -254,7 +266,7 @@ class LayerCosts:
           names: Of the candidates, in loops or unrolled.
         """
         unit, limits = self.unit, self.heuristics
-        fits = len(cuts(unit, SAVE(unroll=number))[-1]) <= unit.num_layers
+        fits = len(self._cuts(SAVE(unroll=number))[-1]) <= unit.num_layers
         num_operations = number * len(unit.operations)
         if not is_loop(unit) or not fits:
             return []
@@ -264,6 +276,17 @@ class LayerCosts:
         can = lambda action: action.can_unroll and not action.on_host
         found = [unrolled(one, number) for one in plain if can(one.action)]
         return [one for one in found if one.action not in self.known_actions]
+
+    @property
+    def gains_unrolled(self) -> bool:
+        """Whether a candidate takes less time unrolled than in the loop, for sure."""
+        most = 1 - self.heuristics.timing_error
+        for name, one in self.candidates.items():
+            if isinstance(one, Unrolled) and one.plain.name in self.candidates:
+                alone, looped = self._deep(name), self._deep(one.plain.name)
+                if alone and looped and alone.time_us < most * looped.time_us:
+                    return True
+        return False
 
     # ---- Costs -----------------------------------------------------------------------
 
@@ -307,7 +330,7 @@ class LayerCosts:
         if shallow is None:
             return self._rough_cost(name, deep)
         action = self.candidates[name].action
-        long, short = cuts(self.unit, action)[-1], cuts(self.unit, action)[0]
+        long, short = self._cuts(action)[-1], self._cuts(action)[0]
         layers = _num_taking(long) - _num_taking(short)
         others = len(short) - _num_taking(short)  # they recompute everything
         if layers <= 0:
@@ -326,9 +349,28 @@ class LayerCosts:
             time_us = (deep.time_us - shallow.time_us) / layers
             if others:  # the slopes are against layers that recompute everything
                 kept += self.unit.kept(RECOMPUTE).device_bytes
+            if self.heuristics.is_measured:
+                time_us = self._by_whole_us(name, time_us)
         kept = max(0.0, kept)
         base = deep.bytes - _num_taking(long) * kept - self.kept_by_others
         return LayerCost(name, kept, base, max(0.0, host), time_us)
+
+    def _by_whole_us(self, name: str, alone_us: float) -> float:
+        """Time of a layer that a stopwatch told, against the one it is held to.
+
+        Of two programs that were run, the difference has the errors of both, and half
+        the layers make it twice as large. All candidates share that of one.
+        """
+        held_to, deep = self._held_to, self._deep(name)
+        if held_to in (None, name):
+            return alone_us
+        known, reference = self.cost(held_to), self._deep(held_to)
+        assert deep is not None
+        assert reference is not None
+        long = self._cuts(self.candidates[name].action)[-1]
+        if len(long) != len(self._cuts(self.candidates[held_to].action)[-1]):
+            return alone_us
+        return known.time_us + (deep.time_us - reference.time_us) / len(long)
 
     @cached_property
     def _host_when_recomputed(self) -> float:
@@ -336,7 +378,7 @@ class LayerCosts:
         own, known = self._deep(RECOMPUTE_ALL), self._held_to
         if own is None or known is None:
             return 0.0
-        few = cuts(self.unit, self.candidates[known].action)
+        few = self._cuts(self.candidates[known].action)
         deep, shallow = self._deep(known), self._shallow(known)
         layers = len(few[-1]) - len(few[0])
         if deep is None or shallow is None or layers <= 0:
@@ -356,7 +398,7 @@ class LayerCosts:
         assert reference is not None
         assert own is not None
         action = self.candidates[name].action
-        n = _num_taking(cuts(self.unit, action)[-1])
+        n = _num_taking(self._cuts(action)[-1])
         kept = max(0.0, known.kept_bytes + (deep.bytes - reference.bytes) / n)
         time_us = known.time_us + (deep.time_us - reference.time_us) / n
         if action.unroll is True and self._plain_unrolled is not None:

@@ -31,8 +31,16 @@ class Probe:
     time_us: float
 
 
-def cuts(unit: Unit, action: Action) -> list[tuple[Action, ...]]:
-    """The layers of the shortened programs that tell a cost, the shorter one first."""
+def cuts(
+    unit: Unit, action: Action, most_whole: int = DEPTHS[1]
+) -> list[tuple[Action, ...]]:
+    """The layers of the shortened programs that tell a cost, the shorter one first.
+
+    Args:
+      unit: Whose layers.
+      action: What these do.
+      most_whole: Layers up to which the longer one has all of them.
+    """
     n = unit.num_layers
     if n == 1:
         return [(action,)]
@@ -41,17 +49,19 @@ def cuts(unit: Unit, action: Action) -> list[tuple[Action, ...]]:
         if action == RECOMPUTE:
             return [whole]
         return [(RECOMPUTE,) * (n - n // 2) + half, whole]
-    few, more = DEPTHS if n > DEPTHS[1] else (max(1, n // 2), n)
+    few, more = DEPTHS if n > most_whole else (max(1, n // 2), n)
     if (each := action.layers_per_iteration) > 1:  # several: one is no loop
         few, more = 2 * each, 4 * each
     return [(action,) * few, (action,) * more]
 
 
-def first_cuts(unit: Unit, candidates: Iterable[Candidate]) -> list[tuple[Action, ...]]:
+def first_cuts(
+    unit: Unit, candidates: Iterable[Candidate], most_whole: int = DEPTHS[1]
+) -> list[tuple[Action, ...]]:
     """One for each candidate; two for longer iterations, whose cuts are longer."""
-    few = list(candidates)
-    longer = [cuts(unit, c.action)[0] for c in few if c.action.layers_per_iteration > 1]
-    return [*longer, *(cuts(unit, c.action)[-1] for c in few)]
+    few = [(c.action, cuts(unit, c.action, most_whole)) for c in candidates]
+    longer = [cut[0] for action, cut in few if action.layers_per_iteration > 1]
+    return [*longer, *(cut[-1] for _, cut in few)]
 
 
 def is_loop(unit: Unit) -> bool:

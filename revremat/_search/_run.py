@@ -9,6 +9,7 @@ from revremat._search.passes._bound import bound
 from revremat._search.passes._calibrate import calibrate
 from revremat._search.passes._candidates import another, candidates
 from revremat._search.passes._column_generation import column_generation
+from revremat._search.passes._drops import near_drops
 from revremat._search.passes._gradient_barrier import (
     gradient_barrier,
     put_off,
@@ -42,6 +43,7 @@ from revremat._search.passes._solve import (
     unroll_chosen,
     unroll_partly,
     unroll_partly_again,
+    unrolled_candidates,
 )
 from revremat._search.passes._together import together
 from revremat._search.passes._uniform_plans import uniform_plans
@@ -86,11 +88,13 @@ DECIDE: tuple[Pass, ...] = (
     put_off,  # of what is the best by now
     leave_loops,  # where nothing is as good in loops, a limited search ends
     another,  # a quick plan where unrolling gains nothing
-    uniform_plans,  # only where programs are timed: so far costs are of single runs
+    near_drops,  # only where programs are timed: of what is fused no model is sure
+    uniform_plans,  # only there, too: so far costs are of single runs
     solve_briefly,  # by few costs: a limit of compiles may leave no others
     unroll_partly,  # of short layers alone, where nothing else gains as much
     remat_pass,  # JAX's default: worth its compiles once there is a plan to beat
     unroll_chosen,  # of all that could come next, this gains most
+    unrolled_candidates,  # only where programs are timed, and only if that did gain
     candidates,
     solve_briefly,  # before as many costs again are asked for, of unrolled layers
     *COSTS[1:],

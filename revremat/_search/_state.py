@@ -189,6 +189,14 @@ class State:
             label = label.removeprefix(f"{key.unit}: ")
         return {whole: Trial(whole, label, whole.plan(self.space.graph), outcome)}
 
+    def gains_unrolled(self, unit: Unit) -> bool:
+        """Whether a stopwatch found that a loop takes less time unrolled."""
+        return (
+            self.space.heuristics.is_measured
+            and self.space.unroll
+            and self.costs[unit.name].gains_unrolled
+        )
+
     def with_expected(self, request: Request) -> "State":
         """The same, and what is now expected of a program that was measured before."""
         key = request.key

@@ -8,18 +8,28 @@ from typing import Any
 
 import jax
 
-from revremat._measure import Failure, Runnable, step_to_run, step_us
+from revremat._measure import (
+    Compiles,
+    Failure,
+    Runnable,
+    Step,
+    step_to_run,
+    step_us,
+)
 from revremat._measurement import Measurement
 from revremat._search._keys import ProgramKey, Request
 from revremat._search._oracle import CompilerOracle, Program, once
 from revremat._search._result import Row
 from revremat._search._state import State
+from revremat.xla import Target
 
 _MOST_IN_TURN = 4
 """Programs that are run in turn, and hold their arguments at the same time."""
+_MOST_AGAIN = 8
+"""Programs that are timed again at the end, half of which once more."""
 _FINAL_SECONDS = 2.0
 """Of each program that is timed again at the end, at most."""
-_FINAL_SHARE = 0.1
+_FINAL_SHARE = 0.15
 """Of the time until then, that all of them take: short steps need no longer."""
 
 _Made = tuple[Measurement, Runnable]
@@ -97,20 +107,24 @@ class TimedOracle:
         """The same, the fastest programs that fit timed once more, in turn.
 
         Of many that are about as fast, the first choice is the one whose first time
-        happened to be short.
+        happened to be short, and whatever else ran then made others long. So all that
+        may be the fastest are run again, and of those the fastest once more.
         """
-        rows = self._nearest(state)
-        if len(rows) < 2:
-            return state
-        share = _FINAL_SHARE * (time.monotonic() - self.began) / len(rows)
-        seconds = min(_FINAL_SECONDS, share)
-        again = self._timed([self.kept[key] for key in rows], seconds=seconds)
-        trials = dict(state.trials)
-        for key, outcome in zip(rows, again, strict=True):
-            trials[key] = dataclasses.replace(trials[key], outcome=outcome)
-        return state.but(trials=trials)
+        seconds = _FINAL_SHARE * (time.monotonic() - self.began)
+        for most in (_MOST_AGAIN, _MOST_IN_TURN):
+            rows = self._nearest(state, most)
+            are_few = most > _MOST_IN_TURN >= len(rows)  # they come again at once
+            if len(rows) < 2 or are_few:
+                continue
+            each = min(_FINAL_SECONDS, seconds / 2 / len(rows))
+            again = self._timed([self.kept[key] for key in rows], seconds=each)
+            trials = dict(state.trials)
+            for key, outcome in zip(rows, again, strict=True):
+                trials[key] = dataclasses.replace(trials[key], outcome=outcome)
+            state = state.but(trials=trials)
+        return state
 
-    def _nearest(self, state: State) -> dict[ProgramKey, Row]:
+    def _nearest(self, state: State, most: int) -> dict[ProgramKey, Row]:
         most_us = state.space.heuristics.near_timed * state.best.time_us
         most_bytes = max(state.budget_bytes, state.best.bytes)
         found = {
@@ -118,7 +132,7 @@ class TimedOracle:
             for key, row in state.rows.items()
             if key in self.kept and row.bytes <= most_bytes and row.time_us <= most_us
         }
-        fastest = sorted(found, key=lambda key: found[key].time_us)[:_MOST_IN_TURN]
+        fastest = sorted(found, key=lambda key: found[key].time_us)[:most]
         return {key: found[key] for key in fastest}
 
 
@@ -129,6 +143,26 @@ def _times_of(made: Sequence[_Made], **how: Any) -> list[float] | Failure:
     except jax.errors.JaxRuntimeError as error:
         # Its traceback holds what the programs were given, which takes their room.
         return Failure(error.with_traceback(None))
+
+
+def run_step(step: Step, *, target: Target) -> Measurement:
+    """What one step takes on this machine, whatever it is a step of.
+
+    Args:
+      step: With its arguments, which are used where they are arrays.
+      target: This machine.
+
+    Raises:
+      Exception: What JAX or XLA raises where it does not compile, or has no room.
+    """
+    with Compiles(target, step_to_run) as compiles:
+        (made,) = (*compiles.start(step), *compiles.rest())
+    if isinstance(made, Failure):
+        raise made.error
+    measured, run = made
+    given = tuple(jax.tree.leaves(step.specs))
+    (us,) = step_us([dataclasses.replace(run, given=given)])
+    return _with_time(measured, us)
 
 
 def _with_time(measurement: Measurement, us: float) -> Measurement:

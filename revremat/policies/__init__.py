@@ -6,6 +6,8 @@ from revremat.policies._candidate import Candidate as Candidate
 from revremat.policies._candidate import preset as preset
 from revremat.policies._candidates import Pool as Pool
 from revremat.policies._candidates import candidates as candidates
+from revremat.policies._drops import Drop as Drop
+from revremat.policies._drops import drops as drops
 from revremat.policies._flow import MOST_CAPACITY as MOST_CAPACITY
 from revremat.policies._flow import minimum_cut as minimum_cut
 from revremat.policies._greedy import choose_greedily as choose_greedily

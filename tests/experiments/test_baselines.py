@@ -20,12 +20,12 @@ from experiments.bench.baselines import (
     Line,
     MemoryBudget,
     PlainJax,
+    PlainSplits,
     RematPass,
     Splits,
     UnrolledMemoryBudget,
 )
 from experiments.bench.baselines._budget import Part
-from experiments.bench.baselines._greedy import drops
 from experiments.bench.baselines._knapsack import knapsack
 from experiments.bench.baselines._ladder import tensors
 from experiments.bench.comparison import budgets_of, comparison_of
@@ -143,15 +143,6 @@ def test_the_memory_budget_keeps_one_value_behind_each_product(comparison):
     assert part.saved(()) == frozenset()  # nothing forbidden: inputs alone
 
 
-def test_greedy_drops_most_bytes_per_flop_first(graph):
-    unit = graph["stack"]
-    found = drops(unit)
-    ratios = [drop.bytes_per_flop for drop in found]
-    assert ratios == sorted(ratios, reverse=True)
-    assert unit.kept(found[-1].action) == unit.kept(rr.RECOMPUTE)
-    assert not found[0].action.save or unit.kept(found[0].action).recompute_flops < 1e6
-
-
 @pytest.mark.parametrize("kind", [MemoryBudget, Greedy, Estimator])
 def test_baselines_fill_a_budget_as_far_as_their_steps_allow(kind, comparison):
     baseline = kind(comparison, most=12)
@@ -201,7 +192,7 @@ def test_every_baselines_answers_are_plans_that_compile_to_what_they_say(search)
     budget = budgets_of(search, 3)[1]
     comparison = comparison_of(search)
     for kind in BASELINES[1:]:
-        if kind in (PlainJax, RematPass):
+        if kind in (PlainJax, PlainSplits, RematPass):
             continue
         baseline = kind(comparison)
         baseline.ask(budget)
@@ -279,9 +270,10 @@ def made_up(sizes, limits_fit=True):
             size, time_us = min(size, limit + 5), 1.1 * time_us
         return SimpleNamespace(name=str(loops), bytes=size, time_us=time_us)
 
-    one = Comparison(
-        (), lambda *_: write(None, None), lambda _: (), write, True, lambda b: int(b)
-    )
+    every = [Loops(form, policy) for form in FORMS for policy in POLICIES]
+    ways = tuple(way for way in every if way != Loops())
+    none = lambda *_: write(None, None)
+    one = Comparison((), none, lambda _: (), write, ways, 12, lambda b: int(b))
     return one, asked
 
 
@@ -293,6 +285,29 @@ def test_plain_jax_writes_every_preset_in_every_form():
     assert len(asked) == len(FORMS) * len(POLICIES)  # once for all budgets
     assert baseline.best(900).time_us == 60.0
     assert baseline.best(700) is None
+
+
+def test_plain_splits_mix_what_is_fast_with_what_fits():
+    """Of 12 layers, each takes 100 bytes saved or 20 recomputed, beside 100 others."""
+    sizes = {
+        Loops("unrolled"): (1300, 60.0),
+        Loops("unrolled", "recompute all"): (340, 90.0),
+    }
+    for n in range(1, 12):
+        for split in (
+            Loops("unrolled", "save all", n, "recompute all"),
+            Loops("unrolled", "recompute all", 12 - n, "save all"),
+        ):
+            sizes[split] = (100 + 100 * n + 20 * (12 - n), 90.0 - 2.5 * n)
+    comparison, asked = made_up(sizes)
+    baseline = PlainSplits(comparison)
+    baseline.ask(800)
+    best = baseline.best(800)
+    assert best.time_us == 90.0 - 2.5 * 5
+    assert best.bytes == 740
+    asked.clear()
+    baseline.ask(1300)  # what is fastest fits as it is
+    assert not [way for way, _ in asked if way and way.number is not None]
 
 
 def test_the_remat_passs_limit_is_moved_until_a_program_fits():

@@ -5,7 +5,7 @@ import json
 import jax
 import pytest
 import scipy.stats
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import revremat as rr
@@ -100,6 +100,7 @@ def test_a_card_gets_twelve_programs():
 NUMBERS = st.lists(st.integers(0, 8), min_size=2, max_size=8)
 
 
+@settings(deadline=None)
 @given(NUMBERS, st.data())
 def test_rank_correlation_is_scipys(one, data):
     two = data.draw(st.permutations(one))

@@ -6,15 +6,24 @@ import pytest
 
 from experiments.bench import timed
 
+
+def one(name, by, us, **also):
+    about = {"name": name, "by": [by], "also": [], "bytes": 10, "measured_us": us}
+    for other, other_by in also.items():
+        about["also"].append(other)
+        about["by"].append(other_by)
+    return about
+
+
 FOUND = {
     "budget_bytes": 2**20,
     "raced": [
-        {"name": "the plan", "bytes": 10, "measured_us": 100.0},
-        {"name": "dots, scan", "bytes": 10, "measured_us": 104.0},
-        {"name": "save all, unrolled", "bytes": 10, "measured_us": 110.0},
+        one("the plan", "", 100.0),
+        one("dots, unrolled", "plain JAX", 110.0),
+        one("greedy 0.4", "greedy", 104.0),
     ],
-    "timed_search": {"processor_seconds": 30.0, "plan": ["scan_0: 4 x SAVE"]},
-    "estimated_search": {"processor_seconds": 20.0, "plan": []},
+    "timed_search": {"seconds": 30.0, "plan": ["scan_0: 4 x SAVE"]},
+    "estimated_search": {"seconds": 20.0, "plan": []},
 }
 
 
@@ -23,14 +32,33 @@ def but_the_plan_takes(us):
     return {**FOUND, "raced": [{**plan, "measured_us": us}, *others]}
 
 
-def test_a_plan_is_held_against_the_fastest_of_the_others():
-    found = timed.summary(FOUND)
-    assert found == {"fastest_other": "dots, scan", "gain": 1.04, "search_ratio": 1.5}
+def test_a_plan_is_held_against_plain_jax_and_against_all():
+    assert timed.summary(FOUND) == {
+        "fastest_plain": "dots, unrolled",
+        "over_plain": 1.1,
+        "fastest_other": "greedy 0.4",
+        "over_other": 1.04,
+        "search_ratio": 1.5,
+    }
+
+
+def test_what_others_proposed_too_is_the_same_program():
+    raced = [one("the plan", "", 100.0, greedy="greedy"), *FOUND["raced"][1:2]]
+    found = timed.summary({**FOUND, "raced": raced})
+    assert (found["fastest_other"], found["over_other"]) == ("greedy", 1.0)
+    assert (found["fastest_plain"], found["over_plain"]) == ("dots, unrolled", 1.1)
 
 
 def test_a_plan_that_was_not_raced_gains_nothing():
     found = timed.summary({**FOUND, "raced": FOUND["raced"][1:]})
-    assert found["gain"] == 0
+    assert found["over_plain"] == found["over_other"] == 0
+
+
+def test_where_no_other_program_fits_there_is_no_figure():
+    found = timed.summary({**FOUND, "raced": FOUND["raced"][:1]})
+    assert found["fastest_plain"] is found["over_plain"] is None
+    text = timed.markdown({"one": {**FOUND, "raced": FOUND["raced"][:1]}})
+    assert "nothing fits | nothing fits" in text
 
 
 @pytest.mark.parametrize(
@@ -39,8 +67,8 @@ def test_a_plan_that_was_not_raced_gains_nothing():
 def test_the_verdict_counts_three_percent_ahead_and_two_behind(us, ahead, behind):
     last = timed.verdict({"one": but_the_plan_takes(us)}).splitlines()[-1]
     assert last == (
-        f"{ahead} of 1 are 3 % faster or more than anything else that fits; "
-        f"{behind} are more than 2 % slower"
+        f"against everything that fits {ahead} of 1 are 3 % faster or more, and "
+        f"{behind} more than 2 % slower"
     )
 
 

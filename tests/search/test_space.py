@@ -196,6 +196,7 @@ def test_passes_come_in_an_order_that_has_reasons():
     whole = names[names.index("unroll chosen") : names.index("solve")]
     assert whole == [
         "unroll chosen",
+        "unrolled candidates",
         "candidates",
         "solve briefly",
         "softmax maxima",

@@ -195,7 +195,7 @@ class World:
         requests = [Request(rr._search.BASELINE, "baseline")]
         for unit in units:
             for candidate in candidates:
-                few = cuts(unit, candidate.action)
+                few = cuts(unit, candidate.action, space.heuristics.most_whole)
                 is_full = candidate.name == "recompute all"
                 for actions in few if are_exact or is_full else few[-1:]:
                     requests.append(Request(state.probe_key(unit, actions), ""))

@@ -16,6 +16,7 @@ from experiments.bench.baselines._greedy import Greedy as Greedy
 from experiments.bench.baselines._ladder import Estimator as Estimator
 from experiments.bench.baselines._ladder import UnrolledEstimator as UnrolledEstimator
 from experiments.bench.baselines._plain import PlainJax as PlainJax
+from experiments.bench.baselines._plain import PlainSplits as PlainSplits
 from experiments.bench.baselines._plain import RematPass as RematPass
 from experiments.bench.baselines._splits import Splits as Splits
 from experiments.bench.baselines._splits import UnrolledSplits as UnrolledSplits
@@ -37,4 +38,4 @@ BASELINES: tuple[type[Baseline], ...] = (
     Segments,
     Greedy,
 )
-"""All of them, in the order of the tables."""
+"""Those of the tables, in their order; there splits are of revremat's own layers."""

@@ -28,7 +28,8 @@ class Comparison:
         loops (False) or unrolled (True).
       write: The program with its loops in plain JAX (None: as they are) and with XLA's
         own remat pass at a limit (None: off).
-      has_loops: Whether there are any to write in another way.
+      ways: In which its loops may be written otherwise; none where it has none.
+      num_layers: Of those loops together.
       limit: That of the pass, for so many bytes of the step; None where there is none.
     """
 
@@ -36,7 +37,8 @@ class Comparison:
     compile: Callable[[str, Actions | None], Row | None]
     presets: Callable[[bool], tuple[UnitOptions, ...]]
     write: Callable[[Loops | None, int | None], Row | None] = lambda loops, limit: None
-    has_loops: bool = False
+    ways: tuple[Loops, ...] = ()
+    num_layers: int = 0
     limit: Callable[[float], int | None] = lambda bytes: None
 
 

@@ -1,26 +1,8 @@
 """Drop what frees most bytes per FLOP, one value at a time."""
 
-from dataclasses import dataclass
-
 from experiments.bench.baselines._comparison import Actions, Baseline, Comparison, Line
-from revremat import RECOMPUTE, SAVE, Action, Unit
-
-_MOST_SINGLE = 48
-
-
-@dataclass(frozen=True)
-class Drop:
-    """One value more that is recomputed.
-
-    Attributes:
-      unit: Of which layers.
-      action: What they do from then on.
-      bytes_per_flop: Freed for each FLOP that recomputing takes.
-    """
-
-    unit: Unit
-    action: Action
-    bytes_per_flop: float
+from revremat import SAVE
+from revremat.policies import drops
 
 
 class Greedy(Baseline):
@@ -39,11 +21,9 @@ class Greedy(Baseline):
     def __init__(self, comparison: Comparison, most: int = 3):
         super().__init__(comparison)
         self.most = most
-        self.order = sorted(
-            (drop for u in comparison.units for drop in drops(u)),
-            key=lambda d: -d.bytes_per_flop,
-        )
-        self.moves = sum(d.unit.num_layers for d in self.order)
+        every = ((u, drop) for u in comparison.units for drop in drops(u))
+        self.order = sorted(every, key=lambda one: -one[1].bytes_per_flop)
+        self.moves = sum(u.num_layers for u, _ in self.order)
         self.line = Line(self.propose, self.compile, self.name)
 
     def ask(self, budget_bytes: int) -> None:
@@ -52,36 +32,10 @@ class Greedy(Baseline):
     def propose(self, position: float) -> Actions:
         left = round((1 - position) * self.moves)
         found = {u.name: (SAVE,) * u.num_layers for u in self.comparison.units}
-        for drop in self.order:
-            n = min(left, drop.unit.num_layers)
-            before = found[drop.unit.name]
-            found[drop.unit.name] = (drop.action,) * n + before[n:]
+        for unit, drop in self.order:
+            n = min(left, unit.num_layers)
+            found[unit.name] = (drop.action,) * n + found[unit.name][n:]
             left -= n
             if not left:
                 break
         return found
-
-
-def drops(unit: Unit) -> list[Drop]:
-    """What goes of one layer, the first first; each no better than the one before."""
-    kept = unit.kept(SAVE)
-    inputs = {v.name for v in unit.values if v.role == "input"}
-    size = lambda name: unit.values[unit.position[name]].num_bytes
-    saved = sorted((n for n in kept.saved if n not in inputs), key=size)
-    found: list[Drop] = []
-    while saved:
-        best = None
-        for name in saved[-_MOST_SINGLE:]:
-            action = RECOMPUTE(save=[n for n in saved if n != name])
-            after = unit.kept(action)
-            freed = kept.device_bytes - after.device_bytes
-            flops = after.recompute_flops - kept.recompute_flops
-            ratio = freed / max(1, flops)
-            if best is None or ratio > best[0]:
-                best = (ratio, name, action, after)
-        assert best is not None
-        ratio, name, action, kept = best
-        saved.remove(name)
-        least = found[-1].bytes_per_flop if found else float("inf")
-        found.append(Drop(unit, action, min(ratio, least)))
-    return found

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import revremat as rr
+from experiments.bench.plain_jax import layer_of
 from experiments.bench.programs._entry import (
     Entry,
     Size,
@@ -49,7 +50,7 @@ class _InTurn:
         def loss(params, batch):
             x = batch["x"].astype(dtype)
             for w in params:
-                x = self.layer(w, x)
+                x = layer_of(self.layer)(w, x)
             return ((x.astype(float) - batch["y"]) ** 2).mean()
 
         x = spec(rows, width)
@@ -92,17 +93,17 @@ _elementwise = _InTurn(
 _softmaxes = _InTurn(
     "softmax_chain",
     _sharpen,
-    {"tiny": (4, 8, 8), "cpu": (12, 512, 512), "real": (24, 262_144, 4096)},
+    {"tiny": (4, 8, 8), "cpu": (12, 2048, 512), "real": (24, 262_144, 4096)},
 )
 _norms = _InTurn(
     "norm_chain",
     _norm,
-    {"tiny": (4, 8, 8), "cpu": (12, 512, 512), "real": (24, 163_840, 4096)},
+    {"tiny": (4, 8, 8), "cpu": (12, 2048, 512), "real": (24, 163_840, 4096)},
 )
 _gates = _InTurn(
     "gated_products",
     _gate,
-    {"tiny": (4, 8, 8), "cpu": (12, 512, 512), "real": (24, 163_840, 4096)},
+    {"tiny": (4, 8, 8), "cpu": (12, 2048, 512), "real": (24, 163_840, 4096)},
 )
 
 

@@ -120,7 +120,7 @@ def _moe(target: Any, size: Size) -> rr.Problem:
     del target
     batch, length, width, mlp, heads, experts, depth, vocabulary = {
         "tiny": (2, 8, 16, 32, 2, 4, 2, 32),
-        "cpu": (4, 64, 64, 128, 4, 4, 4, 256),
+        "cpu": (8, 64, 64, 128, 4, 4, 4, 256),
         "card": (12, 1024, 1024, 4096, 16, 8, 16, 32_000),
         "real": (16, 1024, 1024, 4096, 16, 8, 16, 32_000),
     }[size]

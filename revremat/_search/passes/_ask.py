@@ -48,7 +48,7 @@ def first_requests(
     new = {c.action: c for c in more if c.action not in known}
     candidates = {**state.candidates, unit.name: (*before, *new.values())}
     offered = state.but(candidates=candidates)
-    cuts = first_cuts(unit, new.values())
+    cuts = first_cuts(unit, new.values(), state.space.heuristics.most_whole)
     return offered, [probe_request(offered, unit, actions) for actions in cuts]
 
 

@@ -18,7 +18,8 @@ def profile_layers(state: State, ask: Ask) -> State:
     for unit in state.units:
         state = probe(state, ask, unit, state.costs[unit.name].first_probes)
         if not state.costs[unit.name].has_reference:  # that one does not compile
-            state = probe(state, ask, unit, cuts(unit, RECOMPUTE))
+            few = cuts(unit, RECOMPUTE, state.space.heuristics.most_whole)
+            state = probe(state, ask, unit, few)
     return state
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 from revremat import policies
+from revremat._search._layer_costs import RECOMPUTE_ALL
 from revremat._search._pass import Ask, Pass
 from revremat._search._state import State
-from revremat._search.passes._ask import assign, try_assignments
+from revremat._search.passes._ask import assign, offer, try_assignments
+from revremat._search.passes._drops import drops_of
 from revremat._search.passes._runners_up import compare
 from revremat._search.passes._unroll import unroll_by_few, unroll_those
 from revremat.policies import Assignment, Support
@@ -33,6 +35,22 @@ def unroll_chosen(state: State, ask: Ask) -> State:
         return state
     more = unroll_those(state, ask, state.leading.support)
     return more if more.candidates == state.candidates else solve_briefly(more, ask)
+
+
+def unrolled_candidates(state: State, ask: Ask) -> State:
+    """Offers what was proposed unrolled, where a stopwatch found that this gains.
+
+    Some programs are left for choices by these costs, which mix them.
+    """
+    before = state.candidates
+    for unit in filter(state.gains_unrolled, state.units):
+        proposed = [*state.space.proposed[unit.name], *drops_of(state, unit)]
+        few = state.costs[unit.name].not_unrolled(proposed)
+        few.sort(key=lambda one: one.plain.name == RECOMPUTE_ALL)  # hardly ever fastest
+        if state.room is not None:
+            few = few[: max(0, state.room - state.space.heuristics.num_choices)]
+        state = offer(state, ask, unit, few)
+    return state if state.candidates == before else solve_again(state, ask)
 
 
 def unroll_partly(state: State, ask: Ask) -> State:
