@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from revremat import policies
-from revremat._search._layer_costs import RECOMPUTE_ALL
+from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL, Unrolled
 from revremat._search._pass import Ask, Pass
 from revremat._search._state import State
 from revremat._search.passes._ask import assign, offer, try_assignments
 from revremat._search.passes._drops import drops_of
 from revremat._search.passes._runners_up import compare
 from revremat._search.passes._unroll import unroll_by_few, unroll_those
-from revremat.policies import Assignment, Support
+from revremat.policies import PRESETS, Assignment, Support
 
 
 def solve(state: State, ask: Ask) -> State:
@@ -46,11 +46,18 @@ def unrolled_candidates(state: State, ask: Ask) -> State:
     for unit in filter(state.gains_unrolled, state.units):
         proposed = [*state.space.proposed[unit.name], *drops_of(state, unit)]
         few = state.costs[unit.name].not_unrolled(proposed)
-        few.sort(key=lambda one: one.plain.name == RECOMPUTE_ALL)  # hardly ever fastest
+        few.sort(key=_order_unrolled)
         if state.room is not None:
             few = few[: max(0, state.room - state.space.heuristics.num_choices)]
         state = offer(state, ask, unit, few)
     return state if state.candidates == before else solve_again(state, ask)
+
+
+def _order_unrolled(one: Unrolled) -> int:
+    """Presets, which anybody would try, come first; all recomputed comes last."""
+    if one.plain.name == RECOMPUTE_ALL:
+        return 2
+    return one.plain.name not in PRESETS or one.plain.name == SAVE_ALL
 
 
 def unroll_partly(state: State, ask: Ask) -> State:
