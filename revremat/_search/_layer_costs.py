@@ -167,6 +167,10 @@ class LayerCosts:
             return None
         return name
 
+    @property
+    def _can_peel(self) -> bool:
+        return can_peel(self.unit, self.heuristics.most_whole)
+
     def _cuts(self, action: Action) -> list[tuple[Action, ...]]:
         return cuts(self.unit, action, self.heuristics.most_whole)
 
@@ -300,7 +304,7 @@ class LayerCosts:
             cost = self.cost(name)
             base = max(0.0, cost.base_bytes + self.correction)
             shortest = candidate.action.layers_per_iteration
-            if can_peel(self.unit) and not candidate.action.unroll:
+            if self._can_peel and not candidate.action.unroll:
                 shortest = max(2, shortest)
             length = candidate.action.segment_length
             found.append(
@@ -412,7 +416,9 @@ class LayerCosts:
     @cached_property
     def peeled(self) -> PeeledCosts:
         """What the first and the last layer cost outside of their loop."""
-        return PeeledCosts(self.unit, self.candidates, self.probe, self._deep)
+        most_whole = self.heuristics.most_whole
+        known = self.unit, self.candidates, self.probe, self._deep
+        return PeeledCosts(*known, most_whole)
 
     def layers_us(self, runs: Runs) -> float:
         """Time of all layers by their estimated costs, of peeled ones by theirs."""

@@ -14,9 +14,14 @@ from revremat._search._probes import DEPTHS, Probe, is_loop
 from revremat.policies import Candidate, LayerCost, Runs
 
 
-def can_peel(unit: Unit) -> bool:
-    """Whether a first and a last layer can have costs of their own."""
-    return is_loop(unit) and unit.skippable and unit.num_layers > DEPTHS[1]
+def can_peel(unit: Unit, most_whole: int = DEPTHS[1]) -> bool:
+    """Whether a first and a last layer can have costs of their own.
+
+    Args:
+      unit: Whose.
+      most_whole: Layers up to which costs come from programs that have all of them.
+    """
+    return is_loop(unit) and unit.skippable and unit.num_layers > most_whole
 
 
 def peeled_cut(action: Action, beside: Action, last: bool) -> tuple[Action, ...]:
@@ -47,12 +52,14 @@ class PeeledCosts:
       candidates: Its candidates, by name.
       probe: From the first layers' actions to what was measured; None for what was not.
       in_loop: The same by the name of a candidate that all layers of a loop take.
+      most_whole: As `can_peel` takes it.
     """
 
     unit: Unit
     candidates: Mapping[str, Candidate]
     probe: Callable[[tuple[Action, ...]], Probe | None]
     in_loop: Callable[[str], Probe | None]
+    most_whole: int = DEPTHS[1]
 
     def least_recomputed(self, beside: str, number: int) -> list[str]:
         """Candidates worth a cost as a peeled layer: those that recompute least.
@@ -75,7 +82,7 @@ class PeeledCosts:
         Returns:
           Differences: kept bytes, host bytes and time; no base. None if not known.
         """
-        if not can_peel(self.unit) or name == beside:
+        if not can_peel(self.unit, self.most_whole) or name == beside:
             return None
         action, run = self.candidates[name].action, self.candidates[beside].action
         probe, many = self.probe(peeled_cut(action, run, last)), self.in_loop(beside)

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from revremat import RECOMPUTE, SAVE
-from revremat._search import Heuristics
+from revremat._search import Heuristics, Request
 from revremat._search._layer_costs import unrolled
+from revremat._search._peeled import can_peel, peeled_cut
 from revremat._search._probes import cuts
 from revremat._search.passes._ask import offer
 from revremat._search.passes._candidates import candidates
@@ -147,3 +148,18 @@ def test_a_stopwatch_is_held_to_programs_with_all_layers(layers, most_whole, few
     assert [len(actions) for actions in found] == [*few]
     assert MEASURED.most_whole == 16
     assert Heuristics().most_whole == 8
+
+
+@pytest.mark.parametrize(("layers", "peels"), [(8, False), (12, False), (17, True)])
+def test_a_peeled_layer_is_held_to_a_program_as_long(layers, peels):
+    """One of eight layers against one of twelve would seem to free four."""
+    world = World(layers=layers)
+    state, ask = world.state(10**6, heuristics=MEASURED)
+    (unit,) = state.units
+    assert can_peel(unit, MEASURED.most_whole) == peels
+    key = state.probe_key(unit, peeled_cut(SAVE, RECOMPUTE, last=True))
+    state = ask(state, [Request(key, "")])
+    added = state.costs["u"].peeled.cost("save all", "recompute all", last=True)
+    assert (added is not None) == peels
+    if added is not None:
+        assert (added.kept_bytes, added.time_us) == (9.0, -50.0)

@@ -63,7 +63,8 @@ def peel_from(state: State, ask: Ask, start: Row) -> tuple[State, float]:
     heuristics, budget = state.space.heuristics, state.budget_bytes
     row, gain_us = start, 0.0
     none_fits = start.bytes > budget and not state.fits
-    units = [unit for unit in state.units if can_peel(unit)]
+    most_whole = state.space.heuristics.most_whole
+    units = [unit for unit in state.units if can_peel(unit, most_whole)]
     for unit in units:
         few = max(1, heuristics.num_peeled // len(units))
         counts = state.counts_of(row)
