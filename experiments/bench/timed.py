@@ -35,15 +35,15 @@ import tyro
 
 import revremat as rr
 from experiments.bench import step_time
-from experiments.bench.baselines import BASELINES, PlainJax, PlainSplits, RematPass
+from experiments.bench.baselines import BASELINES, PlainSplits
 from experiments.bench.comparison import comparison_of
 from experiments.bench.plain_jax import Loops, written
 from experiments.bench.programs import PROGRAMS, refusal, values
 from experiments.bench.programs._entry import Size
 from experiments.bench.searching import Row, Searching
 from experiments.bench.step_time_programs import Policy
+from experiments.bench.timed_tables import PLAIN, PLAN, markdown, table, verdict
 from experiments.files import write_whole
-from revremat import format_bytes, format_us
 
 RESULT = Path(__file__).parents[1] / "results" / "timed.json"
 ON_CPU = (
@@ -55,9 +55,6 @@ ON_CPU = (
     "moe",
 )
 """Others take longer: a GPT's presets in every form are half an hour of compiles."""
-_PLAN = "the plan"
-_PLAIN = ("no remat", PlainJax.name, PlainSplits.name, RematPass.name)
-"""What anybody may do with JAX alone; the others are plans that revremat runs."""
 _NEAR, _MOST_RACED = 1.15, 4
 """Of what baselines proposed the fastest are raced, those in plain JAX and the others:
 what took no more than so many times what the fastest of them did, and no more of each
@@ -261,7 +258,7 @@ def _baselines(problem: rr.Problem, options: Options) -> None:
         print(f"{search.done} compiles: {baseline.name}", file=sys.stderr, flush=True)
     near = []
     for is_plain in (True, False):
-        some = [one for one in found.values() if (one[1]["by"] in _PLAIN) == is_plain]
+        some = [one for one in found.values() if (one[1]["by"] in PLAIN) == is_plain]
         some.sort(key=lambda one: one[0])
         near += [one for us, one in some[:_MOST_RACED] if us <= _NEAR * some[0][0]]
     told = {"compiles": search.done, "proposals": near}
@@ -286,7 +283,7 @@ def _race(problem: rr.Problem, options: Options) -> None:
     proposals = _read(options.folder / "baselines.json")["proposals"]
     budget = _read(options.folder / "search.json")["budget_bytes"]
     jax.config.update("jax_compiler_enable_remat_pass", False)
-    losses = [(_PLAN, "", rr.apply(problem.loss, plan))]
+    losses = [(PLAN, "", rr.apply(problem.loss, plan))]
     losses += [(one["name"], one["by"], _loss_of(problem, one)) for one in proposals]
     programs: dict[str, tuple[Policy, dict[str, Any]]] = {}
     for name, by, loss in losses:
@@ -310,104 +307,6 @@ def _race(problem: rr.Problem, options: Options) -> None:
         assert size <= budget, f"{policy.name} takes {size} bytes"
         raced.append({**about, "bytes": size, "measured_us": row["measured_us"]})
     write_whole(options.folder / "race.json", json.dumps({"raced": raced}))
-
-
-# ---- What is told --------------------------------------------------------------------
-
-
-def summary(found: dict[str, Any]) -> dict[str, Any]:
-    """The plan against the fastest of the others, and one search against the other.
-
-    Where a baseline proposed the same program, that is the fastest of the others unless
-    another one is faster.
-    """
-    plan_us = next(
-        (one["measured_us"] for one in found["raced"] if one["name"] == _PLAN), math.inf
-    )
-    told = {}
-    for what, is_meant in (("plain", _PLAIN.__contains__), ("other", lambda by: True)):
-        times = {
-            name: one["measured_us"]
-            for one in found["raced"]
-            for name, by in zip([one["name"], *one["also"]], one["by"], strict=True)
-            if name != _PLAN and is_meant(by)
-        }
-        best = min(times, key=lambda name: times[name], default=None)
-        told[f"fastest_{what}"] = best
-        told[f"over_{what}"] = None if best is None else times[best] / plan_us
-    timed, estimated = found["timed_search"], found["estimated_search"]
-    ratio = timed["seconds"] / max(estimated["seconds"], 1e-9)
-    return {**told, "search_ratio": ratio}
-
-
-def table(name: str, found: dict[str, Any]) -> str:
-    """One program."""
-    lines = [f"{name}, within {format_bytes(found['budget_bytes'])}"]
-    for one in sorted(found["raced"], key=lambda one: one["measured_us"]):
-        lines.append(
-            f"{format_us(one['measured_us']):>12} {format_bytes(one['bytes']):>12}  "
-            f"{'; also '.join([one['name'], *one['also']])}"
-        )
-    timed, estimated = found["timed_search"], found["estimated_search"]
-    lines.append(
-        f"searched in {timed['seconds']} s, timed; in {estimated['seconds']} s by "
-        f"estimates: {'; '.join(timed['plan'])}"
-    )
-    return "\n".join(lines)
-
-
-def markdown(programs: dict[str, Any]) -> str:
-    """The table of the documents."""
-    lines = [
-        "| program | budget | plan | takes | over plain JAX | over everything | "
-        "search, timed | search, estimated |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, found in programs.items():
-        told = summary(found)
-        plan_us = {one["name"]: one["measured_us"] for one in found["raced"]}[_PLAN]
-        gains = (
-            "nothing fits"
-            if told[f"fastest_{what}"] is None
-            else f"{told[f'over_{what}']:.3f} ({told[f'fastest_{what}']})"
-            for what in ("plain", "other")
-        )
-        cells = [
-            name,
-            format_bytes(found["budget_bytes"]),
-            "; ".join(found["timed_search"]["plan"]),
-            format_us(plan_us),
-            *gains,
-            *(
-                f"{found[f'{kind}_search']['seconds']:.0f} s"
-                for kind in ("timed", "estimated")
-            ),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def verdict(programs: dict[str, Any]) -> str:
-    """How many gain, and whether any is slower than what it is held against."""
-    found = {name: summary(one) for name, one in programs.items()}
-    lines = []
-    for name, told in found.items():
-        gains = (
-            f"{told[f'over_{what}']:.3f} over {told[f'fastest_{what}']}"
-            for what in ("plain", "other")
-            if told[f"fastest_{what}"] is not None
-        )
-        ratio = f"the search took {told['search_ratio']:.2f} times as long"
-        lines.append(f"{name}: {'; '.join([*gains, ratio])}")
-    for what, against in (("plain", "plain JAX"), ("other", "everything")):
-        gains = [told[f"over_{what}"] or math.inf for told in found.values()]
-        ahead = sum(gain >= 1.03 for gain in gains)
-        behind = sum(gain < 0.98 for gain in gains)
-        lines.append(
-            f"against {against} that fits {ahead} of {len(gains)} are 3 % faster or "
-            f"more, and {behind} more than 2 % slower"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,10 @@ def unrolled(
     return Unrolled(name, action, candidate)
 
 
+SAVE_ALL_UNROLLED = unrolled(Candidate(SAVE_ALL, SAVE))
+"""Unrolled layers that keep all."""
+
+
 def plain_of(candidate: Candidate) -> Candidate:
     """The same candidate in a loop."""
     if isinstance(candidate, Unrolled):
@@ -155,9 +159,17 @@ class LayerCosts:
 
     @cached_property
     def _held_to(self) -> str | None:
-        """With which candidate's constant rough costs are told: one with two probes."""
-        both = lambda name: None not in (self._deep(name), self._shallow(name))
-        return next(filter(both, (RECOMPUTE_ALL, *self.probed)), None)
+        """With which candidate's constant rough costs are told: one with two probes.
+
+        Or one whose program has all layers, where that is enough.
+        """
+
+        def has_enough(name: str) -> bool:
+            is_whole = self._is_whole(self.probed[name].action)
+            has_second = is_whole or self._shallow(name) is not None
+            return has_second and self._deep(name) is not None
+
+        return next(filter(has_enough, (RECOMPUTE_ALL, *self.probed)), None)
 
     @cached_property
     def _plain_unrolled(self) -> str | None:
@@ -195,8 +207,9 @@ class LayerCosts:
     @property
     def first_probes(self) -> list[tuple[Action, ...]]:
         """One cut for each candidate, two for one that all others are held to."""
-        reference = self._cuts(self._first_reference.action)
-        found = [reference[0]] if len(reference) > 1 else []
+        reference = self._first_reference
+        few = self._cuts(reference.action)
+        found = few[:1] if len(few) > 1 and not self._is_whole(reference.action) else []
         more = first_cuts(self.unit, self.probed.values(), self.heuristics.most_whole)
         return [*found, *more]
 
@@ -217,7 +230,11 @@ class LayerCosts:
         return sets[-1] if is_short else self.probed[RECOMPUTE_ALL]
 
     def second_probes(self, names: Iterable[str]) -> list[tuple[Action, ...]]:
-        """What is missing for exact costs of candidates."""
+        """What is missing for exact costs of candidates.
+
+        Where a stopwatch tells times, whole programs are enough, each as it is: between
+        two of them bytes are told by how many layers each has of both.
+        """
         if self.unit.num_layers == 1:
             return []
         sources = [self._sources(n) for n in names if n in self.candidates]
@@ -225,7 +242,13 @@ class LayerCosts:
             self._cuts(self.candidates[name].action)[0]
             for name in dict.fromkeys(itertools.chain(*sources))
             if self._shallow(name) is None
+            and not self._is_whole(self.candidates[name].action)
         ]
+
+    def _is_whole(self, action: Action) -> bool:
+        """Whether one program that is timed has all layers."""
+        long = self._cuts(action)[-1]
+        return self.heuristics.is_measured and len(long) == self.unit.num_layers
 
     @property
     def can_unroll(self) -> bool:
@@ -331,6 +354,8 @@ class LayerCosts:
             return one.cost(self.cost(one.probed.name), self.cost(one.alone.name))
         deep, shallow = self._deep(name), self._shallow(name)
         assert deep is not None
+        if shallow is None and name == self._held_to:
+            return self._share_of(name, deep)
         if shallow is None:
             return self._rough_cost(name, deep)
         action = self.candidates[name].action
@@ -375,6 +400,16 @@ class LayerCosts:
         if len(long) != len(self._cuts(self.candidates[held_to].action)[-1]):
             return alone_us
         return known.time_us + (deep.time_us - reference.time_us) / len(long)
+
+    def _share_of(self, name: str, whole: Probe) -> LayerCost:
+        """One of all layers, as the others are held to it.
+
+        All programs have as many, so only what they take more than this tells anything.
+        """
+        number, action = self.unit.num_layers, self.candidates[name].action
+        kept = float(self.unit.kept(action).device_bytes)
+        base = whole.bytes - number * kept - self.kept_by_others
+        return LayerCost(name, kept, base, 0.0, whole.time_us / number)
 
     @cached_property
     def _host_when_recomputed(self) -> float:

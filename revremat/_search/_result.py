@@ -96,7 +96,8 @@ class Fit(InNotebooks):
       plan: The plan; `plan.fits` says whether it stays within its budget.
       measurement: The chosen program on the target.
       rows: Every whole program compiled on the way, the chosen one included.
-      layer_costs: What a layer costs under each candidate.
+      layer_costs: What a layer costs under each candidate. Of a timed search, times are
+        a layer's share of the whole step where programs had all layers.
       bound_us: The estimated time that no assignment of the candidates can beat, by
         their costs; 0 where that is not known.
       greedy_us: What the costs say of an assignment chosen greedily; None if it found

@@ -9,7 +9,6 @@ from revremat._search.passes._bound import bound
 from revremat._search.passes._calibrate import calibrate
 from revremat._search.passes._candidates import another, candidates
 from revremat._search.passes._column_generation import column_generation
-from revremat._search.passes._drops import near_drops
 from revremat._search.passes._gradient_barrier import (
     gradient_barrier,
     put_off,
@@ -17,7 +16,9 @@ from revremat._search.passes._gradient_barrier import (
     without_barrier,
 )
 from revremat._search.passes._hedge import hedge
+from revremat._search.passes._keep_last import keep_last
 from revremat._search.passes._local_search import local_search
+from revremat._search.passes._near_sets import near_drops
 from revremat._search.passes._nested import (
     nested,
     nested_first,
@@ -52,6 +53,7 @@ from revremat._search.passes._unroll_rest import unroll_rest
 from revremat._search.passes._unrolled_sets import (
     best_unrolled_set,
     leave_loops,
+    leave_timed_loops,
     unrolled_sets,
 )
 
@@ -95,6 +97,8 @@ DECIDE: tuple[Pass, ...] = (
     remat_pass,  # JAX's default: worth its compiles once there is a plan to beat
     unroll_chosen,  # of all that could come next, this gains most
     unrolled_candidates,  # only where programs are timed, and only if that did gain
+    keep_last,  # only there, too: by estimates, what comes out smaller is used anyway
+    leave_timed_loops,  # as above, where programs are timed
     candidates,
     solve_briefly,  # before as many costs again are asked for, of unrolled layers
     *COSTS[1:],

@@ -201,9 +201,15 @@ def first_of(space: Space, unit: Unit) -> tuple[Candidate, ...]:
 
 
 def another_of(state: State) -> dict[str, Candidate]:
-    """One candidate more for each unit that has no more than it began with."""
+    """One candidate more for each unit that has no more than it began with.
+
+    Not for loops that a stopwatch may find to gain unrolled: it is offered so instead.
+    """
     space, found = state.space, {}
+    is_measured = space.heuristics.is_measured
     for unit in state.units:
+        if is_measured and space.unroll and state.costs[unit.name].can_unroll:
+            continue
         fewest, known = space.heuristics.fewest_candidates, state.costs[unit.name]
         new = [
             candidate

@@ -163,9 +163,7 @@ class State:
             labels = {**self.failed_labels, key: request.label}
             probes = {**self.probes, key: outcome}
             return self.but(probes=probes, failed_labels=labels, num_compiles=number)
-        probe = Probe(
-            outcome.memory.total_bytes, outcome.memory.host_bytes, outcome.time.step_us
-        )
+        probe = probe_of(outcome)
         trials = {**self.trials, **self._as_whole(key, request.label, outcome)}
         probes = {**self.probes, key: probe}
         return self.but(probes=probes, trials=trials, num_compiles=number)
@@ -209,9 +207,23 @@ class State:
 
     def knows(self, request: Request) -> bool:
         """Whether a program was measured already."""
-        return request.key in (
-            self.trials if isinstance(request.key, ProgramKey) else self.probes
-        )
+        if isinstance(request.key, ProgramKey):
+            return request.key in self.trials
+        return self.probed(request.key) is not None
+
+    def probed(self, key: ProbeKey) -> Probe | Failure | None:
+        """What became of a shortened program; of one with all layers, of the whole.
+
+        Where estimates tell times it is asked for by itself, as `_as_whole` says.
+        """
+        one = self.probes.get(key)
+        if one is not None or not self.space.heuristics.is_measured:
+            return one
+        whole = whole_of(self.space.graph, key)
+        trial = None if whole is None else self.trials.get(whole)
+        if trial is None or isinstance(trial.outcome, Failure):
+            return None
+        return probe_of(trial.outcome)
 
     def row(self, key: ProgramKey) -> Row | None:
         """What is told of a whole program; None if it is not known to compile."""
@@ -387,7 +399,7 @@ class State:
 
     def _costs(self, unit: Unit, correction: float) -> LayerCosts:
         def found(actions: tuple[Action, ...]) -> Probe | Failure | None:
-            return self.probes.get(self.probe_key(unit, actions))
+            return self.probed(self.probe_key(unit, actions))
 
         def probe(actions: tuple[Action, ...]) -> Probe | None:
             one = found(actions)
@@ -540,6 +552,12 @@ class State:
     def num_needed(self) -> int:
         """Compiles without which nothing is known of any plan."""
         return 1 + sum(len(c.first_probes) for c in self.costs.values()) + 1
+
+
+def probe_of(outcome: Measurement) -> Probe:
+    """What is told of a shortened program."""
+    memory = outcome.memory
+    return Probe(memory.total_bytes, memory.host_bytes, outcome.time.step_us)
 
 
 def best_of(rows: Collection[Row], budget_bytes: int) -> Row:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.bench import timed
+from experiments.bench import timed, timed_tables
 
 
 def one(name, by, us, **also):
@@ -33,7 +33,7 @@ def but_the_plan_takes(us):
 
 
 def test_a_plan_is_held_against_plain_jax_and_against_all():
-    assert timed.summary(FOUND) == {
+    assert timed_tables.summary(FOUND) == {
         "fastest_plain": "dots, unrolled",
         "over_plain": 1.1,
         "fastest_other": "greedy 0.4",
@@ -44,20 +44,20 @@ def test_a_plan_is_held_against_plain_jax_and_against_all():
 
 def test_what_others_proposed_too_is_the_same_program():
     raced = [one("the plan", "", 100.0, greedy="greedy"), *FOUND["raced"][1:2]]
-    found = timed.summary({**FOUND, "raced": raced})
+    found = timed_tables.summary({**FOUND, "raced": raced})
     assert (found["fastest_other"], found["over_other"]) == ("greedy", 1.0)
     assert (found["fastest_plain"], found["over_plain"]) == ("dots, unrolled", 1.1)
 
 
 def test_a_plan_that_was_not_raced_gains_nothing():
-    found = timed.summary({**FOUND, "raced": FOUND["raced"][1:]})
+    found = timed_tables.summary({**FOUND, "raced": FOUND["raced"][1:]})
     assert found["over_plain"] == found["over_other"] == 0
 
 
 def test_where_no_other_program_fits_there_is_no_figure():
-    found = timed.summary({**FOUND, "raced": FOUND["raced"][:1]})
+    found = timed_tables.summary({**FOUND, "raced": FOUND["raced"][:1]})
     assert found["fastest_plain"] is found["over_plain"] is None
-    text = timed.markdown({"one": {**FOUND, "raced": FOUND["raced"][:1]}})
+    text = timed_tables.markdown({"one": {**FOUND, "raced": FOUND["raced"][:1]}})
     assert "nothing fits | nothing fits" in text
 
 
@@ -65,7 +65,7 @@ def test_where_no_other_program_fits_there_is_no_figure():
     ("us", "ahead", "behind"), [(100.0, 1, 0), (103.0, 0, 0), (107.0, 0, 1)]
 )
 def test_the_verdict_counts_three_percent_ahead_and_two_behind(us, ahead, behind):
-    last = timed.verdict({"one": but_the_plan_takes(us)}).splitlines()[-1]
+    last = timed_tables.verdict({"one": but_the_plan_takes(us)}).splitlines()[-1]
     assert last == (
         f"against everything that fits {ahead} of 1 are 3 % faster or more, and "
         f"{behind} more than 2 % slower"

@@ -75,8 +75,8 @@ def test_a_quick_search_goes_on_while_nothing_is_chosen_that_fits(chosen, most):
     [
         ("quick", 0, 1, 9),  # what is best on paper is not run
         ("normal", 0, 0, 12),
-        ("normal", 0, 1, 15),
-        ("normal", 0, 9, 15),
+        ("normal", 0, 1, 14),
+        ("normal", 0, 9, 14),
         ("normal", 9, 0, 18),
         ("exhaustive", 0, 1, None),
     ],

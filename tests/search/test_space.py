@@ -197,6 +197,8 @@ def test_passes_come_in_an_order_that_has_reasons():
     assert whole == [
         "unroll chosen",
         "unrolled candidates",
+        "keep last",
+        "leave timed loops",
         "candidates",
         "solve briefly",
         "softmax maxima",

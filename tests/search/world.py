@@ -16,7 +16,7 @@ from revremat._graph import Graph, Operation, Unit, Value
 from revremat._measurement import Measurement, Memory, Time
 from revremat._search import Asking, Heuristics, ProbeKey, Request, Space, State
 from revremat._search._probes import cuts
-from revremat.policies import Candidate, Counts
+from revremat.policies import Candidate, Counts, Pool
 
 NAMES = "abcdef"
 
@@ -187,7 +187,7 @@ class World:
             Graph(units, "", ""),
             target,
             units,
-            pools={},
+            pools={u.name: Pool(u) for u in units},
             proposed={u.name: candidates for u in units},
             **fixed,
         )

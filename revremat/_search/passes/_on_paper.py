@@ -14,7 +14,11 @@ from revremat._search._pass import Ask
 from revremat._search._state import State
 from revremat._search.passes._ask import try_assignments
 from revremat._search.passes._column_generation import unrolled_sets_of
-from revremat._search.passes._plain_unroll import plain_key, plain_request
+from revremat._search.passes._plain_unroll import (
+    plain_key,
+    plain_may_fit,
+    plain_request,
+)
 from revremat.policies import Candidate, LayerCost, UnitOptions
 
 
@@ -25,7 +29,7 @@ def plain_and_on_paper(state: State, ask: Ask) -> State:
     """
     on_paper = _best_on_paper(state, state.budget_bytes)
     plain = plain_request(state)
-    if on_paper is not None and not _plain_may_fit(state):
+    if on_paper is not None and not plain_may_fit(state):
         plain = None  # a longer search asks for it
     wanted = [one for one in (plain, on_paper) if one is not None]
     new = [_without_promise(one) for one in wanted if not state.knows(one)]
@@ -68,18 +72,6 @@ def better_in_loops(state: State, ask: Ask) -> State:
 def _without_promise(request: Request) -> Request:
     """The same; what a program takes on paper is no error of costs."""
     return dataclasses.replace(request, predicted_bytes=None)
-
-
-def _plain_may_fit(state: State) -> bool:
-    """Whether plain unrolled loops may: they keep more than the largest sets do."""
-    kept = 0.0
-    for unit in state.units:
-        if state.costs[unit.name].can_unroll:
-            sets = state.space.pools[unit.name].unrolled_sets
-            each = [unit.kept(one.action).device_bytes for one in sets]
-            kept += unit.num_layers * max(each, default=0)
-    argument_bytes = state.baseline.measurement.memory.argument_bytes
-    return argument_bytes + kept <= state.budget_bytes
 
 
 def has_unrolled_sets(state: State) -> bool:

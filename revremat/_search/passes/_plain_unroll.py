@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 
 from revremat._action import RECOMPUTE, SAVE, Action
-from revremat._search._keys import ProgramKey, Request
-from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL, summary, unrolled
+from revremat._search._keys import BASELINE, ProgramKey, Request
+from revremat._search._layer_costs import (
+    RECOMPUTE_ALL,
+    SAVE_ALL_UNROLLED,
+    summary,
+    unrolled,
+)
 from revremat._search._pass import Ask
 from revremat._search._state import State
 from revremat._search.passes._ask import offer, refine
@@ -13,9 +18,7 @@ from revremat._search.passes._column_generation import (
     with_all_estimates,
 )
 from revremat.policies import Candidate
-
-PLAIN = unrolled(Candidate(SAVE_ALL, SAVE))
-"""Unrolled layers that keep all."""
+from revremat.xla import remat_pass_refusal
 
 
 def plain_unroll(state: State, ask: Ask) -> State:
@@ -25,10 +28,20 @@ def plain_unroll(state: State, ask: Ask) -> State:
 
 
 def plain_request(state: State) -> Request | None:
-    """The program with its loops unrolled; None where nothing can be unrolled."""
+    """The program with its loops unrolled; None where nothing can be unrolled.
+
+    And where a stopwatch would have kernels generated for what cannot be chosen: it has
+    no room, and there is no remat pass to make it fit.
+    """
     if (key := plain_key(state)) is None:
         return None
-    runs = {unit: ((PLAIN.name, len(few)),) for unit, few in _plain(state).items()}
+    is_measured, target = state.space.heuristics.is_measured, state.space.target
+    if is_measured and remat_pass_refusal(target) and not plain_may_fit(state):
+        return None
+    runs = {
+        unit: ((SAVE_ALL_UNROLLED.name, len(few)),)
+        for unit, few in _plain(state).items()
+    }
     return Request(key, summary(runs))
 
 
@@ -38,6 +51,24 @@ def plain_key(state: State) -> ProgramKey | None:
     if not actions or state.space.enclosing:
         return None
     return state.key_of(actions, gradient_barrier=False)
+
+
+def plain_may_fit(state: State) -> bool:
+    """Whether plain unrolled loops may: they keep more than the largest sets do.
+
+    And not much less than plain autodiff keeps on paper.
+    """
+    kept, least = 0.0, state.space.heuristics.least_kept_unrolled
+    for unit in state.units:
+        if state.costs[unit.name].can_unroll:
+            sets = state.space.pools[unit.name].unrolled_sets
+            each = [unit.kept(one.action).device_bytes for one in sets]
+            on_paper = least * unit.kept(SAVE).device_bytes
+            kept += unit.num_layers * max([on_paper, *each])
+    argument_bytes = state.space.argument_bytes
+    if (baseline := state.row(BASELINE)) is not None:
+        argument_bytes = baseline.measurement.memory.argument_bytes
+    return argument_bytes + kept <= state.budget_bytes
 
 
 def settle(state: State, ask: Ask) -> State:
@@ -60,11 +91,11 @@ def settle(state: State, ask: Ask) -> State:
     more = state
     for unit in state.units:
         least = unrolled(Candidate(RECOMPUTE_ALL, RECOMPUTE))
-        more = offer(more, ask, unit, [PLAIN, least])
+        more = offer(more, ask, unit, [SAVE_ALL_UNROLLED, least])
     both = frozenset(
         (unit.name, more.costs[unit.name].names[action])
         for unit in more.units
-        for action in (PLAIN.action, RECOMPUTE(unroll=True))
+        for action in (SAVE_ALL_UNROLLED.action, RECOMPUTE(unroll=True))
         if action in more.costs[unit.name].names
     )
     more = ask_for_best(refine(more, ask, both), ask, by_chosen=True)
@@ -83,7 +114,7 @@ def _plain(state: State) -> Mapping[str, tuple[Action, ...]]:
     if not state.space.unroll:
         return {}
     return {
-        unit.name: (PLAIN.action,) * unit.num_layers
+        unit.name: (SAVE_ALL_UNROLLED.action,) * unit.num_layers
         for unit in state.units
         if state.costs[unit.name].can_unroll
     }

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 
 from revremat import policies
+from revremat._graph import Unit
 from revremat._search._layer_costs import RECOMPUTE_ALL, SAVE_ALL, Unrolled
 from revremat._search._pass import Ask, Pass
-from revremat._search._state import State
+from revremat._search._probes import first_cuts
+from revremat._search._state import State, support_of
 from revremat._search.passes._ask import assign, offer, try_assignments
-from revremat._search.passes._drops import drops_of
+from revremat._search.passes._keep_last import keep_last
+from revremat._search.passes._near_sets import worth_unrolling
 from revremat._search.passes._runners_up import compare
 from revremat._search.passes._unroll import unroll_by_few, unroll_those
-from revremat.policies import PRESETS, Assignment, Support
+from revremat.policies import Assignment, Support
 
 
 def solve(state: State, ask: Ask) -> State:
@@ -33,31 +36,57 @@ def unroll_chosen(state: State, ask: Ask) -> State:
     """Layers of what was chosen unrolled, which is mostly what gains most."""
     if state.leading is None:
         return state
-    more = unroll_those(state, ask, state.leading.support)
+    more = unroll_those(state, ask, _telling(state, state.leading.support))
     return more if more.candidates == state.candidates else solve_briefly(more, ask)
+
+
+def _telling(state: State, support: Support) -> Support:
+    """What was chosen, where unrolled it tells whether unrolling gains.
+
+    What recomputes everything keeps little in a stack, and gains least without one. So
+    a stopwatch is asked for a set instead.
+    """
+    found: set[tuple[str, str]] = set(support)
+    for unit in state.units if state.space.heuristics.is_measured else ():
+        names = support_of(support, state.costs[unit.name])
+        sets = (c for c in state.candidates[unit.name] if c.action.kind == "recompute")
+        few = [c.name for c in sets if c.name != RECOMPUTE_ALL and not c.action.unroll]
+        if names == [RECOMPUTE_ALL] and few and state.costs[unit.name].can_unroll:
+            found -= {(unit.name, RECOMPUTE_ALL)}
+            found |= {(unit.name, few[0])}
+    return frozenset(found)
 
 
 def unrolled_candidates(state: State, ask: Ask) -> State:
     """Offers what was proposed unrolled, where a stopwatch found that this gains.
 
-    Some programs are left for choices by these costs, which mix them.
+    Some programs are left for choices by these costs, which mix them, and for the best
+    of them with its last layers kept.
     """
     before = state.candidates
     for unit in filter(state.gains_unrolled, state.units):
-        proposed = [*state.space.proposed[unit.name], *drops_of(state, unit)]
-        few = state.costs[unit.name].not_unrolled(proposed)
-        few.sort(key=_order_unrolled)
+        wanted = worth_unrolling(state, unit)
+        every = state.costs[unit.name].not_unrolled(wanted)
+        known = [one for one in every if _is_known(state, unit, one)]
+        # What keeps all is left to the last layers.
+        few = [c for c in every if c not in known and c.plain.name != SAVE_ALL]
+        actions = [one.action for one in wanted]
+        few.sort(key=lambda one: actions.index(one.plain.action))
         if state.room is not None:
             few = few[: max(0, state.room - state.space.heuristics.num_choices)]
+        few = [*known, *few]
         state = offer(state, ask, unit, few)
-    return state if state.candidates == before else solve_again(state, ask)
+    if state.candidates == before:
+        return state
+    state = keep_last(state, ask)
+    state, assignment = tighten(state, ask)
+    return state.but(leading=assignment or state.leading)
 
 
-def _order_unrolled(one: Unrolled) -> int:
-    """Presets, which anybody would try, come first; all recomputed comes last."""
-    if one.plain.name == RECOMPUTE_ALL:
-        return 2
-    return one.plain.name not in PRESETS or one.plain.name == SAVE_ALL
+def _is_known(state: State, unit: Unit, one: Unrolled) -> bool:
+    """Whether a whole program of it was timed already."""
+    (cut,) = first_cuts(unit, [one], state.space.heuristics.most_whole)
+    return state.probed(state.probe_key(unit, cut)) is not None
 
 
 def unroll_partly(state: State, ask: Ask) -> State:

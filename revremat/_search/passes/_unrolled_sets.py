@@ -5,13 +5,14 @@ loops say little of unrolled layers. One cost does, of those that keep all: what
 keep less, and recompute, tells what they would cost.
 """
 
+from revremat._search._layer_costs import SAVE_ALL_UNROLLED
 from revremat._search._pass import Ask
 from revremat._search._result import Row, over
 from revremat._search._state import State
 from revremat._search.passes._ask import first_requests, probe_request
 from revremat._search.passes._column_generation import ask_for_best
 from revremat._search.passes._on_paper import has_unrolled_sets
-from revremat._search.passes._plain_unroll import PLAIN, plain_key
+from revremat._search.passes._plain_unroll import plain_key
 from revremat._search.passes._solve import tighten
 
 
@@ -22,8 +23,8 @@ def best_unrolled_set(state: State, ask: Ask) -> State:
     more = state
     for unit in state.units:
         if state.costs[unit.name].can_unroll:
-            more, requests = first_requests(more, unit, [PLAIN])
-            second = more.costs[unit.name].second_probes([PLAIN.name])
+            more, requests = first_requests(more, unit, [SAVE_ALL_UNROLLED])
+            second = more.costs[unit.name].second_probes([SAVE_ALL_UNROLLED.name])
             requests += [probe_request(more, unit, actions) for actions in second]
             more = ask(more, requests)
     for _ in range(state.space.heuristics.most_column_rounds):
@@ -56,7 +57,18 @@ def leave_loops(state: State, ask: Ask) -> State:
 
     What stays in loops has then hardly ever been faster, and takes as many programs.
     """
-    if not (state.space.ends_unrolled and state.recomputes_unrolled and _gains(state)):
+    return _left(state) if state.recomputes_unrolled and _gains(state) else state
+
+
+def leave_timed_loops(state: State, ask: Ask) -> State:
+    """The same where a stopwatch found that all loops gain unrolled."""
+    gain = all(map(state.gains_unrolled, state.units))
+    return _left(state) if state.recomputes_unrolled and gain else state
+
+
+def _left(state: State) -> State:
+    """What stays in loops is left out, if that is anything and there is a limit."""
+    if not state.space.ends_unrolled:
         return state
     known = {unit.name: state.costs[unit.name].known_actions for unit in state.units}
     number = sum(
