@@ -39,7 +39,7 @@ from experiments.bench.baselines import BASELINES, PlainSplits
 from experiments.bench.comparison import comparison_of
 from experiments.bench.plain_jax import Loops, written
 from experiments.bench.programs import PROGRAMS, refusal, values
-from experiments.bench.programs._entry import Size
+from experiments.bench.programs._entry import Entry, Size
 from experiments.bench.searching import Row, Searching
 from experiments.bench.step_time_programs import Policy
 from experiments.bench.timed_tables import PLAIN, PLAN, markdown, table, verdict
@@ -100,9 +100,8 @@ def main(options: Options) -> int:
         step_time.keep_freed_memory()  # before there are threads, with their own heaps
         step_time.start_with_one_thread()
         (name,) = options.programs
-        problem = PROGRAMS[name].make(rr.target("cpu:1"), options.size)
         parts = {"search": _search, "baselines": _baselines, "race": _race}
-        parts[options.part](_with_values(problem), options)
+        parts[options.part](_with_values(PROGRAMS[name], options.size), options)
         return 0
     if options.processes < 1:
         print(f"--processes {options.processes}: write one or more")
@@ -134,9 +133,10 @@ def main(options: Options) -> int:
     return 0
 
 
-def _with_values(problem: rr.Problem) -> rr.Problem:
-    """The same, with numbers as a training step has them for whatever is run."""
-    made = values(problem.make_step()[1])
+def _with_values(entry: Entry, size: Size) -> rr.Problem:
+    """A program with numbers as a training step has them, for whatever is run."""
+    problem = entry.make(rr.target("cpu:1"), size)
+    made = values(problem.make_step()[1], data_std=entry.data_std)
     step_of = lambda loss: (problem.make_step(loss)[0], made)
     return dataclasses.replace(problem, step=step_of)
 

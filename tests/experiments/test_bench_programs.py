@@ -106,6 +106,14 @@ def test_a_fresh_network_sees_data_of_variance_one():
     assert abs(np.asarray(batch["x"]).std() - 1) < 0.01
 
 
+@pytest.mark.parametrize(("data_std", "is_finite"), [(1.0, False), (None, True)])
+def test_gated_products_of_small_data_stay_finite(data_std, is_finite):
+    entry = PROGRAMS["gated_products"]
+    problem = entry.make(CPU, "cpu")
+    how = {"data_std": data_std or entry.data_std}
+    assert np.isfinite(problem.loss(*values(problem.specs, **how))) == is_finite
+
+
 def gradients(loss, *args):
     def with_aux(*args):
         out = loss(*args)

@@ -33,6 +33,8 @@ class Entry:
       about: What it is, in a line.
       has_kernel: Whether `make` also takes `attention=`: "plain", by a softmax, or
         "cudnn", by cuDNN's kernel (at real size).
+      data_std: Standard deviation of data with which a step of a fresh network stays
+        finite, as `values` takes it.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Entry:
     make: Callable[..., rr.Problem]
     about: str
     has_kernel: bool = False
+    data_std: float = 1.0
 
 
 @jax.tree_util.register_dataclass
@@ -115,21 +118,24 @@ def training(
     return rr.Problem(loss, (params, seen), make_step, donate=(0,), name=name)
 
 
-def values(specs: Any, seed: int = 0) -> Any:
+def values(specs: Any, seed: int = 0, data_std: float = 1.0) -> Any:
     """Numbers for abstract arguments: what a fresh network holds, and random data.
 
-    Matrices are normal with variance one over their inputs, data with variance one,
-    scales and variances one, biases, means and moments zero, whole numbers from 0 to 7.
+    Matrices are normal with variance one over their inputs, data around zero, scales
+    and variances one, biases, means and moments zero, whole numbers from 0 to 7.
 
     Args:
       specs: What a loss takes, or a step: what is trained first, then data.
       seed: Of the random numbers.
+      data_std: Standard deviation of data.
     """
-    random = np.random.default_rng(seed)
-    return jax.tree_util.tree_map_with_path(partial(_fill, random), specs)
+    fill = partial(_fill, np.random.default_rng(seed), data_std)
+    return jax.tree_util.tree_map_with_path(fill, specs)
 
 
-def _fill(random: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
+def _fill(
+    random: np.random.Generator, data_std: float, path: Any, leaf: Any
+) -> jax.Array:
     where = jax.tree_util.keystr(path, simple=True, separator="/")
     last = where.removesuffix("/value").rsplit("/", 1)[-1]
     is_data = where.split("/")[0] != "0"
@@ -142,7 +148,8 @@ def _fill(random: np.random.Generator, path: Any, leaf: Any) -> jax.Array:
         made = np.ones(shape, leaf.dtype)
     elif jnp.issubdtype(leaf.dtype, jnp.floating):
         inputs = shape[-2] if len(shape) > 1 and not is_data else 1
-        made = random.standard_normal(shape, np.float32) / np.float32(inputs**0.5)
+        std = data_std if is_data else inputs**-0.5
+        made = random.standard_normal(shape, np.float32) * np.float32(std)
     else:
         made = random.integers(0, 8, shape)
     return jax.device_put(made.astype(leaf.dtype), leaf.sharding)
