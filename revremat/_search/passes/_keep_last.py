@@ -50,10 +50,9 @@ def _last(state: State, actions: Actions, room_bytes: float) -> Iterator[Unit]:
     is_free = True
     for unit in reversed(state.units):
         few = actions.get(unit.name, ())
-        if is_loop(unit) and any(action.unroll is not True for action in few):
-            few = ()
+        stays = is_loop(unit) and any(action.unroll is not True for action in few)
         size = lambda action, unit=unit: unit.kept(action).device_bytes
-        for action in reversed(few):
+        for action in reversed(() if stays else few):
             if action.kind != SAVE.kind:
                 taken = 0 if is_free else size(SAVE) - size(action)
                 room_bytes -= taken
@@ -67,14 +66,14 @@ def _last(state: State, actions: Actions, room_bytes: float) -> Iterator[Unit]:
 def _kept(state: State, actions: Actions, last: list[Unit]) -> Request:
     """The program in which so many more of the last layers keep everything."""
     new, runs = dict(actions), {}
+    kept = {SAVE: SAVE_ALL, SAVE_ALL_UNROLLED.action: SAVE_ALL_UNROLLED.name}
     for unit in last:
         few = [*new[unit.name]]
         place = max(k for k, action in enumerate(few) if action.kind != SAVE.kind)
         few[place] = SAVE_ALL_UNROLLED.action if is_loop(unit) else SAVE
         new[unit.name] = few
     for unit, few in new.items():
-        known = {SAVE: SAVE_ALL, SAVE_ALL_UNROLLED.action: SAVE_ALL_UNROLLED.name}
-        names = known | dict(state.costs[unit].names)
+        names = kept | dict(state.costs[unit].names)
         named = groupby(few, lambda action, n=names: n.get(action, str(action)))
         runs[unit] = [(name, len([*run])) for name, run in named]
     return Request(state.key_of(new), summary(runs))

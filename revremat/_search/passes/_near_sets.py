@@ -42,15 +42,15 @@ def worth_unrolling(state: State, unit: Unit) -> list[Candidate]:
     arithmetic, and last comes what the loop was offered.
     """
     number, proposed = state.space.heuristics.num_drops, state.space.proposed[unit.name]
-    presets = [one for one in proposed if one.name in PRESETS]
-    by_turns = [one for one in presets if one.name not in (RECOMPUTE_ALL, SAVE_ALL)]
+    ends = [one for one in proposed if one.name in (RECOMPUTE_ALL, SAVE_ALL)]
+    by_turns = [one for one in proposed if one.name in PRESETS and one not in ends]
     few = [*state.space.pools[unit.name].unrolled_sets]
     cuts = _next_to_budget(state, unit, few)[0][:number]
     pairs = chain.from_iterable(zip_longest(cuts, drops_of(state, unit)))
     by_turns += [one for one in pairs if one is not None and one.action != RECOMPUTE]
     known = state.costs[unit.name].candidates.values()
-    others = [one for one in (*proposed, *known) if one not in presets]
-    return [*by_turns, *others, *presets]
+    others = [one for one in (*proposed, *known) if one not in ends]
+    return [*by_turns, *others, *ends]
 
 
 def _next_to_budget(
