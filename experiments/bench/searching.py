@@ -71,6 +71,12 @@ class Searching:
         """The candidates of every unit, by their names."""
         return {unit: costs.candidates for unit, costs in self.state.costs.items()}
 
+    @property
+    def has_long_loops(self) -> bool:
+        """Whether there are loops that take too long to compile unrolled."""
+        costs = self.state.costs
+        return any(u.is_loop and not costs[u.name].can_unroll for u in self.units)
+
     def prepare(self) -> None:
         """Measures what layers cost."""
         self.state = _search.profile_all(self.state, self.ask)

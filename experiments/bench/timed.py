@@ -1,25 +1,26 @@
 """Plans chosen by running them, beside everything that anybody may do instead.
 
-    python -m experiments.bench.timed [--programs vit_l_384]
+    python -m experiments.bench.timed [--programs vit_l_384] [--way 0.75]
 
 Of each program, in sizes for one core, within one budget: half of the way, by ratio,
-from what its baseline takes to what it takes with everything recomputed. A first
+from what its baseline takes to what it takes with everything recomputed, or another
+part of it. A first
 process searches, without running anything and with `timed=True`, both from an empty
 cache. A second one asks the baselines of `experiments/bench/versus.py` for the same
 budget, and runs what they propose, too: JAX's presets in plain JAX (on the loop, with 4
 and 16 layers to an iteration, unrolled and as a Python loop), splits of the layers
-between two presets, PyTorch's memory budget and the others. Fresh ones run the plan in
-turn with the fastest of those. What is the same program as the plan is not run twice.
-One thread's own time counts, and of every program the fastest steps, as in
-`experiments/bench/step_time.py`. Of several processes it is the median: where memory
-lies in one of them makes the same program up to 8 % slower. Writes
-`experiments/results/timed.json` after each program; those that are there are not run
-again.
+between two presets, PyTorch's memory budget and the others. Nobody unrolls loops of
+more than a hundred layers or some thousand operations, which would take minutes and
+gigabytes to compile. Fresh ones run the plan in turn with the fastest of those. What is
+the same program as the plan is not run twice. One thread's own time counts, and of
+every program the fastest steps, as in `experiments/bench/step_time.py`. Of several
+processes it is the median: where memory lies in one of them makes the same program up
+to 8 % slower. Writes `experiments/results/timed.json` after each program; those that
+are there are not run again.
 """
 
 import dataclasses
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -35,9 +36,9 @@ import tyro
 
 import revremat as rr
 from experiments.bench import step_time
-from experiments.bench.baselines import BASELINES, PlainSplits
+from experiments.bench.baselines import BASELINES, Baseline, PlainSplits
 from experiments.bench.comparison import comparison_of
-from experiments.bench.plain_jax import Loops, written
+from experiments.bench.plain_jax import FORMS, Loops, written
 from experiments.bench.programs import PROGRAMS, refusal, values
 from experiments.bench.programs._entry import Entry, Size
 from experiments.bench.searching import Row, Searching
@@ -55,6 +56,8 @@ ON_CPU = (
     "moe",
 )
 """Others take longer: a GPT's presets in every form are half an hour of compiles."""
+HALF = 0.5
+"""How far most budgets are on the way to what everything recomputed takes."""
 _NEAR, _MOST_RACED = 1.15, 4
 """Of what baselines proposed the fastest are raced, those in plain JAX and the others:
 what took no more than so many times what the fastest of them did, and no more of each
@@ -68,6 +71,7 @@ class Options:
     Attributes:
       programs: Which; by default six, in about half an hour.
       size: Of each.
+      way: How far the budget is on its way, 0 to 1.
       rounds: How often each is run at the end, in each process.
       processes: In how many processes, one after the other.
       again: Programs that are there are run again.
@@ -79,6 +83,7 @@ class Options:
 
     programs: tuple[str, ...] = ()
     size: Size = "cpu"
+    way: float = HALF
     rounds: int = 24
     processes: int = 3
     again: bool = False
@@ -103,13 +108,17 @@ def main(options: Options) -> int:
         parts = {"search": _search, "baselines": _baselines, "race": _race}
         parts[options.part](_with_values(PROGRAMS[name], options.size), options)
         return 0
+    if not 0 <= options.way <= 1:
+        print(f"--way {options.way}: write a number from 0 to 1")
+        return 2
     if options.processes < 1:
         print(f"--processes {options.processes}: write one or more")
         return 2
     about = {"device": _device(), "jax": jax.__version__, "size": options.size}
     found = _known(options.out, about)
     for name in options.programs or ON_CPU:
-        if name in found and not options.again:
+        called = name if options.way == HALF else f"{name}, {options.way:.2f}"
+        if called in found and not options.again:
             continue
         with tempfile.TemporaryDirectory() as folder:
             raced = Path(folder) / "race.json"
@@ -122,10 +131,11 @@ def main(options: Options) -> int:
                 if raced.exists():
                     races.append(_read(raced)["raced"])
             if len(races) < options.processes:
-                print(f"{name} is left out", flush=True)
+                print(f"{called} is left out", flush=True)
                 continue
-            found[name] = _read(Path(folder) / "search.json") | {"raced": median(races)}
-        print(table(name, found[name]), flush=True)
+            searched = _read(Path(folder) / "search.json")
+            found[called] = searched | {"raced": median(races)}
+        print(table(called, found[called]), flush=True)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         whole = {**about, "programs": found}
         write_whole(options.out, json.dumps(whole, indent=1) + "\n")
@@ -186,7 +196,7 @@ def _run(part: str, name: str, options: Options, folder: str) -> None:
     """One part in a process of its own, with a cache of its own."""
     command = [sys.executable, "-m", "experiments.bench.timed", "--part", part]
     command += ["--programs", name, "--size", options.size, "--folder", folder]
-    command += ["--rounds", str(options.rounds)]
+    command += ["--rounds", str(options.rounds), "--way", str(options.way)]
     surroundings = {**os.environ, "REVREMAT_CACHE": f"{folder}/cache"}
     surroundings.setdefault("JAX_PLATFORMS", "cpu")
     subprocess.run(command, env=surroundings, check=False)
@@ -198,7 +208,7 @@ def _run(part: str, name: str, options: Options, folder: str) -> None:
 def _search(problem: rr.Problem, options: Options) -> None:
     """Finds a plan, and writes down how long that took both ways."""
     target = rr.target("cpu:1")
-    budget = _budget(problem, target)
+    budget = _budget(problem, target, options.way)
     found: dict[str, Any] = {"budget_bytes": budget}
     for timed in (False, True):
         wall, own = time.perf_counter(), time.process_time()
@@ -215,14 +225,14 @@ def _search(problem: rr.Problem, options: Options) -> None:
     write_whole(options.folder / "search.json", json.dumps(found))
 
 
-def _budget(problem: rr.Problem, target: rr.Target) -> int:
-    """Half of the way, by ratio, to what everything recomputed takes."""
+def _budget(problem: rr.Problem, target: rr.Target, way: float) -> int:
+    """So far on the way, by ratio, to what everything recomputed takes."""
     ends = []
     for loss in (problem.loss, written(problem.loss, Loops("scan", "recompute all"))):
         step, specs = problem.make_step(loss)
         one = rr.Step(step, tuple(specs), problem.donate, problem.name)
         ends.append(rr.measure(one, target=target).memory.total_bytes)
-    return int(math.sqrt(ends[0] * min(ends)))
+    return int(ends[0] * (min(ends) / ends[0]) ** way)
 
 
 # ---- The others ----------------------------------------------------------------------
@@ -243,8 +253,13 @@ def _baselines(problem: rr.Problem, options: Options) -> None:
         return row
 
     comparison = dataclasses.replace(bare, write=write)
+    kinds: tuple[type[Baseline], ...] = (*BASELINES, PlainSplits)
+    if search.has_long_loops:  # unrolled, 64 layers of kinetics compile for minutes
+        few = [way for way in bare.ways if FORMS[way.form] is not True]
+        comparison = dataclasses.replace(comparison, ways=tuple(few))
+        kinds = tuple(kind for kind in kinds if not kind.unroll)
     found: dict[str, tuple[float, dict[str, Any]]] = {}
-    for kind in (*BASELINES, PlainSplits):
+    for kind in kinds:
         baseline = kind(comparison)
         baseline.ask(budget)
         for row in baseline.rows:

@@ -117,6 +117,7 @@ DECIDE: tuple[Pass, ...] = (
     bound,  # by the estimated costs of plans in loops; peeling then corrects it
     peel,
     local_search,  # peeled layers may have given something back
+    keep_last,  # of what is the best by now, if a search has gone on until here
     nested(_inside),  # what is inside has to beat all of that
     without_barrier,  # last, both: of plans that are new by now
     put_off,

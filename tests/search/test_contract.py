@@ -1,12 +1,22 @@
 """What every pass promises, wherever it stands and whatever the program is."""
 
+import dataclasses
 import functools
 import itertools
 
 import pytest
 
-from revremat._search import DECIDE, PROFILE, Asking, answer, decide, name_of
+from revremat._search import (
+    DECIDE,
+    PROFILE,
+    Asking,
+    Heuristics,
+    answer,
+    decide,
+    name_of,
+)
 from revremat._search._run import REQUIRED
+from revremat._search.passes._keep_last import keep_last
 from tests.search.programs import CASES
 from tests.search.tape import Model, Tape, TapeOracle, budgets_of, state_of
 
@@ -142,3 +152,14 @@ def test_a_limited_search_is_the_beginning_of_a_free_one(name, share):
             assert more.best.time_us <= less.best.time_us
         else:
             assert more.fits or more.best.bytes <= less.best.bytes
+
+
+@pytest.mark.parametrize("name", ["repeats-cpu", "two_kinds-cpu", "two_kinds-h100"])
+def test_a_timed_search_ends_when_the_last_layers_of_its_best_plan_were_tried(name):
+    case, tape = CASES[name], Tape.load(name)
+    state, ask = state_of(case, tape), Asking(oracle_of(name))
+    timed = Heuristics().for_measured_times()
+    state = state.but(space=dataclasses.replace(state.space, heuristics=timed))
+    found = decide(state.within(budgets_of(case, tape)[0]), ask)
+    assert found.skipped == ()
+    assert keep_last(found, ask) == found

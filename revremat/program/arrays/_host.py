@@ -10,6 +10,7 @@ from jax.interpreters import ad, batching, mlir
 
 from revremat import _compat
 from revremat.program.arrays._buffers import Each
+from revremat.program.arrays._once import once
 
 
 def to_host(x: Any) -> Any:
@@ -37,9 +38,14 @@ def fetch(stacked: Any, index: Any) -> Any:
     """
     if isinstance(stacked, Each):
         return to_device(stacked.items[index])
-    return to_device(_at.bind(stacked, jnp.int32(index), axis=0))
+    fetched = to_device(_at.bind(stacked, jnp.int32(index), axis=0))
+    return once(fetched, _WHY_ONCE)
 
 
+_WHY_ONCE = (
+    "the gradient of a gradient cannot be collected in host memory, where OFFLOAD has "
+    "the values of a loop: write OFFLOAD(unroll=True) or RECOMPUTE"
+)
 _KINDS = {jax.memory.Space.Host: "pinned_host", jax.memory.Space.Device: "device"}
 
 

@@ -14,12 +14,18 @@ from revremat._primitives import ITERATIONS
 from revremat._resolve import least_again
 from revremat.program.arrays import _avals
 from revremat.program.arrays._buffers import put, take
+from revremat.program.arrays._once import once
 from revremat.program.engine import _layer
 from revremat.program.engine._binomial import Binomial, binomial
 from revremat.program.engine._engine import Engine
 from revremat.program.engine._keep import NOTHING, Kept
 from revremat.program.engine._segments import Segment
 from revremat.program.ir._ops import needed, run
+
+_WHY_ONCE = (
+    "the gradient of a gradient cannot go back through layers that run again a number "
+    "of times that is in a table, as `slots` has it: write RECOMPUTE without `slots`"
+)
 
 
 def schedule_of(segment: Segment) -> Binomial:
@@ -85,6 +91,7 @@ def backward(engine: Engine, segment: Segment, consts, xs, slots, back, state):
         j, begin, slot = where
         with jax.named_scope(f"rematted_computation/{ITERATIONS}{mean}"):
             slots, slot, place = lax.fori_loop(begin, j, advance, (slots, slot, place))
+        slots = [once(array, _WHY_ONCE) for array in slots]
         index = engine.index(segment, 0, j)
         saved = _saved(engine, plan, given(slots, slot, index))
         return (back(plan, index, saved, state), slots, place), None
