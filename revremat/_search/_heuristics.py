@@ -101,8 +101,8 @@ class Heuristics:
       most_unrolled_layers: Layers of a loop beyond which it stays a loop: compiling
         takes too long.
       most_unrolled_operations: Operations of those layers, likewise.
-      most_operations_with_kernels: The same where a compile generates kernels, on CPUs
-        and for a stopwatch: with 13,312 operations one took 226 s.
+      most_operations_timed: The same for a stopwatch, which needs kernels, of every
+        set: for 13,312 operations a CPU's compiler took 226 s.
       unrolled_by: Layers of an iteration, of loops that stay loops: each number is
         tried where the one before it gained. A recurrence of 1024 steps takes 663 ms
         with one step to an iteration, 324 with 4 and 263 with 16.
@@ -171,7 +171,7 @@ class Heuristics:
     most_put_off: int = 2
     most_unrolled_layers: int = 100
     most_unrolled_operations: int = 15_000
-    most_operations_with_kernels: int = 6_000
+    most_operations_timed: int = 6_000
     unrolled_by: tuple[int, ...] = (4, 16)
     short_layer_us: float = 500.0
     least_gain_inside: float = 0.05
@@ -192,12 +192,8 @@ class Heuristics:
         names = "least_gain_local", "least_gain_column", "least_gain_settled"
         gains = {name: max(getattr(self, name), self.timing_error) for name in names}
         how = {"num_uniform": 3, "most_whole": 16, "least_kept_unrolled": 0.7}
-        return replace(self, **how, **gains)
-
-    def with_kernels(self) -> "Heuristics":
-        """The same where each compile generates kernels."""
-        few = min(self.most_unrolled_operations, self.most_operations_with_kernels)
-        return replace(self, most_unrolled_operations=few)
+        few = min(self.most_unrolled_operations, self.most_operations_timed)
+        return replace(self, most_unrolled_operations=few, **how, **gains)
 
     @property
     def is_measured(self) -> bool:

@@ -90,8 +90,6 @@ def state_of(
     heuristics = heuristics or Heuristics()
     if timed:
         heuristics = heuristics.for_measured_times()
-    if timed or target.platform == "cpu":
-        heuristics = heuristics.with_kernels()
     state = start(
         graph,
         target,
