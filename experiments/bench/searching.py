@@ -73,7 +73,7 @@ class Searching:
 
     @property
     def has_long_loops(self) -> bool:
-        """Whether there are loops that take too long to compile unrolled."""
+        """Whether there are loops that the search would not unroll whole."""
         costs = self.state.costs
         return any(u.is_loop and not costs[u.name].can_unroll for u in self.units)
 

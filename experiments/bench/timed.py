@@ -4,16 +4,15 @@
 
 Of each program, in sizes for one core, within one budget: half of the way, by ratio,
 from what its baseline takes to what it takes with everything recomputed, or another
-part of it. A first
-process searches, without running anything and with `timed=True`, both from an empty
-cache. A second one asks the baselines of `experiments/bench/versus.py` for the same
-budget, and runs what they propose, too: JAX's presets in plain JAX (on the loop, with 4
-and 16 layers to an iteration, unrolled and as a Python loop), splits of the layers
-between two presets, PyTorch's memory budget and the others. Nobody unrolls loops of
-more than a hundred layers or some thousand operations, which would take minutes and
-gigabytes to compile. Fresh ones run the plan in turn with the fastest of those. What is
-the same program as the plan is not run twice. One thread's own time counts, and of
-every program the fastest steps, as in `experiments/bench/step_time.py`. Of several
+part of it (`--way`). A first process searches, without running anything and with
+`timed=True`, both from an empty cache. A second one asks the baselines of
+`experiments/bench/versus.py` for the same budget, and runs what they propose, too:
+JAX's presets in plain JAX (on the loop, with 4 and 16 layers to an iteration, unrolled
+and as a Python loop), splits of the layers between two presets, PyTorch's memory budget
+and the others. Nobody unrolls loops that a timed search would not: they take minutes
+and gigabytes to compile. Fresh ones run the plan in turn with the fastest of those.
+What is the same program as the plan is not run twice. One thread's own time counts, and
+of every program the fastest steps, as in `experiments/bench/step_time.py`. Of several
 processes it is the median: where memory lies in one of them makes the same program up
 to 8 % slower. Writes `experiments/results/timed.json` after each program; those that
 are there are not run again.
@@ -117,7 +116,7 @@ def main(options: Options) -> int:
     about = {"device": _device(), "jax": jax.__version__, "size": options.size}
     found = _known(options.out, about)
     for name in options.programs or ON_CPU:
-        called = name if options.way == HALF else f"{name}, {options.way:.2f}"
+        called = name if options.way == HALF else f"{name}, {options.way:g}"
         if called in found and not options.again:
             continue
         with tempfile.TemporaryDirectory() as folder:

@@ -95,6 +95,12 @@ def test_of_several_processes_each_programs_median_counts():
     }
 
 
+@pytest.mark.parametrize("way", [-0.1, 1.5, float("nan")])
+def test_a_budget_is_on_its_way(way, capsys):
+    assert timed.main(timed.Options(way=way)) == 2
+    assert f"--way {way}: write a number from 0 to 1" in capsys.readouterr().out
+
+
 def test_no_process_is_none(capsys):
     assert timed.main(timed.Options(processes=0)) == 2
     assert "--processes 0" in capsys.readouterr().out

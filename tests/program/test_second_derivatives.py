@@ -67,6 +67,10 @@ def mapped(w, actions=None):
     return jax.jvp(gradient, (w,), (jnp.cos(w),))[1]
 
 
+def hessian(w, actions=None):
+    return jax.hessian(lambda scale: loss(scale * w, X, actions))(1.0)
+
+
 def same(way, actions):
     with jax.enable_x64(True):
         found = jax.jit(way, static_argnums=1)(W, actions)
@@ -78,7 +82,7 @@ def test_a_gradient_has_a_gradient(actions):
     same(in_reverse, actions)
 
 
-@pytest.mark.parametrize("way", [forward, mapped])
+@pytest.mark.parametrize("way", [forward, mapped, hessian])
 @pytest.mark.parametrize("actions", [*OFTEN, *ONCE], ids=str)
 def test_a_gradient_has_a_tangent(actions, way):
     same(way, actions)

@@ -92,7 +92,8 @@ def _tangent(primals, tangents, *, axis):
     out, (tangent, _) = _at.bind(*primals, axis=axis), tangents
     if isinstance(tangent, ad.Zero):
         return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    return out, _slice(tangent, primals[1], axis=axis)
+    # Not `_slice`: of tangents that are mapped over, as a Hessian's, it would gather.
+    return out, _at.bind(tangent, primals[1], axis=axis)
 
 
 _at = Primitive("layer_in_host_memory")
